@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from mmengine.config import Config
@@ -49,19 +49,30 @@ def all_or_none(launcher: str) -> Iterator[None]:
         error = caught
     if launcher != 'none':
         connect(launcher, {})
-        rank, count = get_dist_info()
-        errors = torch.zeros(count, dtype=torch.long, device=get_device())  # checksums, 0 for none
-        if error:
-            errors[rank] = 1 + zlib.crc32(f'{type(error)} {error}'.encode(errors='replace'))
-        # No object collective: below torch 2.4 destroying a gloo group holds the GIL, for which a
-        # thread of the group may wait to free a tensor that nothing else refers to.
-        torch.distributed.all_reduce(errors)
-        if errors.any():
-            torch.distributed.destroy_process_group()
-            if not error or errors.tolist().index(int(errors[rank])) < rank:
-                raise Stopped from error
+        end_if_one_has_an_error(error)
     if error:
         raise error
+
+
+def end_if_one_has_an_error(error: Optional[Exception]) -> None:
+    """Leave the other processes if one of all has an error.
+
+    Raises:
+        Stopped: this one has none, or the same as a process before it, which prints it.
+    """
+    rank, count = get_dist_info()
+    errors = torch.zeros(count, dtype=torch.long, device=get_device())  # checksums, 0 for none
+    if error:
+        errors[rank] = 1 + zlib.crc32(f'{type(error)} {error}'.encode(errors='replace'))
+    # No object collective: below torch 2.4 destroying a gloo group holds the GIL, for which a
+    # thread of the group may wait to free a tensor that nothing else refers to.
+    torch.distributed.all_reduce(errors)
+    checksums = errors.tolist()
+    if not any(checksums):
+        return
+    torch.distributed.destroy_process_group()
+    if error is None or checksums[rank] in checksums[:rank]:
+        raise Stopped from error
 
 
 def of_first_process(function: Callable[[], Any]) -> Any:

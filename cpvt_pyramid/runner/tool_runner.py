@@ -114,14 +114,22 @@ def one_cycles_by_group(
     """
     base = optim_wrapper.optimizer.defaults['lr']
     ratios = [group['lr'] / base if base else 1.0 for group in optim_wrapper.param_groups]
+    if set(ratios) == {1.0}:
+        return as_list(schedulers)
     result = []
     for config in as_list(schedulers):
-        peak = config.get('eta_max') if isinstance(config, dict) else None
-        if isinstance(peak, (int, float)) and set(ratios) != {1.0}:
-            kind = config['type']
-            kind = PARAM_SCHEDULERS.get(kind) if isinstance(kind, str) else kind
-            if issubclass(kind, OneCycleParamScheduler):
-                config = {**config, 'eta_max': [peak * ratio for ratio in ratios]}
-                logger.info('eta_max is scaled by the learning rate of each parameter group')
+        if has_one_peak(config):
+            config = {**config, 'eta_max': [config['eta_max'] * ratio for ratio in ratios]}
+            logger.info('eta_max is scaled by the learning rate of each parameter group')
         result.append(config)
     return result
+
+
+def has_one_peak(scheduler: Any) -> bool:
+    """Whether a scheduler is the config of a one-cycle schedule with one peak for all groups."""
+    if not isinstance(scheduler, dict) or not isinstance(scheduler.get('eta_max'), (int, float)):
+        return False
+    kind = scheduler['type']
+    if isinstance(kind, str):
+        kind = PARAM_SCHEDULERS.get(kind)
+    return isinstance(kind, type) and issubclass(kind, OneCycleParamScheduler)

@@ -49,6 +49,10 @@ def files(
     (folder / 'torn.pth').write_bytes(Path(paths['detector.pth']).read_bytes()[:100_000])
     (folder / 'syntax.py').write_text('model = dict(\n')
     (folder / 'part.py').write_text('data_root = "/"\n')
+    (folder / 'no_sampler.py').write_text(
+        f"_base_ = '{paths['detector.py']}'\n"
+        'train_dataloader = dict(_delete_=True, dataset={{_base_.train_dataloader.dataset}})\n'
+    )
     coco = json.loads((sample_dataset / 'coco/annotations/instances_train2017.json').read_text())
     coco['categories'].reverse()
     (folder / 'reversed.json').write_text(json.dumps(coco))
@@ -95,6 +99,7 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
     ('train', f'{SET} param_scheduler.0.milestones=a', 'param_scheduler.0.milestones must be a l'),
     ('train', f'{SET} optim_wrapper.accumulative_counts=1.5', 'optim_wrapper.accumulative_counts '),
     ('train', f'{SET} train_dataloader.sampler=None', 'train_dataloader.sampler must be a dict'),
+    ('train', 'no_sampler.py', 'train_dataloader must set sampler'),
     ('test', f'{DETECTOR} --cfg-options test_dataloader.sampler.type=InfiniteSampler',
      'test_dataloader.sampler must be one that ends, got InfiniteSampler'),
     ('train', f'{SET} model.bbox_head.loss_cls.loss_name=ce', 'model.bbox_head.loss_cls.loss_name'),

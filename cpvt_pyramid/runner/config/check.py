@@ -25,9 +25,14 @@ def check_settings(cfg: Config, *required: str) -> None:
 
 
 def check_samplers(cfg: Config, *splits: str) -> None:
-    """Check that every epoch and every evaluation of some splits ends."""
+    """Check that some splits have samplers, and that every epoch and every evaluation ends."""
     for split in splits:
-        kind = kind_of((cfg.get(f'{split}_dataloader') or {}).get('sampler') or {})
+        loader = cfg.get(f'{split}_dataloader')
+        if not loader:
+            continue
+        if not loader.get('sampler'):
+            raise UserError(f'{split}_dataloader must set sampler')
+        kind = kind_of(loader['sampler'])
         has_epochs = split != 'train' or cfg.train_cfg.get('max_epochs') is not None
         if has_epochs and kind in ENDLESS:
             raise UserError(f'{split}_dataloader.sampler must be one that ends, got {kind}')

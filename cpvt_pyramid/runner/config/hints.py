@@ -13,7 +13,10 @@ from ...tooling.command import rank
 from .load import RUNNER_KEYS, SETTINGS, closest
 from .parts import as_list, dicts_in, kind_of
 
-SIMILARITY = 0.9  # of a misspelled name; that of variables in mm's configs is up to 0.85
+# Of a misspelled name; that of variables in mm's configs, such as conv_cfg, is up to 0.85. Short names
+# are like others.
+SIMILARITY = 0.9
+LONG_KEYS = [key for key in RUNNER_KEYS if len(key) > 6]
 
 
 def warn_of_settings(cfg: Config, *splits: str, options: Sequence[str] = ()) -> None:
@@ -37,7 +40,7 @@ def warn(text: str) -> None:
 def misspelled(cfg: Config) -> Iterator[str]:
     """Lines for names at the top level that are nearly those of mmengine's settings."""
     for name in cfg.keys():
-        meant = closest(name, RUNNER_KEYS, SIMILARITY)
+        meant = closest(name, LONG_KEYS, SIMILARITY)
         if meant and name not in SETTINGS:
             yield f'{name} is not a setting; did you mean {meant}?'
 

@@ -64,32 +64,47 @@ def read_curves(work_dir: Path) -> Curves:
     runs = runs_of(work_dir)
     if not runs:
         raise ValueError(f'no loss was logged in {work_dir} yet')
-    curves = Curves(epoch_length=epoch_length([r for run in runs for r in run]))
+    records = [record for run in runs for record in run]
+    curves = Curves(epoch_length=epoch_length(records))
     for run in runs:
-        first = next(r['step'] for r in run if 'loss' in r)
-        if any(step < first for step in curves.losses.get('loss', ())):
-            curves.resumed.append(first)
-        for points in (*curves.losses.values(), *curves.metrics.values()):
-            for step in [step for step in points if step >= first]:
-                del points[step]
-        latest = first
-        for record in run:
-            if 'loss' in record:
-                latest = record['step']
-                step = latest
-                into = curves.losses
-                values = {k: v for k, v in record.items() if 'loss' in k}
-            else:
-                step = validated_at(record['step'], latest, curves)
-                into = curves.metrics
-                values = {k: v for k, v in record.items() if k not in NO_METRICS}
-            for name, value in values.items():
-                if isinstance(value, (int, float)):
-                    into.setdefault(name, {})[step] = float(value)
-    curves.resumed = [step for step in curves.resumed if step in curves.losses['loss']]
+        first = next(record['step'] for record in run if 'loss' in record)
+        forget_from(first, curves)
+        add_run(run, first, curves)
+    losses = curves.losses['loss']
+    curves.resumed = [step for step in curves.resumed if step in losses]
     curves.losses = {name: points for name, points in curves.losses.items() if points}
     curves.metrics = {name: points for name, points in curves.metrics.items() if points}
     return curves
+
+
+def forget_from(first: int, curves: Curves) -> None:
+    """Forget what earlier runs logged from an iteration on, with which a run begins."""
+    if any(step < first for step in curves.losses.get('loss', ())):
+        curves.resumed.append(first)
+    for points in (*curves.losses.values(), *curves.metrics.values()):
+        for step in list(points):
+            if step >= first:
+                del points[step]
+
+
+def add_run(records: list[dict], first: int, curves: Curves) -> None:
+    """Add what a run logged, which begins with the iteration `first`."""
+    latest = first
+    for record in records:
+        if 'loss' in record:
+            latest = record['step']
+            losses = {name: value for name, value in record.items() if 'loss' in name}
+            add_values(losses, latest, curves.losses)
+        else:
+            step = validated_at(record['step'], latest, curves)
+            metrics = {name: value for name, value in record.items() if name not in NO_METRICS}
+            add_values(metrics, step, curves.metrics)
+
+
+def add_values(values: dict[str, Any], step: int, into: dict[str, dict[int, float]]) -> None:
+    for name, value in values.items():
+        if isinstance(value, (int, float)):
+            into.setdefault(name, {})[step] = float(value)
 
 
 def runs_of(work_dir: Path) -> list[list[dict]]:
@@ -126,8 +141,10 @@ def epoch_length(records: list[dict]) -> Optional[int]:
             last[epoch] = max(step, last.get(epoch, step))
     if not last:
         return None
-    lengths = [first[e + 1] - first[e] for e in first if e + 1 in first]
-    return round(median(lengths)) if lengths else max(-(-last[e] // e) for e in last)
+    lengths = [first[epoch + 1] - first[epoch] for epoch in first if epoch + 1 in first]
+    if lengths:
+        return round(median(lengths))
+    return max(math.ceil(step / epoch) for epoch, step in last.items())
 
 
 def validated_at(step: int, latest: int, curves: Curves) -> int:
@@ -143,9 +160,12 @@ def validated_at(step: int, latest: int, curves: Curves) -> int:
 
 def smoothed(values: list[float], half: int) -> list[float]:
     """The moving average over `half` values on both sides, ignoring NaN."""
-    windows = (values[max(i - half, 0) : i + half + 1] for i in range(len(values)))
-    finite = ([v for v in window if math.isfinite(v)] for window in windows)
-    return [sum(window) / len(window) if window else math.nan for window in finite]
+    averages = []
+    for place in range(len(values)):
+        window = values[max(place - half, 0) : place + half + 1]
+        finite = [value for value in window if math.isfinite(value)]
+        averages.append(sum(finite) / len(finite) if finite else math.nan)
+    return averages
 
 
 def write_curves(work_dir: Path, out: Path) -> None:

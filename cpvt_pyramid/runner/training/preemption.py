@@ -51,7 +51,8 @@ class PreemptionHook(Hook):
         if os.getpid() != self.process:
             signal.alarm(DATA_WORKER)  # ends this process later
         elif self.signal is None:
-            self.signal, self.since = signal.Signals(number), time.monotonic()
+            self.signal = signal.Signals(number)
+            self.since = time.monotonic()
         elif time.monotonic() - self.since > TOGETHER:
             exit_on_signal(number, frame)
 

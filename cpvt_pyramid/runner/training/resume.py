@@ -165,7 +165,8 @@ class WholeCheckpointHook(CheckpointHook):
     def after_val_epoch(self, runner: Runner, metrics: dict) -> None:
         runner.message_hub.update_info(EVALUATED, runner.iter)
         super().after_val_epoch(runner, metrics)
-        if self.saved is None or self.saved == (runner.iter, runner.iter):
+        has_result = self.saved == (runner.iter, runner.iter)
+        if self.saved is None or has_result:
             return
         if self.saved[0] == runner.iter or runner.train_loop.stop_training:
             step = runner.epoch if self.by_epoch else runner.iter
@@ -181,7 +182,8 @@ class WholeCheckpointHook(CheckpointHook):
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         if self.save_best and self.key_indicators == ['auto']:
-            if not (main := main_metric(metrics)):
+            main = main_metric(metrics)
+            if main is None:
                 names = ', '.join(metrics)
                 runner.logger.info(f'no best checkpoint: set save_best to one of {names}')
                 return
@@ -192,13 +194,17 @@ class WholeCheckpointHook(CheckpointHook):
 
 def main_metric(metrics: Iterable[str]) -> Optional[str]:
     """The name of the metric by which models are compared, if one of an evaluation's has it."""
-    return next(filter(MAIN_METRIC.fullmatch, metrics), None)
+    for name in metrics:
+        if MAIN_METRIC.fullmatch(name):
+            return name
+    return None
 
 
 @contextmanager
 def removing_afterwards(backend: LocalBackend) -> Iterator[None]:
     """Inside this context the backend removes files only at the end, once new ones are written."""
-    remove, held = backend.remove, []
+    held: list[Any] = []
+    remove = backend.remove
     backend.remove = held.append
     try:
         yield
@@ -252,7 +258,8 @@ class MidEpochTrainLoop(EpochBasedTrainLoop):
     def run_epoch(self) -> None:
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
-        start, self.batches_done = self.batches_done, 0
+        start = self.batches_done
+        self.batches_done = 0
         loader = self.dataloader
         if start:
             loader = loader_of(loader, list(loader.batch_sampler)[start:])
@@ -288,8 +295,9 @@ class ResumeHook(Hook):
         before = described_counts(meta)
         now = described_counts(runner_counts(runner))
         loop = runner.train_loop
-        by_epoch = isinstance(loop, EpochBasedTrainLoop)
-        done = meta['iter'] - meta['epoch'] * meta['batches_per_epoch'] if by_epoch else 0
+        done = 0  # batches of the current epoch
+        if isinstance(loop, EpochBasedTrainLoop):
+            done = meta['iter'] - meta['epoch'] * meta['batches_per_epoch']
         if now != before:
             if done or 'gradients' in checkpoint:
                 raise UserError(
@@ -305,14 +313,18 @@ class ResumeHook(Hook):
         """Evaluate the model if the training stopped before an evaluation or in it."""
         loop = runner.train_loop
         if isinstance(loop, EpochBasedTrainLoop):
-            step, last = loop.epoch, loop.max_epochs
+            step = loop.epoch
+            last = loop.max_epochs
         elif isinstance(loop, IterBasedTrainLoop):
-            step, last = loop.iter, loop.max_iters
+            step = loop.iter
+            last = loop.max_iters
         else:
             return
-        evaluated = runner.message_hub.runtime_info.get(EVALUATED) == loop.iter
-        in_mid_epoch = getattr(loop, 'batches_done', 0)
-        if evaluated or in_mid_epoch or runner.val_loop is None or step < max(loop.val_begin, 1):
+        is_evaluated = runner.message_hub.runtime_info.get(EVALUATED) == loop.iter
+        is_in_mid_epoch = getattr(loop, 'batches_done', 0) > 0
+        if is_evaluated or is_in_mid_epoch or runner.val_loop is None:
+            return
+        if step < max(loop.val_begin, 1):
             return
         loop._decide_current_val_interval()
         if step % loop.val_interval == 0 or step == last:

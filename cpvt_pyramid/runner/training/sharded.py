@@ -65,8 +65,10 @@ class ShardedDataParallel(nn.Module):
     def gathered(self, optimizer: Optimizer) -> Iterator[None]:
         """Inside this context the state dicts of the model and of its optimizer are whole, on the
         CPU. All processes must enter it."""
-        states = whole(self.module.state_dict()), whole(optimizer.state_dict())
-        self.module.state_dict, optimizer.state_dict = (lambda s=state: s for state in states)
+        state = whole(self.module.state_dict())
+        optimizer_state = whole(optimizer.state_dict())
+        self.module.state_dict = lambda: state
+        optimizer.state_dict = lambda: optimizer_state
         try:
             yield
         finally:

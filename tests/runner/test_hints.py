@@ -54,7 +54,7 @@ def test_a_learning_rate_that_a_schedule_replaces(configs, capsys):
 @pytest.mark.parametrize('text, warning', [
     ('train_dataloder = dict(batch_size=4)',
      'train_dataloder is not a setting; did you mean train_dataloader?'),
-    ('conv_cfg = 1\nmodels = 3\nval_evaluator_dice = 2\n_private = 1\nimport os\ndef kind(): ...', ''),
+    ('conv_cfg = 1\nmodels = 3\nval_evaluator_dice = 2\n_private = 1\nimport os', ''),
     ('lr = 1\noptim_wrapper = dict(optimizer=dict(lr=lr))', ''),
 ])  # fmt: skip
 def test_top_level(text, warning, configs, capsys):

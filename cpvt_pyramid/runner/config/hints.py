@@ -13,8 +13,8 @@ from ...tooling.command import rank
 from .load import RUNNER_KEYS, SETTINGS, closest
 from .parts import as_list, dicts_in, kind_of
 
-# Of a misspelled name; that of variables in mm's configs, such as conv_cfg, is up to 0.85. Short names
-# are like others.
+# Of a misspelled name; that of variables in configs of mm, such as conv_cfg, is up to 0.85. Short
+# names are like others.
 SIMILARITY = 0.9
 LONG_KEYS = [key for key in RUNNER_KEYS if len(key) > 6]
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ..runner.inference.writing import Named, Skipped
 
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
+MANY = 100  # images, for which other commands are worth their start
 INTERRUPTED = 'finished results are in {out_dir}; --skip-existing keeps them'
 
 
@@ -286,6 +287,8 @@ def write_all(
     elif skip_existing:
         todo = [entry for entry in named if not has_results(entry, folder, model.kind, pictures)]
         print(f'{len(named) - len(todo)} of {len(named)} are already done')
+    if not ray and not tiling and model.device.type == 'cpu' and len(todo) >= MANY:
+        print('more images per second on all cores: --ray, or cpvt export and cpvt run')
     if ray:
         skipped = write_on_ray(
             predictor.arguments, todo, images, folder, pictures, tiling, ray, ray_workers

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest import mock
 
 import psutil
@@ -21,10 +22,13 @@ SIZES = ((90, 130), (64, 130), (120, 90), (90, 130), (64, 130), (70, 70))
 
 
 @pytest.fixture(scope='module', autouse=True)
-def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _cluster() -> Iterator[None]:
     """One for all tests of this file. Its sockets need a folder with a short path."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('RAY_TMPDIR', '/tmp')
+    with (
+        TemporaryDirectory(prefix='ray', dir='/tmp', ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv('RAY_TMPDIR', folder)
         patch.setenv('RAY_DATA_DISABLE_PROGRESS_BARS', '1')
         cluster.start_or_join(ray, True)
         yield
@@ -87,7 +91,7 @@ def test_images_and_videos_alone():
 
 
 def test_rows_of_tiles(untrained, capsys):
-    """Two bands of one image, and a file that is none; a full disk is one line."""
+    """Two bands of one image, and a file that is none."""
     Path('in').mkdir()
     Image.fromarray(photograph(400, 150)).save('in/a.png')
     Path('in/void.png').touch()
@@ -96,10 +100,17 @@ def test_rows_of_tiles(untrained, capsys):
     assert infer.main([*command, 'two', '--ray', '--ray-workers', '2']) == 1
     assert 'skipped in/void.png: not a complete image' in capsys.readouterr().err
     assert contents('two') == contents('one')
+
+
+def test_a_full_disk_is_one_line(untrained, capsys):
     Path('full').mkdir()
-    Path('full/.a.partial').symlink_to('/dev/full')  # in the place of the folder for rows
-    assert infer.main([*command, 'full', '--ray', '--ray-workers', '1']) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith('cpvt infer: in a worker of Ray: ')
+    Path('full/.a.detections.json.partial').symlink_to('/dev/full')
+    Image.fromarray(photograph(64, 96)).save('a.png')
+    command = [*untrained['detector'], 'a.png', '--no-pictures', '--out-dir', 'full', '--ray']
+    assert infer.main([*command, '--ray-workers', '1']) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith('cpvt infer: in a worker of Ray: [Errno 28] No space left on device')
+    assert not Path('full/a.detections.json').exists()
 
 
 def test_a_predictor_in_ray_data(untrained):

@@ -58,8 +58,8 @@ def train(
         launcher: what started the processes.
         dry_run: print what the other options and this package change in the config, and stop.
     """
+    from ..runner.train import run_training
     from ..runner.training.plan import TrainingOptions
-    from ..runner.training.run import run_training
 
     options = TrainingOptions(
         base=base,

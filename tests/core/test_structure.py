@@ -25,6 +25,8 @@ LAYERS = (
     'runner/distributed',
     'runner/datasets',
     'runner/models',
+    'runner/inference',
+    'runner/training',
     'runner',
     'app',
     'cli',

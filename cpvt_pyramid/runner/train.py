@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Optional
 from mmengine.config import Config
 from mmengine.dist import get_world_size
 
-from ...tooling.command import Preempted, UserError, exit_on_signal, rank
-from ...tooling.files import locked, make_folder
-from ..config import check
-from ..config.explain import explained
-from ..config.hints import warn_of_custom_keys, warn_of_settings
-from ..config.load import load_config, work_dir_of
-from ..config.plan import Plan, apply, save_plan, show_plan
-from ..datasets.checks import check_before_run, plan_good_parts
-from ..distributed import all_or_none, connect, leave_processes, of_first_process
-from ..inference.grouping import divide_batches
-from ..models import load_whole_model
-from ..tool_runner import SHARDED, ToolRunner
-from .from_folder import config_of_data
-from .plan import TrainingOptions, plan_training
-from .progress import show_progress
-from .schedules import what_is_not_scaled
-from .start import Start, check_weights, find_start
+from ..tooling.command import Preempted, UserError, exit_on_signal, rank
+from ..tooling.files import locked, make_folder
+from .config import check
+from .config.explain import explained
+from .config.hints import warn_of_custom_keys, warn_of_settings
+from .config.load import load_config, work_dir_of
+from .config.plan import Plan, apply, save_plan, show_plan
+from .datasets.checks import check_before_run, plan_good_parts
+from .distributed import all_or_none, connect, leave_processes, of_first_process
+from .inference.grouping import divide_batches
+from .models import load_whole_model
+from .tool_runner import SHARDED, ToolRunner
+from .training.from_folder import config_of_data
+from .training.plan import TrainingOptions, plan_training
+from .training.progress import show_progress
+from .training.schedules import what_is_not_scaled
+from .training.start import Start, check_weights, find_start
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

@@ -2,8 +2,7 @@
 one data set only.
 
 To find images that are in two data sets, or look alike, each image is reduced to 64 bits while it
-is decoded: the perceptual hash pHash (Zauner 2010; that of the imagehash library), which of the
-8 x 8 lowest frequencies of the image, reduced to 32 x 32 pixels, exceed their median.
+is decoded: the perceptual hash pHash (Zauner 2010) of the imagehash library.
 """
 
 import math
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import cv2
+import imagehash
 import numpy as np
 from PIL import Image
 from tqdm.contrib.concurrent import thread_map
@@ -30,12 +30,10 @@ ORIENTATION = 0x0112
 # Formats of Pillow that every OpenCV reads; others depend on its build, which 4.5.4 or newer tells.
 COMMON = ('JPEG', 'MPO', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM')
 TURNED = 'images that an EXIF tag turns; their annotations must be upright, too'
-SIDE, KEPT = 32, 8  # pixels and frequencies of the hash
+SIDE = 32  # pixels, to which an image is reduced for its hash
 FEW_BITS = 6  # the most in which the hashes of nearly equal images differ
 GRAY_LEVELS = 10  # their largest mean difference, of 255
 BLOCK = 1024  # images compared at a time
-# The lowest rows of the discrete cosine transform.
-FREQUENCIES = np.cos(np.pi / SIDE * np.outer(np.arange(KEPT), np.arange(SIDE) + 0.5))
 Size = tuple[int, int]  # height and width of an upright image
 Finding = tuple[str, bool]  # a kind of problem, and whether it is an error
 
@@ -151,11 +149,9 @@ def shown_image(path: Path) -> np.ndarray:
 
 
 def image_print(image: Image.Image) -> ImagePrint:
-    gray = image.convert('L')
-    small = np.asarray(gray.resize((SIDE, SIDE), Image.Resampling.LANCZOS))
-    frequencies = FREQUENCIES @ small @ FREQUENCIES.T
-    bits = (frequencies > np.median(frequencies)).ravel()
-    thumbnail = small.reshape(16, 2, 16, 2).mean((1, 3)).astype(np.uint8)
+    small = image.convert('L').resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    bits = imagehash.phash(small).hash.ravel()
+    thumbnail = np.asarray(small).reshape(16, 2, 16, 2).mean((1, 3)).astype(np.uint8)
     return ImagePrint(bits, thumbnail)
 
 

@@ -5,7 +5,7 @@ Shapes: B batch, K classes, h x w scores, H x W image.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from mmengine.structures import BaseDataElement, PixelData
@@ -69,7 +69,7 @@ def skip_class_scores(model: Any) -> None:
 
 
 def best_labels(
-    model: nn.Module,
+    model: Any,
     postprocess: Callable,
     found: Union[Tensor, Unresized],
     samples: Sequence[BaseDataElement],
@@ -79,30 +79,44 @@ def best_labels(
     Each class that can be the best somewhere is resized alone, and compared with the best before
     it. Not so on a GPU, and for channels-last scores, whose resizing PyTorch rounds otherwise.
     """
-    scores, resize = found if isinstance(found, Unresized) else (found, lambda x: x)
+    if not isinstance(found, Unresized):
+        found = Unresized(found, lambda scores: scores)
+    scores = found.scores
     if not (scores.is_cpu and scores.is_contiguous()) or scores.shape[1] == 1:
-        return postprocess(resize(scores), samples)
-    grows = all(a >= b for a, b in zip(resize(scores[:1, :1]).shape[2:], scores.shape[2:]))
+        return postprocess(found.resize(scores), samples)
     for i, sample in enumerate(samples):
-        meta, best = sample.metainfo, None
-        size = torch.Size(meta['ori_shape'])
-        possible = possible_classes(scores[i : i + 1])[0].nonzero()[:, 0].tolist()
-        resized = scores.new_empty(1, 1, *size)  # fresh memory would take longer than resizing
-        left, right, top, bottom = meta.get('img_padding_size', meta.get('padding_size', [0] * 4))
-        for k in possible if grows else range(scores.shape[1]):
-            x = resize(scores[i : i + 1, k : k + 1])
-            x = x[..., top : x.shape[2] - bottom, left : x.shape[3] - right]
-            if meta.get('flip'):
-                x = x.flip(3 if meta['flip_direction'] == 'horizontal' else 2)
-            if x.shape[2:] != size:
-                x = upsample(x, size, model.align_corners, None, None, out=resized)
-            if best is None:
-                best, labels = x[0].clone(), torch.full((1, *size), k, dtype=torch.int16)
-            else:
-                labels.masked_fill_(x[0] > best, k)
-                torch.maximum(best, x[0], out=best)
+        own = Unresized(scores[i : i + 1], found.resize)
+        labels = best_label_map(own, sample.metainfo, model.align_corners)
         sample.pred_sem_seg = PixelData(data=labels.long())
     return samples
+
+
+def best_label_map(found: Unresized, meta: dict, align_corners: bool) -> Tensor:
+    """The labels (1, H, W), int16, of an image with scores (1, K, h, w)."""
+    scores = found.scores
+    size = torch.Size(meta['ori_shape'])
+    in_batch = found.resize(scores[:, :1]).shape[2:]
+    grows = all(a >= b for a, b in zip(in_batch, scores.shape[2:]))
+    classes = list(range(scores.shape[1]))
+    if grows:  # a class that is the best nowhere is not so after resizing
+        classes = possible_classes(scores)[0].nonzero()[:, 0].tolist()
+    left, right, top, bottom = meta.get('img_padding_size', meta.get('padding_size', [0] * 4))
+    resized = scores.new_empty(1, 1, *size)  # fresh memory would take longer than resizing
+    labels = torch.full((1, *size), classes[0], dtype=torch.int16)
+    best: Optional[Tensor] = None
+    for k in classes:
+        x = found.resize(scores[:, k : k + 1])
+        x = x[..., top : x.shape[2] - bottom, left : x.shape[3] - right]
+        if meta.get('flip'):
+            x = x.flip(3 if meta['flip_direction'] == 'horizontal' else 2)
+        if x.shape[2:] != size:
+            x = upsample(x, size, align_corners, None, None, out=resized)
+        if best is None:
+            best = x[0].clone()
+        else:
+            labels.masked_fill_(x[0] > best, k)
+            torch.maximum(best, x[0], out=best)
+    return labels
 
 
 def skip_masks(model: Any) -> None:

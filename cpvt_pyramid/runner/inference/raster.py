@@ -110,9 +110,20 @@ def write_label_map(
     height, width = labels.shape
     file_of_labels = str(labels.filename)
     with rasterio.open(
-        file, 'w', 'GTiff', width, height, 1, dtype=labels.dtype, compress='deflate', tiled=True,
-        blockxsize=512, blockysize=512, bigtiff='if_safer', **place,
-    ) as tif:  # fmt: skip
+        file,
+        'w',
+        'GTiff',
+        width,
+        height,
+        1,
+        dtype=labels.dtype,
+        compress='deflate',
+        tiled=True,
+        blockxsize=512,
+        blockysize=512,
+        bigtiff='if_safer',
+        **place,
+    ) as tif:
         tif.update_tags(run=key, classes=json.dumps(list(meta['classes'])))
         if labels.dtype == np.uint8:
             colors = enumerate(meta['palette'])

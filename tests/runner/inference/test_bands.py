@@ -56,16 +56,23 @@ def scenes(tmp_path_factory) -> Path:
 
 
 SETTINGS = {  # the example in small
-    'model.backbone.arch': 'pcpvt_nano', 'model.backbone.init_cfg': None,
-    'model.neck.in_channels': [32, 64, 128, 192], 'model.neck.out_channels': 16,
-    'model.decode_head.in_channels': [16] * 4, 'model.decode_head.channels': 16,
-    'model.data_preprocessor.size': (64, 64), 'model.test_cfg.crop_size': (64, 64),
-    'model.test_cfg.stride': (48, 48), 'train_cfg.max_iters': 2, 'train_cfg.val_interval': 2,
-    'default_hooks.checkpoint.interval': 2, 'train_dataloader.dataset.pipeline.0.tile': (64, 64),
+    'model.backbone.arch': 'pcpvt_nano',
+    'model.backbone.init_cfg': None,
+    'model.neck.in_channels': [32, 64, 128, 192],
+    'model.neck.out_channels': 16,
+    'model.decode_head.in_channels': [16] * 4,
+    'model.decode_head.channels': 16,
+    'model.data_preprocessor.size': (64, 64),
+    'model.test_cfg.crop_size': (64, 64),
+    'model.test_cfg.stride': (48, 48),
+    'train_cfg.max_iters': 2,
+    'train_cfg.val_interval': 2,
+    'default_hooks.checkpoint.interval': 2,
+    'train_dataloader.dataset.pipeline.0.tile': (64, 64),
     'train_dataloader.batch_size': 2,
     **{f'{split}_dataloader.num_workers': 0 for split in ('train', 'val', 'test')},
     **{f'{split}_dataloader.persistent_workers': False for split in ('train', 'val', 'test')},
-}  # fmt: skip
+}
 SMALL = ['--cfg-options', *(f'{k}={v}'.replace(' ', '') for k, v in SETTINGS.items())]
 
 
@@ -87,9 +94,7 @@ def test_commands_of_the_page(scenes, monkeypatch, capsys, tmp_path):
         assert load_tool(name).main([*words, *more, *SMALL]) == 0
     with Image.open(tmp_path / 'shown/s0.overlay.jpg') as shown:
         assert shown.mode == 'RGB'
-    assert {shlex.split(c)[1] for c in COMMANDS} == {
-        'band-statistics', 'train', 'test', 'infer'
-    }  # fmt: skip
+    assert {shlex.split(c)[1] for c in COMMANDS} == {'band-statistics', 'train', 'test', 'infer'}
     with rasterio.open(tmp_path / 'predictions/s0.labels.tif') as tiled:
         labels, place = tiled.read(1), tiled.transform
     assert place == from_origin(500_000, 5_000_000, 10, 10) and labels.shape == (100, 75)
@@ -180,11 +185,14 @@ def test_grayscale(tmp_path):
     """A PNG of one channel, through the pipeline and the model of an edited example."""
     cfg = Config.fromfile(ROOT / CONFIG)
     backbone = dict(arch='pcpvt_nano', init_cfg=None, in_channels=1, rgb_weights='mean')
-    cfg.merge_from_dict({
-        'model.backbone': backbone, 'model.neck': dict(in_channels=[32, 64, 128, 192]),
-        'model.data_preprocessor': dict(mean=[120.0], std=[60.0]),
-        'test_dataloader.dataset.pipeline.0.bands': [1],
-    })  # fmt: skip
+    cfg.merge_from_dict(
+        {
+            'model.backbone': backbone,
+            'model.neck': dict(in_channels=[32, 64, 128, 192]),
+            'model.data_preprocessor': dict(mean=[120.0], std=[60.0]),
+            'test_dataloader.dataset.pipeline.0.bands': [1],
+        }
+    )
     model = build_model(cfg, 'cpu')
     Image.fromarray(photograph(70, 60)[..., 0]).save(tmp_path / 'grey.png')
     load = TRANSFORMS.build(cfg.test_dataloader.dataset.pipeline[0])

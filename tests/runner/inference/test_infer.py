@@ -48,9 +48,12 @@ def images() -> list[Path]:
     noise = photograph(90, 130)
     Path('in').mkdir()
     for name, array in (
-        ('a.jpg', noise), ('a.png', noise[:, :51]), ('gray.png', noise[..., 0]),
-        ('pixel.png', noise[:1, :1]), ('torn.jpg', noise),
-    ):  # fmt: skip
+        ('a.jpg', noise),
+        ('a.png', noise[:, :51]),
+        ('gray.png', noise[..., 0]),
+        ('pixel.png', noise[:1, :1]),
+        ('torn.jpg', noise),
+    ):
         Image.fromarray(array).save(Path('in', name))
     os.truncate('in/torn.jpg', 1500)
     Path('in/void.png').touch()
@@ -87,8 +90,11 @@ def test_a_detector(untrained, images, capsys):
             x1, y1, x2, y2 = found['box']
             assert 0 <= x1 <= x2 <= width and 0 <= y1 <= y2 <= height
             assert DIGITS[found['label']] == found['class'] and found['score'] >= 0.01
-    for options in (['0', '--workers', '0'], ['3', '--workers', '3'],
-                    ['rounded', '--dtype', 'bfloat16']):  # fmt: skip
+    for options in (
+        ['0', '--workers', '0'],
+        ['3', '--workers', '3'],
+        ['rounded', '--dtype', 'bfloat16'],
+    ):
         assert infer.main([*command, '--out-dir', *options]) == 1
     for path in Path('0').iterdir():
         assert path.read_bytes() == Path('3', path.name).read_bytes()
@@ -199,8 +205,12 @@ def test_images_are_sorted_by_size_to_fill_batches():
     """Upright ones by their upright size; a file that cannot be read comes first."""
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees
-    for name, size, turned in (('a', (40, 30), {}), ('b', (20, 30), {}), ('c', (20, 30), {}),
-                               ('d', (30, 40), {'exif': exif})):  # fmt: skip
+    for name, size, turned in (
+        ('a', (40, 30), {}),
+        ('b', (20, 30), {}),
+        ('c', (20, 30), {}),
+        ('d', (30, 40), {'exif': exif}),
+    ):
         Image.new('RGB', size).save(f'{name}.jpg', **turned)
     Path('e.jpg').touch()
     named = [(Path(f'{name}.jpg'), name) for name in 'abcde']
@@ -242,15 +252,18 @@ def test_too_little_gpu_memory_is_one_line(untrained, monkeypatch, capsys):
 
 
 MASK_RCNN = {
-    'backbone.arch': 'pcpvt_nano', 'backbone.init_cfg': None,
-    'neck.in_channels': [32, 64, 128, 192], 'neck.out_channels': 16,
-    'rpn_head.in_channels': 16, 'rpn_head.feat_channels': 16,
+    'backbone.arch': 'pcpvt_nano',
+    'backbone.init_cfg': None,
+    'neck.in_channels': [32, 64, 128, 192],
+    'neck.out_channels': 16,
+    'rpn_head.in_channels': 16,
+    'rpn_head.feat_channels': 16,
     'roi_head.bbox_roi_extractor.out_channels': 16,
     'roi_head.mask_roi_extractor.out_channels': 16,
     'roi_head.bbox_head': dict(in_channels=16, fc_out_channels=16, num_classes=10),
     'roi_head.mask_head': dict(in_channels=16, conv_out_channels=16, num_convs=1, num_classes=10),
     'test_cfg.rcnn.max_per_img': 20,
-}  # fmt: skip
+}
 
 
 def edited(path: Path, changes: dict) -> Config:
@@ -337,8 +350,12 @@ def test_a_panoptic_model(kind, capsys):
     film('in/b.avi', frames(2, 96, 128))
     assert infer.main([*panoptic, 'in']) == 0
     assert written('predictions') == [
-        'a.overlay.jpg', 'a.segments.json', 'a.segments.png', 'b.overlay.mp4', 'b.segments.jsonl',
-    ]  # fmt: skip
+        'a.overlay.jpg',
+        'a.segments.json',
+        'a.segments.png',
+        'b.overlay.mp4',
+        'b.segments.jsonl',
+    ]
     numbers = np.array(Image.open('predictions/a.segments.png'))
     segments = json.loads(Path('predictions/a.segments.json').read_text())['segments']
     assert numbers.shape == (90, 130) and len(segments) > 1
@@ -395,8 +412,11 @@ def test_videos(untrained, monkeypatch, capsys):
     assert re.search('cpvt infer: skipped in/torn.mp4: .+\n', said.err)
     assert '2 of 3 done: results in predictions\n' in said.out
     assert written('predictions') == [
-        'a.detections.jsonl', 'a.overlay.mp4', 'b.detections.json', 'b.overlay.jpg',
-    ]  # fmt: skip
+        'a.detections.jsonl',
+        'a.overlay.mp4',
+        'b.detections.json',
+        'b.overlay.jpg',
+    ]
     lines = [json.loads(x) for x in Path('predictions/a.detections.jsonl').read_text().splitlines()]
     assert [line['frame'] for line in lines] == list(range(7))
     assert any(line['detections'] for line in lines)
@@ -491,16 +511,19 @@ def test_kinds_of_images_and_files_that_are_not_images(untrained, capsys):
         ('in/void.png', 'not a compl'),
     ]
     assert {name.split('.')[0] for name in written('predictions') if name[0] != '.'} == {
-        'alpha', 'grey', 'palette',
-    }  # fmt: skip
+        'alpha',
+        'grey',
+        'palette',
+    }
     assert not [name for name in os.listdir('predictions') if name[0] == '.']
     np.testing.assert_array_equal(
         read_labels('predictions/grey.labels.tif'), read_labels('predictions/alpha.labels.tif')
     )
 
 
-@pytest.mark.parametrize('kind, ending', [('segmentor', 'labels.tif'),
-                                          ('detector', 'detections.json')])  # fmt: skip
+@pytest.mark.parametrize(
+    'kind, ending', [('segmentor', 'labels.tif'), ('detector', 'detections.json')]
+)
 def test_a_killed_run_resumes_to_the_same_results(untrained, kind, ending):
     """After two kills, in batches of other sizes."""
     Image.fromarray(photograph(400, 150)).save('a.png')

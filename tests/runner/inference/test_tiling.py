@@ -217,8 +217,11 @@ def test_a_box_cut_by_its_tile_is_replaced_by_the_whole_one():
     result = merged([left, right], grid)
     assert result.labels.tolist() == [0, 1, 2, 2]
     assert result.boxes.tolist() == [
-        [71, 61, 101, 91], [90, 10, 140, 40], [10, 10, 30, 30], [90, 10, 140, 40],
-    ]  # fmt: skip
+        [71, 61, 101, 91],
+        [90, 10, 140, 40],
+        [10, 10, 30, 30],
+        [90, 10, 140, 40],
+    ]
     assert result.scores.tolist() == pytest.approx([0.7, 0.6, 0.3, 0.2])
     grid = TileGrid((64, 64), 64, 0)  # boxes of one tile are not merged
     twice = found((1, 1, 20, 20, 0.9, 0), (2, 2, 20, 20, 0.8, 0))

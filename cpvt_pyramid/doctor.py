@@ -99,12 +99,13 @@ def mm_family() -> Finding:
         return Finding('note', 'not installed; for MMDetection and MMSegmentation', [*MM])
     found = {name: installed(*map(name_of, MM[name])) for name in MM}
     names = ', '.join(f'{name} {v}' for versions in found.values() for name, v in versions.items())
+    here = [name for name in MM if found[name]]
     if any(len(versions) > 1 for versions in found.values()):
-        return Finding('FAIL', f'twice the same files: {names}', [*MM])
+        return Finding('FAIL', f'twice the same files: {names}', here)
     if 'mmcv-lite' in found['mmcv']:
         return Finding('FAIL', f'mmcv-lite has no operators: {names}', ['mmcv'])
-    if any(found[name] and name_of(pin(name)) not in found[name] for name in MM):
-        return Finding('warn', f'two families: {names}', [*MM])
+    if any(name_of(pin(name)) not in found[name] for name in here):
+        return Finding('warn', f'two families: {names}', here)
     missing = [name for name in ('mmengine', 'mmcv') if not found[name]]
     if missing and (found['mmdet'] or found['mmseg']):
         return Finding('FAIL', f'{" and ".join(missing)} missing: {names}', missing)

@@ -42,9 +42,12 @@ def run_training(config: str, options: TrainingOptions) -> None:
             check_training(cfg, options)
         work_dir = Path(options.work_dir or work_dir_of(cfg, config))
         connect(options.launcher, cfg.get('env_cfg') or {})
-        if options.dry_run:
+    if options.dry_run:
+        with all_or_none(options.launcher):
             show_only(cfg, config, options, work_dir)
-            return
+        leave_processes()
+        return
+    with all_or_none(options.launcher):
         make_folder(work_dir)
         lock = lock_work_dir(work_dir)
         start = find_start(cfg, work_dir, options.resume)

@@ -58,9 +58,13 @@ def main() -> None:
     lightning.seed_everything(0)
     train, val = scenes(args.data, 'train'), scenes(args.data, 'val')
     task = SemanticSegmentationTask(
-        model='upernet', backbone=f'tu-{args.arch}', weights=args.pretrained or None,
-        num_classes=args.num_classes, ignore_index=255, lr=args.lr,
-    )  # fmt: skip
+        model='upernet',
+        backbone=f'tu-{args.arch}',
+        weights=args.pretrained or None,
+        num_classes=args.num_classes,
+        ignore_index=255,
+        lr=args.lr,
+    )
     options = dict(batch_size=args.batch_size, collate_fn=tensors)
     sampler = RandomGeoSampler(train, args.size, length=args.tiles)
     train_loader = DataLoader(train, sampler=sampler, **options)

@@ -100,9 +100,14 @@ def main() -> None:
     torch.manual_seed(0)
     train_data, val_data = CocoFolder(args.data, 'train2017'), CocoFolder(args.data, 'val2017')
     model = retinanet(
-        args.arch, num_classes=len(train_data.categories), out_channels=64, extra_levels=1,
-        head_convs=2, min_size=(*range(128, 193, 8), 160), max_size=256,  # the last for evaluation
-    ).to(DEVICE)  # fmt: skip
+        args.arch,
+        num_classes=len(train_data.categories),
+        out_channels=64,
+        extra_levels=1,
+        head_convs=2,
+        min_size=(*range(128, 193, 8), 160),
+        max_size=256,  # the last for evaluation
+    ).to(DEVICE)
     if args.weights:
         load_weights(model.backbone.body, args.weights)
     train(model.train(), train_data, args.steps, args.lr)

@@ -187,8 +187,11 @@ def yolo_of_roboflow(root: Path) -> None:
     for split, scenes in (('train', SCENES), ('valid', MORE)):
         labels = f'{split}/labels/{{}}.txt'
         fill(root, scenes, f'{split}/images/{{}}.png', yolo, labels, 'polygon')
-    write(root / 'data.yaml', 'train: ../train/images\nval: ../valid/images\ntest: ../test/images\n'
-                              f'nc: 3\nnames: {dict(enumerate(CLASSES))}')  # fmt: skip
+    write(
+        root / 'data.yaml',
+        'train: ../train/images\nval: ../valid/images\ntest: ../test/images\n'
+        f'nc: 3\nnames: {dict(enumerate(CLASSES))}',
+    )
 
 
 def yolo_of_darknet(root: Path) -> None:
@@ -297,11 +300,25 @@ def maps_in_gray(root: Path) -> None:
 
 
 VALID = {  # by layout: the number of training and validation images
-    coco_of_splits: (4, 4), coco_of_roboflow: (4, 4), coco_of_subfolders: (7, 1),
-    coco_with_copies: (3, 1), yolo_of_splits: (4, 4), yolo_without_yaml: (4, 4),
-    yolo_of_roboflow: (4, 4), yolo_of_darknet: (3, 1), yolo_of_lists: (4, 4), voc_of_2007: (2, 2),
-    voc_with_lists_elsewhere: (2, 2), voc_of_folders: (8, 1), voc_of_two_years: (4, 4),
+    coco_of_splits: (4, 4),
+    coco_of_roboflow: (4, 4),
+    coco_of_subfolders: (7, 1),
+    coco_with_copies: (3, 1),
+    yolo_of_splits: (4, 4),
+    yolo_without_yaml: (4, 4),
+    yolo_of_roboflow: (4, 4),
+    yolo_of_darknet: (3, 1),
+    yolo_of_lists: (4, 4),
+    voc_of_2007: (2, 2),
+    voc_with_lists_elsewhere: (2, 2),
+    voc_of_folders: (8, 1),
+    voc_of_two_years: (4, 4),
     maps_of_folders: (7, 1),
-    maps_of_cityscapes: (4, 4), maps_of_mmseg: (4, 4), maps_of_voc: (2, 2), maps_as_gif: (3, 1),
-    maps_in_colors: (3, 1), maps_in_listed_colors: (3, 1), maps_in_gray: (3, 1),
-}  # fmt: skip
+    maps_of_cityscapes: (4, 4),
+    maps_of_mmseg: (4, 4),
+    maps_of_voc: (2, 2),
+    maps_as_gif: (3, 1),
+    maps_in_colors: (3, 1),
+    maps_in_listed_colors: (3, 1),
+    maps_in_gray: (3, 1),
+}

@@ -52,10 +52,15 @@ def get_flops(
 
     rows = count(config, size, depth, cfg_options)
     cells = [
-        (row.name, row.type, f'{row.parameters / 1e6:.2f}M', f'{row.flops / 1e9:.2f}',
-         f'{row.flops / max(rows[0].flops, 1):.1%}')
+        (
+            row.name,
+            row.type,
+            f'{row.parameters / 1e6:.2f}M',
+            f'{row.flops / 1e9:.2f}',
+            f'{row.flops / max(rows[0].flops, 1):.1%}',
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
     print(text_table(['', '', 'parameters', 'GFLOPs', 'share'], cells))
 
 

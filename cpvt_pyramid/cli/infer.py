@@ -339,7 +339,8 @@ def write_on_ray(
     """Write results by the workers of a Ray cluster; see `cluster.py`."""
     from ..runner.inference.cluster import connected, write_images_on, write_tiles_on
 
-    if not images if tiling else not named:
+    work = images if tiling else named
+    if not work:
         return {}
     with connected(address, workers, model['device']) as cluster:
         if tiling:

@@ -129,12 +129,18 @@ def test_heads_and_data_of_every_recipe_agree(base, write, tmp_path):
 @pytest.mark.parametrize(
     'base, write, options',
     [
-        (DETECTOR, layouts.voc_of_2007,
-         ['train_cfg.max_epochs=1', 'param_scheduler.0.total_steps=1']),
-        (SEGMENTOR, layouts.maps_in_colors,
-         ['train_cfg.max_iters=1', 'model.backbone.init_cfg=None']),
+        (
+            DETECTOR,
+            layouts.voc_of_2007,
+            ['train_cfg.max_epochs=1', 'param_scheduler.0.total_steps=1'],
+        ),
+        (
+            SEGMENTOR,
+            layouts.maps_in_colors,
+            ['train_cfg.max_iters=1', 'model.backbone.init_cfg=None'],
+        ),
     ],
-)  # fmt: skip
+)
 def test_training(base, write, options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # mmengine formats the config three times, which takes longer than this training.
@@ -214,7 +220,7 @@ def test_schedules(monkeypatch):
         (dict(type='ResizeShortestEdge', scale=800, max_size=1333), (1333, 800), 500),
         (dict(type='Resize', scale=0.5), (), 0.5),
     ],
-)  # fmt: skip
+)
 def test_scales_of_one_number(resize, before, after):
     """For images of 400 x 300 pixels, which would be enlarged by more than 5/3."""
     loader = dict(dataset=dict(pipeline=[resize]))
@@ -227,8 +233,12 @@ def test_scales_of_one_number(resize, before, after):
 
 def test_source_can_be_read_back():
     value = dict(
-        a=[dict(type='X', scales=[(n, 1333) for n in range(40)])], b=(1,), c='ö \'" {x}', d=[],
-        e={'with space': None, 'class': True}, f=tuple('long name' for _ in range(20)),
-    )  # fmt: skip
+        a=[dict(type='X', scales=[(n, 1333) for n in range(40)])],
+        b=(1,),
+        c='ö \'" {x}',
+        d=[],
+        e={'with space': None, 'class': True},
+        f=tuple('long name' for _ in range(20)),
+    )
     text = text_of_settings({'x': value}, {'x': 'two\n# lines'})
     assert Config.fromstring(text, '.py').x == value and max(map(len, text.splitlines())) <= 100

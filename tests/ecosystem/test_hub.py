@@ -23,21 +23,25 @@ COLUMN = dict(dim=16, heads=2, depth=2)
 SMALL = dict(backbone='pcpvt_nano', num_classes=4, out_channels=32, min_size=64, max_size=90)
 MODELS = {
     'CPVTPyramid': dict(
-        arch=ARCHS['pcpvt_nano']._replace(depths=(1, 1, 2, 1))._asdict(), out_indices=(1, 2),
+        arch=ARCHS['pcpvt_nano']._replace(depths=(1, 1, 2, 1))._asdict(),
+        out_indices=(1, 2),
         peg=dict(after=(0,), kernel_size=5),
     ),
     'DenseCPVT': dict(arch=COLUMN, out_channels=8),
     'CPVT': dict(arch=COLUMN, num_classes=4, position='learned'),
     'classifier': dict(model_name='pcpvt_nano', num_classes=4, drop_path_rate=0.1),
     'retinanet': dict(
-        SMALL, backbone=dict(arch='pcpvt_nano', drop_path_rate=0.2), head_convs=1,
-        min_size=(64, 80), score_thresh=0.0,
+        SMALL,
+        backbone=dict(arch='pcpvt_nano', drop_path_rate=0.2),
+        head_convs=1,
+        min_size=(64, 80),
+        score_thresh=0.0,
     ),
     'fcos': dict(SMALL, out_channels=64, extra_levels=1, score_thresh=0.0),
     'faster_rcnn': dict(SMALL, box_score_thresh=0.0, box_detections_per_img=5),
     'mask_rcnn': dict(SMALL, box_score_thresh=0.0, box_detections_per_img=5),
     'semantic_fpn': dict(backbone='pcpvt_nano', num_classes=4, out_channels=32, head_channels=32),
-}  # fmt: skip
+}
 FILES = {'README.md', 'config.json', 'model.safetensors'}
 
 

@@ -49,9 +49,21 @@ def test_torchgeo(run, tmp_path):
         save_tiff(tmp_path / split / 'images/scene.tif', photograph, **place)
         save_tiff(tmp_path / split / 'labels/scene.tif', labels, nodata=255, **place)
     run(
-        'torchgeo_segmentation.py', str(tmp_path), '--num-classes', '2', '--arch', 'pcpvt_nano',
-        '--size', '64', '--tiles', '4', '--batch-size', '2', '--epochs', '1',
-    )  # fmt: skip
+        'torchgeo_segmentation.py',
+        str(tmp_path),
+        '--num-classes',
+        '2',
+        '--arch',
+        'pcpvt_nano',
+        '--size',
+        '64',
+        '--tiles',
+        '4',
+        '--batch-size',
+        '2',
+        '--epochs',
+        '1',
+    )
     saved = torch.load('torchgeo.ckpt', weights_only=False)
     assert saved['global_step'] == 2
     task = SemanticSegmentationTask(**saved['hyper_parameters']).eval()

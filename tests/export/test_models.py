@@ -352,17 +352,26 @@ def of_class(name: str, model: nn.Module, part: str = '') -> nn.Module:
         (lambda: semantic_fpn(**{'test_cfg.mode': 'slide'}), {}, 'whole'),
         (lambda: nn.Linear(1, 1), {}, 'a Linear cannot be exported'),
         (lambda: of_class('FCOS', retinanet().neck), {}, 'a FCOS cannot be exported; only'),
-        (lambda: semantic_fpn(**{'data_preprocessor.test_cfg': dict(size=(64, 64))}),
-         {}, 'set size_divisor instead'),
+        (
+            lambda: semantic_fpn(**{'data_preprocessor.test_cfg': dict(size=(64, 64))}),
+            {},
+            'set size_divisor instead',
+        ),
         (lambda: of_class('TwoStagePanopticSegmentor', mask_rcnn()), {}, 'a TwoStagePanopticSeg'),
         (lambda: of_class('Cascade', mask_rcnn(), 'roi_head'), {}, 'got Cascade, RPNHead'),
         (lambda: of_class('DDQDETR', dino()), {}, 'a DDQDETR cannot be exported; only .*, DINO'),
-        (lambda: mask2former_detector(1, '-panoptic', **{'test_cfg.instance_on': False}),
-         {}, 'set test_cfg.instance_on=True'),
-        (lambda: mask2former_segmentor(1, **{'data_preprocessor.test_cfg': None}),
-         {}, 'multiple of 32 to be exported, got 1; set size_divisor'),
+        (
+            lambda: mask2former_detector(1, '-panoptic', **{'test_cfg.instance_on': False}),
+            {},
+            'set test_cfg.instance_on=True',
+        ),
+        (
+            lambda: mask2former_segmentor(1, **{'data_preprocessor.test_cfg': None}),
+            {},
+            'multiple of 32 to be exported, got 1; set size_divisor',
+        ),
     ],
-)  # fmt: skip
+)
 def test_refusals(make, options, message):
     with pytest.raises(UserError, match=message):
         exportable(make(), **options)

@@ -30,8 +30,11 @@ def test_a_backbone_by_its_name(command, capsys):
     assert (about['license'], about['arch'], about['size']) == ('CC0', 'pcpvt_nano', [64, 70])
     maps = module(torch.zeros(1, 3, 64, 70))
     assert [tuple(x.shape[1:]) for x in maps] == [
-        (32, 16, 18), (64, 8, 9), (128, 4, 5), (192, 2, 3),
-    ]  # fmt: skip
+        (32, 16, 18),
+        (64, 8, 9),
+        (128, 4, 5),
+        (192, 2, 3),
+    ]
     assert 'nano.report.md' in capsys.readouterr().out
     assert tool.main(command) == 2
     assert 'exists; remove it' in capsys.readouterr().err

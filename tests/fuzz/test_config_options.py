@@ -13,11 +13,42 @@ from cpvt_pyramid.runner.tool_runner import ToolRunner
 
 FUZZ = settings.get_profile('fuzz')
 train, test = load_tool('train'), load_tool('test')
-VALUES = st.sampled_from([
-    'None', 'True', '0', '1', '-1', '3', '0.5', '1e400', 'nan', 'a', '""', 'a,b', '[1,2]', '(1,)',
-    '[]', '[[1,2],[3]]', '{}', "dict(type='A')", '1,', '[', ')', '=', 'a=b', '$HOME', 'É',
-    '../a.py', '/', 'http://a/b', 'CocoDataset', 'mmdet.CocoDataset', 'SGD', '9' * 20,
-])  # fmt: skip
+VALUES = st.sampled_from(
+    [
+        'None',
+        'True',
+        '0',
+        '1',
+        '-1',
+        '3',
+        '0.5',
+        '1e400',
+        'nan',
+        'a',
+        '""',
+        'a,b',
+        '[1,2]',
+        '(1,)',
+        '[]',
+        '[[1,2],[3]]',
+        '{}',
+        "dict(type='A')",
+        '1,',
+        '[',
+        ')',
+        '=',
+        'a=b',
+        '$HOME',
+        'É',
+        '../a.py',
+        '/',
+        'http://a/b',
+        'CocoDataset',
+        'mmdet.CocoDataset',
+        'SGD',
+        '9' * 20,
+    ]
+)
 
 
 class Begun(BaseException):

@@ -92,9 +92,12 @@ def test_annotations(content, images):
     names = [category['name'] for category in json.loads(path.read_bytes())['categories']]
     metainfo = {'classes': tuple(names)}
     data = CocoDataset(
-        ann_file=str(path), data_prefix={'img': str(images)}, metainfo=metainfo, pipeline=[],
+        ann_file=str(path),
+        data_prefix={'img': str(images)},
+        metainfo=metainfo,
+        pipeline=[],
         serialize_data=False,
-    )  # fmt: skip
+    )
     for info in data.data_list:
         for instance in info['instances']:
             assert np.isfinite(instance['bbox']).all() and 0 <= instance['bbox_label'] < len(names)

@@ -171,8 +171,11 @@ def test_the_button_compares_the_device_with_pytorch(browser, page):
 def test_samples_and_files_are_chosen_with_a_click(browser, page):
     samples = browser.all('#samples button')
     assert [sample.get_attribute('title') for sample in samples] == [
-        '1.jpg', '2.jpg', '3.jpg', '4.jpg'
-    ]  # fmt: skip
+        '1.jpg',
+        '2.jpg',
+        '3.jpg',
+        '4.jpg',
+    ]
     assert all(image.get_property('naturalWidth') for image in browser.all('#samples img'))
     samples[2].click()
     browser.wait_for_result()

@@ -39,12 +39,15 @@ def cuda(monkeypatch, tmp_path):
     return pretend
 
 
-@pytest.mark.parametrize('built, available, nvcc, environment, result', [
-    ('13.0', True, None, {}, 'cpu'),
-    ('13.0', True, '13.1', {}, 'cuda-9.0'),
-    ('13.0', False, '13.1', LIST, 'cpu'),
-    ('13.0', False, '13.1', LIST | FORCE, 'cuda-8.0_9.0+PTX'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'built, available, nvcc, environment, result',
+    [
+        ('13.0', True, None, {}, 'cpu'),
+        ('13.0', True, '13.1', {}, 'cuda-9.0'),
+        ('13.0', False, '13.1', LIST, 'cpu'),
+        ('13.0', False, '13.1', LIST | FORCE, 'cuda-8.0_9.0+PTX'),
+    ],
+)
 def test_the_name_of_a_wheels_folder(
     built, available, nvcc, environment, result, cuda, monkeypatch
 ):
@@ -54,12 +57,15 @@ def test_the_name_of_a_wheels_folder(
     assert mmcv_built_for() == f'{NAME}-{result}'
 
 
-@pytest.mark.parametrize('built, available, nvcc, environment, reason', [
-    ('13.0', False, None, LIST | FORCE, 'nvcc None'),
-    ('13.0', False, '13.0', FORCE, 'architectures None'),
-    ('12.6', True, '13.0', FORCE, 'torch for CUDA 12.6, nvcc 13.0'),
-    (None, False, '13.0', FORCE, 'torch for CUDA None'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'built, available, nvcc, environment, reason',
+    [
+        ('13.0', False, None, LIST | FORCE, 'nvcc None'),
+        ('13.0', False, '13.0', FORCE, 'architectures None'),
+        ('12.6', True, '13.0', FORCE, 'torch for CUDA 12.6, nvcc 13.0'),
+        (None, False, '13.0', FORCE, 'torch for CUDA None'),
+    ],
+)
 def test_what_cannot_be_compiled(built, available, nvcc, environment, reason, cuda, monkeypatch):
     cuda(built, available, nvcc)
     for name, value in environment.items():

@@ -27,14 +27,27 @@ from cpvt_pyramid.padding.batching import map_in_batches
 ATTENTION = dict(encoder_attention_heads=2, decoder_attention_heads=2, num_queries=5, d_model=32)
 DETR = dict(ATTENTION, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=32, decoder_ffn_dim=32)
 RT_DETR = dict(
-    ATTENTION, encoder_hidden_dim=32, encoder_in_channels=[64, 128, 192], encoder_ffn_dim=32,
-    decoder_in_channels=[32, 32, 32], decoder_ffn_dim=32, decoder_layers=1, num_denoising=2,
-)  # fmt: skip
+    ATTENTION,
+    encoder_hidden_dim=32,
+    encoder_in_channels=[64, 128, 192],
+    encoder_ffn_dim=32,
+    decoder_in_channels=[32, 32, 32],
+    decoder_ffn_dim=32,
+    decoder_layers=1,
+    num_denoising=2,
+)
 MASK2FORMER = dict(
-    feature_size=32, mask_feature_size=32, hidden_dim=32, encoder_feedforward_dim=32,
-    encoder_layers=1, decoder_layers=2, num_attention_heads=2, dim_feedforward=32, num_queries=5,
+    feature_size=32,
+    mask_feature_size=32,
+    hidden_dim=32,
+    encoder_feedforward_dim=32,
+    encoder_layers=1,
+    decoder_layers=2,
+    num_attention_heads=2,
+    dim_feedforward=32,
+    num_queries=5,
     train_num_points=50,
-)  # fmt: skip
+)
 UPERNET = dict(num_labels=4, hidden_size=32, auxiliary_in_channels=128, auxiliary_channels=16)
 
 

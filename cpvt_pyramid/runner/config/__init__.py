@@ -1,2 +1,2 @@
-"""Configs: load them, check them before a run, report settings without an effect, and explain
-exceptions by the part of the config that was being built or called."""
+"""Configs: load them, check them before a run, plan and apply what a tool changes in them, and end
+an exception in one line."""

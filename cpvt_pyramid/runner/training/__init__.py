@@ -1,1 +1,1 @@
-"""Checkpoints, resuming, logs, schedules and sharding."""
+"""Where a training starts, resumes and stops, what it logs and draws, and its plan."""

@@ -42,20 +42,31 @@ ORIGINAL = {'mmengine': '0.10.7', 'mmcv': '2.1.0', 'mmdet': '3.3.0'}
 ABSENT = {'onedl_mmengine': '0.10.12', 'onedl_mmsegmentation': '1.4.2'}  # mmcv
 
 
-@pytest.mark.parametrize('versions, state, removed, pins', [
-    # Removing one of two removes files of the other: both go, and one is installed again.
-    ({**FORK, 'mmdet': '3.3.0'}, 'FAIL', 'onedl-mmdetection mmdet', 'onedl-mmdetection'),
-    ({**FORK, 'mmcv': '2.1.0'}, 'FAIL', 'onedl-mmcv mmcv', 'onedl-mmcv'),
-    ({**FORK, 'onedl_mmcv': None, 'mmcv_lite': '2.1.0'}, 'FAIL', 'mmcv-lite', 'onedl-mmcv'),
-    ({**FORK, 'onedl_mmcv': None, 'mmcv': '2.1.0'}, 'warn', 'mmcv', 'onedl-mmcv'),
-    ({**ORIGINAL, 'mmcv_full': '1.7.2'}, 'FAIL', 'mmcv mmcv-full', 'mmcv'),
-    ({**ORIGINAL, 'onedl_mmengine': '1'}, 'FAIL', 'onedl-mmengine mmengine mmcv mmdet',
-     'onedl-mmcv onedl-mmengine onedl-mmdetection'),
-    (ABSENT, 'FAIL', '', 'onedl-mmcv'),
-    # mmdet refuses another version of mmcv.
-    ({**FORK, 'onedl_mmcv': None, 'mmengine': '0.1'}, 'FAIL', 'onedl-mmengine mmengine',
-     'onedl-mmengine'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'versions, state, removed, pins',
+    [
+        # Removing one of two removes files of the other: both go, and one is installed again.
+        ({**FORK, 'mmdet': '3.3.0'}, 'FAIL', 'onedl-mmdetection mmdet', 'onedl-mmdetection'),
+        ({**FORK, 'mmcv': '2.1.0'}, 'FAIL', 'onedl-mmcv mmcv', 'onedl-mmcv'),
+        ({**FORK, 'onedl_mmcv': None, 'mmcv_lite': '2.1.0'}, 'FAIL', 'mmcv-lite', 'onedl-mmcv'),
+        ({**FORK, 'onedl_mmcv': None, 'mmcv': '2.1.0'}, 'warn', 'mmcv', 'onedl-mmcv'),
+        ({**ORIGINAL, 'mmcv_full': '1.7.2'}, 'FAIL', 'mmcv mmcv-full', 'mmcv'),
+        (
+            {**ORIGINAL, 'onedl_mmengine': '1'},
+            'FAIL',
+            'onedl-mmengine mmengine mmcv mmdet',
+            'onedl-mmcv onedl-mmengine onedl-mmdetection',
+        ),
+        (ABSENT, 'FAIL', '', 'onedl-mmcv'),
+        # mmdet refuses another version of mmcv.
+        (
+            {**FORK, 'onedl_mmcv': None, 'mmengine': '0.1'},
+            'FAIL',
+            'onedl-mmengine mmengine',
+            'onedl-mmengine',
+        ),
+    ],
+)
 def test_mixed_families(machine, versions, state, removed, pins) -> None:
     """Everything of the wrong files is removed first; then packages in the order of their need."""
     machine(torch='2.13.0', **versions)

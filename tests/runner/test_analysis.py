@@ -56,20 +56,24 @@ def random_data(seed: int, masks: bool = False) -> tuple[dict, list[dict]]:
             box = [*rng.uniform(0, (300 - w, 200 - h)), w, h]
             label = int(rng.integers(3))
             annotation = {
-                'id': len(annotations) + 1, 'image_id': image['id'], 'category_id': label * 7 + 2,
-                'bbox': list(map(float, box)), 'area': w * h / (1 + masks),
+                'id': len(annotations) + 1,
+                'image_id': image['id'],
+                'category_id': label * 7 + 2,
+                'bbox': list(map(float, box)),
+                'area': w * h / (1 + masks),
                 'iscrowd': int(rng.random() < 0.1),
-            }  # fmt: skip
+            }
             annotations.append(with_mask(annotation))
             for _ in range(rng.integers(0, 4) if image is not images[-1] else 0):
                 noise = rng.normal(0, 0.15, 4) * rng.integers(0, 3) * [w, h, w / 2, h / 2]
                 other = int(rng.choice([label, label, rng.integers(4)]))
                 x, y, *sides = box + noise
                 result = {
-                    'image_id': image['id'], 'category_id': other * 7 + 2,
+                    'image_id': image['id'],
+                    'category_id': other * 7 + 2,
                     'bbox': [float(x), float(y), *(float(max(s, 3)) for s in sides)],
                     'score': float(rng.random()),
-                }  # fmt: skip
+                }
                 results.append(with_mask(result))
     categories = [{'id': i * 7 + 2, 'name': name} for i, name in enumerate(CLASSES)]
     content = {'images': images, 'annotations': annotations, 'categories': categories}
@@ -241,23 +245,32 @@ OTHER_DATA = 'has results for another data set: there is no '
 MAP = {'pred_sem_seg': {'data': torch.zeros(1, 9, 9)}}
 
 
-@pytest.mark.parametrize('path, content, message', [
-    ('r.json', {'score': math.nan}, 'result 0 must have a finite score'),
-    ('r.json', {'bbox': None, 'segmentation': None}, 'result 0 must have a finite score'),
-    ('r.json', {'image_id': [1]}, f'{OTHER_DATA}image_id [1]'),
-    ('r.json', {'category_id': 99}, f'{OTHER_DATA}category_id 99'),
-    ('r.json', {'bbox': None, 'segmentation': 'a'}, 'result 0 must have a mask of its image'),
-    ('r.json', {'bbox': None, 'segmentation': {'size': [7, 7], 'counts': 'a1'}},
-     'result 0 must have a mask of its image'),
-    ('r.json', '[{}', 'cannot read r.json: '),
-    ('r.json', '{"a": 1}', 'r.json must hold a list'),
-    ('r.pkl', {'a': Evil()}, 'cannot read r.pkl: '),
-    ('r.pkl', {'a': 1}, 'r.pkl has no pred_instances; it holds a, img_path'),
-    ('r.pkl', {'img_id': 1, 'img_path': 'no.png', 'pred_instances': {}},
-     f'r.pkl {OTHER_DATA}image 1 no.png'),
-    ('r.pkl', {**MAP, 'img_path': 'no.png'}, f'r.pkl {OTHER_DATA}image no.png'),
-    ('r.pkl', MAP, 'r.pkl: the result for {name} has 9 x 9 pixels, but its label map has '),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'path, content, message',
+    [
+        ('r.json', {'score': math.nan}, 'result 0 must have a finite score'),
+        ('r.json', {'bbox': None, 'segmentation': None}, 'result 0 must have a finite score'),
+        ('r.json', {'image_id': [1]}, f'{OTHER_DATA}image_id [1]'),
+        ('r.json', {'category_id': 99}, f'{OTHER_DATA}category_id 99'),
+        ('r.json', {'bbox': None, 'segmentation': 'a'}, 'result 0 must have a mask of its image'),
+        (
+            'r.json',
+            {'bbox': None, 'segmentation': {'size': [7, 7], 'counts': 'a1'}},
+            'result 0 must have a mask of its image',
+        ),
+        ('r.json', '[{}', 'cannot read r.json: '),
+        ('r.json', '{"a": 1}', 'r.json must hold a list'),
+        ('r.pkl', {'a': Evil()}, 'cannot read r.pkl: '),
+        ('r.pkl', {'a': 1}, 'r.pkl has no pred_instances; it holds a, img_path'),
+        (
+            'r.pkl',
+            {'img_id': 1, 'img_path': 'no.png', 'pred_instances': {}},
+            f'r.pkl {OTHER_DATA}image 1 no.png',
+        ),
+        ('r.pkl', {**MAP, 'img_path': 'no.png'}, f'r.pkl {OTHER_DATA}image no.png'),
+        ('r.pkl', MAP, 'r.pkl: the result for {name} has 9 x 9 pixels, but its label map has '),
+    ],
+)
 def test_mistakes(configs, sample_dataset, path, content, message, capsys):
     image = min((sample_dataset / 'ade/ADEChallengeData2016/images/validation').iterdir())
     config = configs['segmentor' if 'pred_sem_seg' in content else 'detector']

@@ -25,9 +25,15 @@ TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer', 'get_flops
 
 REGISTRIES = [found for found in vars(registry).values() if isinstance(found, registry.Registry)]
 OF_RUNTIME = (
-    'default_hooks', 'env_cfg', 'log_processor', 'optim_wrapper', 'param_scheduler', 'randomness',
-    'train_cfg', 'visualizer',
-)  # fmt: skip
+    'default_hooks',
+    'env_cfg',
+    'log_processor',
+    'optim_wrapper',
+    'param_scheduler',
+    'randomness',
+    'train_cfg',
+    'visualizer',
+)
 
 
 def class_in_registries(name: Any, scope: str) -> Optional[type]:
@@ -100,9 +106,10 @@ def test_a_detector_trains_resumes_and_is_tested(configs, sample_dataset, capsys
 
 def test_names_are_those_of_the_classes(configs, capsys):
     settings = (
-        'backbone.init_cfg.type=Pretrained', 'backbone.init_cfg.checkpoint=nowhere.pth',
+        'backbone.init_cfg.type=Pretrained',
+        'backbone.init_cfg.checkpoint=nowhere.pth',
         'decode_head.norm_cfg.type=SyncBN',
-    )  # fmt: skip
+    )
     segmentor = in_new_style(configs['segmentor'], *(f'model.{setting}' for setting in settings))
     cfg = load_config(segmentor)
     assert cfg.default_scope == 'mmseg'

@@ -31,10 +31,13 @@ def test_data_that_one_process_lacks(configs, sample_dataset):
     assert line.count('\n') == 1
 
 
-@pytest.mark.parametrize('messages, lines', [
-    (['no data', 'no data'], ['tool: no data\n', '']),
-    (['no data', 'no checkpoint'], ['tool: no data\n', 'tool: rank 1: no checkpoint\n']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'messages, lines',
+    [
+        (['no data', 'no data'], ['tool: no data\n', '']),
+        (['no data', 'no checkpoint'], ['tool: no data\n', 'tool: rank 1: no checkpoint\n']),
+    ],
+)
 def test_each_error_is_printed_once(messages, lines):
     def fail(message: str) -> None:
         with all_or_none('pytorch'):

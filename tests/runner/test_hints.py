@@ -13,14 +13,25 @@ from cpvt_pyramid.runner.config.load import load_config, merge_options
 from cpvt_pyramid.runner.config.parts import dataset_class
 
 
-@pytest.mark.parametrize('settings, warning', [
-    ({'data_preprocessor': {'size': (32, 32)}},
-     'data_preprocessor has no effect, since model.data_preprocessor is set'),
-    ({'default_hooks.checkpoint.by_epoch': True}, 'default_hooks.checkpoint counts epochs'),
-    ({'param_scheduler.0.by_epoch': True}, 'param_scheduler.0 counts epochs'),
-    ({'param_scheduler': [
-        {'type': 'CosineAnnealingLR', 'T_max': 2, 'convert_to_iter_based': True}]}, ''),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'settings, warning',
+    [
+        (
+            {'data_preprocessor': {'size': (32, 32)}},
+            'data_preprocessor has no effect, since model.data_preprocessor is set',
+        ),
+        ({'default_hooks.checkpoint.by_epoch': True}, 'default_hooks.checkpoint counts epochs'),
+        ({'param_scheduler.0.by_epoch': True}, 'param_scheduler.0 counts epochs'),
+        (
+            {
+                'param_scheduler': [
+                    {'type': 'CosineAnnealingLR', 'T_max': 2, 'convert_to_iter_based': True}
+                ]
+            },
+            '',
+        ),
+    ],
+)
 def test_warnings(settings, warning, configs, capsys):
     cfg = load_config(configs['segmentor'])
     cfg.merge_from_dict(settings)
@@ -51,12 +62,17 @@ def test_a_learning_rate_that_a_schedule_replaces(configs, capsys):
         assert capsys.readouterr().out.startswith(said) == is_replaced
 
 
-@pytest.mark.parametrize('text, warning', [
-    ('train_dataloder = dict(batch_size=4)',
-     'train_dataloder is not a setting; did you mean train_dataloader?'),
-    ('conv_cfg = 1\nmodels = 3\nval_evaluator_dice = 2\n_private = 1\nimport os', ''),
-    ('lr = 1\noptim_wrapper = dict(optimizer=dict(lr=lr))', ''),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'text, warning',
+    [
+        (
+            'train_dataloder = dict(batch_size=4)',
+            'train_dataloder is not a setting; did you mean train_dataloader?',
+        ),
+        ('conv_cfg = 1\nmodels = 3\nval_evaluator_dice = 2\n_private = 1\nimport os', ''),
+        ('lr = 1\noptim_wrapper = dict(optimizer=dict(lr=lr))', ''),
+    ],
+)
 def test_top_level(text, warning, configs, capsys):
     Path('mine.py').write_text(f"_base_ = '{configs['detector']}'\n{text}\n")
     warn_of_settings(load_config('mine.py'), 'train')
@@ -70,9 +86,13 @@ def test_a_config_of_mm(capsys):
     assert not capsys.readouterr().out
 
 
-@pytest.mark.parametrize('option, meant', [
-    ('max_epochs=5', 'train_cfg.max_epochs'), ('optimizer.lr=1', 'optim_wrapper.optimizer.lr'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'option, meant',
+    [
+        ('max_epochs=5', 'train_cfg.max_epochs'),
+        ('optimizer.lr=1', 'optim_wrapper.optimizer.lr'),
+    ],
+)
 def test_options_that_change_a_variable(option, meant, configs, tmp_path, capsys):
     variables = 'max_epochs = 3\noptimizer = dict(lr=1e-3)\n'
     (tmp_path / 'mine.py').write_text(f"_base_ = '{configs['detector']}'\n{variables}")

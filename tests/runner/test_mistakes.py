@@ -83,67 +83,129 @@ SET = 'detector.py --cfg-options'
 INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint'
 
 
-@pytest.mark.parametrize('tool, command, complaint', [
-    # Configs and options
-    ('train', 'nowhere.py', 'no config at nowhere.py'),
-    ('train', 'syntax.py', 'config syntax.py: SyntaxError: '),
-    ('train', 'part.py', 'part.py has no model'),
-    ('train', f'{SET} default_scope=mmrotate', 'detector.py must set default_scope to mmdet'),
-    ('train', f'{SET} custom_imports.imports=nothing.here', 'custom_imports of detector.py: Fail'),
-    ('train', f'{SET} a', "--cfg-options takes key=value, not 'a'"),
-    ('train', f'{SET} trian_cfg.max_epochs=1', '--cfg-options trian_cfg.max_epochs: no setting has '
-     "the name 'trian_cfg'; did you mean 'train_cfg'?"),
-    ('train', f'{SET} train_dataloader=None', 'the config must set train_dataloader'),
-    ('infer', f'{DETECTOR} IMAGE --cfg-options test_dataloader=None', 'the config must set test_d'),
-    ('train', f'{SET} train_cfg.max_epochs=0', 'train_cfg.max_epochs must be a whole number, at'),
-    ('train', f'{SET} param_scheduler.0.milestones=a', 'param_scheduler.0.milestones must be a l'),
-    ('train', f'{SET} optim_wrapper.accumulative_counts=1.5', 'optim_wrapper.accumulative_counts '),
-    ('train', f'{SET} train_dataloader.sampler=None', 'train_dataloader.sampler must be a dict'),
-    ('train', 'no_sampler.py', 'train_dataloader must set sampler'),
-    ('test', f'{DETECTOR} --cfg-options test_dataloader.sampler.type=InfiniteSampler',
-     'test_dataloader.sampler must be one that ends, got InfiniteSampler'),
-    ('train', f'{SET} model.bbox_head.loss_cls.loss_name=ce', 'model.bbox_head.loss_cls.loss_name'),
-    ('train', f'{SET} optim_wrapper.type=ApexOptimWrapper --amp', '--amp needs an OptimWrapper'),
-    ('train', 'detector.py --launcher pytorch', '--launcher pytorch is for processes started'),
-    ('test', f'{DETECTOR} --out all.json', '--out must end in .pkl or .pickle'),
-    ('test', f'{DETECTOR} --tta --cfg-options test_dataloader.dataset.pipeline.1.scale=a',
-     '--tta needs tta_pipeline, or a Resize in the test pipeline with a scale'),
-    # Files
-    ('train', f'{SET} load_from=x.pth', 'no checkpoint at x.pth'),
-    ('train', f'{INIT}=None', 'init_cfg.checkpoint must be a path or an address'),
-    ('train', f'{SET} val_evaluator.ann_file=x', 'no annotations at '),
-    ('train', 'detector.py --work-dir syntax.py/x', 'cannot create the folder syntax.py/x: '),
-    ('train', 'detector.py --work-dir USED', 'USED already has checkpoints of a training'),
-    ('train', 'detector.py --resume nowhere.pth', 'no checkpoint at nowhere.pth'),
-    ('train', 'detector.py --resume torn.pth', 'torn.pth is not a complete checkpoint'),
-    ('test', 'detector.py torn.pth', 'torn.pth is not a complete checkpoint'),
-    ('infer', 'detector.py nowhere.pth syntax.py', 'no checkpoint at nowhere.pth'),
-    ('infer', f'{DETECTOR} nowhere.jpg', 'no image or folder at nowhere.jpg'),
-    ('infer', f'{DETECTOR} x --batch-size 0', '--batch-size must be at least 1, got 0'),
-    ('infer', f'{DETECTOR} x --gpu-memory 1G', '--gpu-memory needs --tile'),
-    ('infer', f'{DETECTOR} x --tile 100', 'tile and overlap must be multiples of 32'),
-    ('infer', f'{DETECTOR} x --tile 64 --memory much', "--memory must be a size such as 2GiB"),
-    ('infer', f'{DETECTOR} syntax.py --device gpu', 'no device gpu: '),
-    # Weights and classes
-    ('train', f'{INIT}=svt.pth', 'svt.pth: the checkpoint is of another arch'),
-    ('train', f'{SET} load_from=svt.pth', 'svt.pth: the checkpoint is of another arch'),
-    ('train', f'{SET} load_from=torn.pth', 'torn.pth is not a complete checkpoint'),
-    ('train', 'detector.py --resume training.pth', 'training.pth does not fit the model'),
-    ('test', 'segmentor.py detector.pth', 'detector.pth does not fit the model'),
-    ('infer', 'detector.py classes.pth IMAGE', 'classes.pth does not fit'),
-    ('train', f'{SET} model.bbox_head.num_classes=80',
-     'model.bbox_head has 80 classes but the train data have 10: set '
-     'model.bbox_head.num_classes=10, or change the classes of the data. If both are right, set '
-     'check_classes=False'),
-    ('train', 'segmentor.py --cfg-options model.decode_head.num_classes=150',
-     'model.decode_head has 150 classes but the train data have 11'),
-    ('train', f'{SET} train_dataloader.dataset.ann_file=reversed.json',
-     'reversed.json must have the classes of the train data in their order, zero, one'),
-    *((tool, f'{command} --cfg-options model.backbone.arch=pcpvt_smal',
-       "ValueError: unknown arch 'pcpvt_smal'; one of pcpvt_nano, ")
-      for tool, command in (
-          ('train', 'detector.py'), ('test', DETECTOR), ('infer', f'{DETECTOR} IMAGE'))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'tool, command, complaint',
+    [
+        # Configs and options
+        ('train', 'nowhere.py', 'no config at nowhere.py'),
+        ('train', 'syntax.py', 'config syntax.py: SyntaxError: '),
+        ('train', 'part.py', 'part.py has no model'),
+        ('train', f'{SET} default_scope=mmrotate', 'detector.py must set default_scope to mmdet'),
+        (
+            'train',
+            f'{SET} custom_imports.imports=nothing.here',
+            'custom_imports of detector.py: Fail',
+        ),
+        ('train', f'{SET} a', "--cfg-options takes key=value, not 'a'"),
+        (
+            'train',
+            f'{SET} trian_cfg.max_epochs=1',
+            '--cfg-options trian_cfg.max_epochs: no setting has '
+            "the name 'trian_cfg'; did you mean 'train_cfg'?",
+        ),
+        ('train', f'{SET} train_dataloader=None', 'the config must set train_dataloader'),
+        (
+            'infer',
+            f'{DETECTOR} IMAGE --cfg-options test_dataloader=None',
+            'the config must set test_d',
+        ),
+        (
+            'train',
+            f'{SET} train_cfg.max_epochs=0',
+            'train_cfg.max_epochs must be a whole number, at',
+        ),
+        (
+            'train',
+            f'{SET} param_scheduler.0.milestones=a',
+            'param_scheduler.0.milestones must be a l',
+        ),
+        (
+            'train',
+            f'{SET} optim_wrapper.accumulative_counts=1.5',
+            'optim_wrapper.accumulative_counts ',
+        ),
+        (
+            'train',
+            f'{SET} train_dataloader.sampler=None',
+            'train_dataloader.sampler must be a dict',
+        ),
+        ('train', 'no_sampler.py', 'train_dataloader must set sampler'),
+        (
+            'test',
+            f'{DETECTOR} --cfg-options test_dataloader.sampler.type=InfiniteSampler',
+            'test_dataloader.sampler must be one that ends, got InfiniteSampler',
+        ),
+        (
+            'train',
+            f'{SET} model.bbox_head.loss_cls.loss_name=ce',
+            'model.bbox_head.loss_cls.loss_name',
+        ),
+        (
+            'train',
+            f'{SET} optim_wrapper.type=ApexOptimWrapper --amp',
+            '--amp needs an OptimWrapper',
+        ),
+        ('train', 'detector.py --launcher pytorch', '--launcher pytorch is for processes started'),
+        ('test', f'{DETECTOR} --out all.json', '--out must end in .pkl or .pickle'),
+        (
+            'test',
+            f'{DETECTOR} --tta --cfg-options test_dataloader.dataset.pipeline.1.scale=a',
+            '--tta needs tta_pipeline, or a Resize in the test pipeline with a scale',
+        ),
+        # Files
+        ('train', f'{SET} load_from=x.pth', 'no checkpoint at x.pth'),
+        ('train', f'{INIT}=None', 'init_cfg.checkpoint must be a path or an address'),
+        ('train', f'{SET} val_evaluator.ann_file=x', 'no annotations at '),
+        ('train', 'detector.py --work-dir syntax.py/x', 'cannot create the folder syntax.py/x: '),
+        ('train', 'detector.py --work-dir USED', 'USED already has checkpoints of a training'),
+        ('train', 'detector.py --resume nowhere.pth', 'no checkpoint at nowhere.pth'),
+        ('train', 'detector.py --resume torn.pth', 'torn.pth is not a complete checkpoint'),
+        ('test', 'detector.py torn.pth', 'torn.pth is not a complete checkpoint'),
+        ('infer', 'detector.py nowhere.pth syntax.py', 'no checkpoint at nowhere.pth'),
+        ('infer', f'{DETECTOR} nowhere.jpg', 'no image or folder at nowhere.jpg'),
+        ('infer', f'{DETECTOR} x --batch-size 0', '--batch-size must be at least 1, got 0'),
+        ('infer', f'{DETECTOR} x --gpu-memory 1G', '--gpu-memory needs --tile'),
+        ('infer', f'{DETECTOR} x --tile 100', 'tile and overlap must be multiples of 32'),
+        ('infer', f'{DETECTOR} x --tile 64 --memory much', '--memory must be a size such as 2GiB'),
+        ('infer', f'{DETECTOR} syntax.py --device gpu', 'no device gpu: '),
+        # Weights and classes
+        ('train', f'{INIT}=svt.pth', 'svt.pth: the checkpoint is of another arch'),
+        ('train', f'{SET} load_from=svt.pth', 'svt.pth: the checkpoint is of another arch'),
+        ('train', f'{SET} load_from=torn.pth', 'torn.pth is not a complete checkpoint'),
+        ('train', 'detector.py --resume training.pth', 'training.pth does not fit the model'),
+        ('test', 'segmentor.py detector.pth', 'detector.pth does not fit the model'),
+        ('infer', 'detector.py classes.pth IMAGE', 'classes.pth does not fit'),
+        (
+            'train',
+            f'{SET} model.bbox_head.num_classes=80',
+            'model.bbox_head has 80 classes but the train data have 10: set '
+            'model.bbox_head.num_classes=10, or change the classes of the data. If both are '
+            'right, set check_classes=False',
+        ),
+        (
+            'train',
+            'segmentor.py --cfg-options model.decode_head.num_classes=150',
+            'model.decode_head has 150 classes but the train data have 11',
+        ),
+        (
+            'train',
+            f'{SET} train_dataloader.dataset.ann_file=reversed.json',
+            'reversed.json must have the classes of the train data in their order, zero, one',
+        ),
+        *(
+            (
+                tool,
+                f'{command} --cfg-options model.backbone.arch=pcpvt_smal',
+                "ValueError: unknown arch 'pcpvt_smal'; one of pcpvt_nano, ",
+            )
+            for tool, command in (
+                ('train', 'detector.py'),
+                ('test', DETECTOR),
+                ('infer', f'{DETECTOR} IMAGE'),
+            )
+        ),
+    ],
+)
 def test_before_a_run(tool, command, complaint, files, runners, capsys):
     assert TOOLS[tool].main(files(command).split()) == 2
     errors = capsys.readouterr().err
@@ -151,34 +213,63 @@ def test_before_a_run(tool, command, complaint, files, runners, capsys):
 
 
 SHORT = (
-    'train_cfg.max_epochs=1', 'train_dataloader.dataset.indices=2', 'val_cfg=None',
-    'val_dataloader=None', 'val_evaluator=None',
-)  # fmt: skip
+    'train_cfg.max_epochs=1',
+    'train_dataloader.dataset.indices=2',
+    'val_cfg=None',
+    'val_dataloader=None',
+    'val_evaluator=None',
+)
 RESIZE = 'test_dataloader.dataset.pipeline.1'
 
 
-@pytest.mark.parametrize('tool, options, complaint', [
-    # While building
-    ('train', 'train_dataloader.dataset.pipeline.2.scal=3', 'TypeError: '),
-    ('train', 'train_dataloader.dataset.filter_cfg.min_size=10000',
-     'ValueError: there are no images in the data set, or all are filtered out'),
-    ('train', 'model.type=RetinNet', "KeyError: 'RetinNet is not in the mmdet::model registry."),
-    ('train', 'randomness.seed=a', 'TypeError: '),
-    # While running
-    ('train', 'default_hooks.checkpoint.out_dir=/proc/x', 'FileNotFoundError: '),
-    ('train', 'model.neck.in_channels=[1,2,3,4]',
-     'RuntimeError: Given groups=1, weight of size'),
-    ('train', 'model.neck.in_channels=[32,64,128]',
-     'AssertionError: assert len(inputs) == len(self.in_channels)'),
-    ('train', 'activation_checkpointing=backbone',
-     'ValueError: activation_checkpointing of the whole backbone would leave'),
-    ('train', 'train_dataloader.dataset.pipeline.2.scale=(96,-96) train_dataloader.num_workers=1',
-     'error: Caught error in DataLoader worker process 0. '),
-    ('train', 'model.data_preprocessor.std=[0,0,0]', 'the first loss must be finite, got nan: che'),
-    ('infer', 'model.test_cfg.score_thr=a', 'Type'),
-    ('infer', f'{RESIZE}.scale=a', 'error: OpenCV'),
-    ('infer', 'test_dataloader.dataset.pipeline=[]', "KeyError: 'inputs'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'tool, options, complaint',
+    [
+        # While building
+        ('train', 'train_dataloader.dataset.pipeline.2.scal=3', 'TypeError: '),
+        (
+            'train',
+            'train_dataloader.dataset.filter_cfg.min_size=10000',
+            'ValueError: there are no images in the data set, or all are filtered out',
+        ),
+        (
+            'train',
+            'model.type=RetinNet',
+            "KeyError: 'RetinNet is not in the mmdet::model registry.",
+        ),
+        ('train', 'randomness.seed=a', 'TypeError: '),
+        # While running
+        ('train', 'default_hooks.checkpoint.out_dir=/proc/x', 'FileNotFoundError: '),
+        (
+            'train',
+            'model.neck.in_channels=[1,2,3,4]',
+            'RuntimeError: Given groups=1, weight of size',
+        ),
+        (
+            'train',
+            'model.neck.in_channels=[32,64,128]',
+            'AssertionError: assert len(inputs) == len(self.in_channels)',
+        ),
+        (
+            'train',
+            'activation_checkpointing=backbone',
+            'ValueError: activation_checkpointing of the whole backbone would leave',
+        ),
+        (
+            'train',
+            'train_dataloader.dataset.pipeline.2.scale=(96,-96) train_dataloader.num_workers=1',
+            'error: Caught error in DataLoader worker process 0. ',
+        ),
+        (
+            'train',
+            'model.data_preprocessor.std=[0,0,0]',
+            'the first loss must be finite, got nan: che',
+        ),
+        ('infer', 'model.test_cfg.score_thr=a', 'Type'),
+        ('infer', f'{RESIZE}.scale=a', 'error: OpenCV'),
+        ('infer', 'test_dataloader.dataset.pipeline=[]', "KeyError: 'inputs'"),
+    ],
+)
 def test_in_a_run(tool, options, complaint, files, capsys):
     options = options.split()
     command = {'train': 'detector.py --amp', 'test': SEGMENTOR, 'infer': f'{DETECTOR} IMAGE'}[tool]
@@ -285,12 +376,18 @@ def without_a_message() -> None:
     assert not 'x'
 
 
-@pytest.mark.parametrize('raises, line', [
-    (lambda: torch.nn.Conv2d(3, 4, 1)(torch.ones(1, 3, 2, 2).double()), 'RuntimeError: '),
-    (lambda: DATA_SAMPLERS.build({'type': lambda: int('a')}), 'ValueError: invalid literal'),
-    (in_a_worker, 'ValueError: Caught ValueError in DataLoader worker process 0. .* invalid lit'),
-    (without_a_message, "AssertionError: assert not 'x'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'raises, line',
+    [
+        (lambda: torch.nn.Conv2d(3, 4, 1)(torch.ones(1, 3, 2, 2).double()), 'RuntimeError: '),
+        (lambda: DATA_SAMPLERS.build({'type': lambda: int('a')}), 'ValueError: invalid literal'),
+        (
+            in_a_worker,
+            'ValueError: Caught ValueError in DataLoader worker process 0. .* invalid lit',
+        ),
+        (without_a_message, "AssertionError: assert not 'x'"),
+    ],
+)
 def test_the_traceback_is_in_a_file(raises, line, tmp_path):
     for folder in (tmp_path, None, tmp_path / 'nowhere'):
         with pytest.raises(UserError, match=line) as raised, explained(folder):
@@ -300,11 +397,14 @@ def test_the_traceback_is_in_a_file(raises, line, tmp_path):
         assert (path == tmp_path / 'traceback.txt') == (folder == tmp_path)
 
 
-@pytest.mark.parametrize('raises, kind', [
-    (interrupted, RuntimeError),
-    (lambda: os.write(os.open('/dev/full', os.O_WRONLY), b'x'), OSError),
-    (lambda: __import__('nothing_like_it'), ImportError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'raises, kind',
+    [
+        (interrupted, RuntimeError),
+        (lambda: os.write(os.open('/dev/full', os.O_WRONLY), b'x'), OSError),
+        (lambda: __import__('nothing_like_it'), ImportError),
+    ],
+)
 def test_what_a_command_explains_itself(raises, kind, tmp_path):
     """An interrupt, a full disk and a missing package, see `run_tool`."""
     with pytest.raises(kind), explained(tmp_path):

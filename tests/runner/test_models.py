@@ -52,11 +52,14 @@ def test_a_file_executes_no_code():
     assert fetch_checkpoint('a.pth') == {'state_dict': {'a': torch.ones(1)}}
 
 
-@pytest.mark.parametrize('error, message', [
-    (URLError('no route'), r'cannot download s3://a/b.pth \(.*no route'),
-    (ConnectionError('cannot download t://b: offline'), '^cannot download t://b: offline$'),
-    (RuntimeError('bad hash'), 'b.pth is not a complete checkpoint: bad hash'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'error, message',
+    [
+        (URLError('no route'), r'cannot download s3://a/b.pth \(.*no route'),
+        (ConnectionError('cannot download t://b: offline'), '^cannot download t://b: offline$'),
+        (RuntimeError('bad hash'), 'b.pth is not a complete checkpoint: bad hash'),
+    ],
+)
 def test_addresses(error, message, monkeypatch):
     load = mock.Mock(side_effect=error)
     monkeypatch.setattr('cpvt_pyramid.runner.models.CheckpointLoader.load_checkpoint', load)

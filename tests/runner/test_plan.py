@@ -54,11 +54,16 @@ def without_optional(cfg: Config) -> Config:
     return cfg
 
 
-@pytest.fixture(params=[
-    'detector', 'segmentor', 'detector without', 'rtmdet/rtmdet_l_convnext_b_4xb32-100e_coco.py',
-    'soft_teacher/soft-teacher_faster-rcnn_r50-caffe_fpn_180k_semi-0.1-coco.py',
-    'mmseg: unet/unet-s5-d16_fcn_4xb4-40k_drive-64x64.py',
-])  # fmt: skip
+@pytest.fixture(
+    params=[
+        'detector',
+        'segmentor',
+        'detector without',
+        'rtmdet/rtmdet_l_convnext_b_4xb32-100e_coco.py',
+        'soft_teacher/soft-teacher_faster-rcnn_r50-caffe_fpn_180k_semi-0.1-coco.py',
+        'mmseg: unet/unet-s5-d16_fcn_4xb4-40k_drive-64x64.py',
+    ]
+)
 def cfg(request, configs) -> Config:
     """Ours and others, that count epochs and iterations, with data sets in data sets."""
     kind = request.param

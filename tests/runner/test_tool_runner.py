@@ -22,9 +22,16 @@ class Growing(nn.Module):
         return x.sin().sum()
 
 
-@pytest.mark.parametrize('given, graphs', [
-    (True, 2), ({}, 2), ({'dynamic': False}, 2), ({'dynamic': True}, 1), (False, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'given, graphs',
+    [
+        (True, 2),
+        ({}, 2),
+        ({'dynamic': False}, 2),
+        ({'dynamic': True}, 1),
+        (False, 0),
+    ],
+)
 def test_compiled_for_each_size(given, graphs, monkeypatch):
     torch._dynamo.reset()  # torch 2.1 takes graphs of an earlier backend
     compiled, compile = [], torch.compile

@@ -45,13 +45,17 @@ def found(folder: Path, content: object, **options):
 
 
 NOT_COCO = (
-    '', '[' * 100_000, '{"images": [{"id": 1', '[1, 2]', '{"images": [{}], "annotations": []}',
+    '',
+    '[' * 100_000,
+    '{"images": [{"id": 1',
+    '[1, 2]',
+    '{"images": [{}], "annotations": []}',
     '{"images": [], "annotations": [], "categories": []}',
     '{"images": [3], "annotations": [], "categories": []}',
     '{"images": [{}], "annotations": [], "categories": [{"id": 1}]}',
     '{"images": [{}], "annotations": [], "categories": '
     '[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}',
-)  # fmt: skip
+)
 
 
 def test_not_a_coco_file(tmp_path):
@@ -105,11 +109,21 @@ DEFECTS = [  # what is done, the problem, its item, and how many images and anno
     (lambda folder, _: picture(folder / 'b.jpg', exif=TURNED), 'another size than', 'b.jpg', 3, 6),
     (change('annotations', 2, bbox=[3, 3, 0.5, 9]), 'warning: boxes narrower', 'b.jpg', 4, 8),
     (change('annotations', 2, bbox=[90, 3, 5, 9]), 'warning: boxes outside', 'b.jpg', 4, 8),
-    (lambda _, content: content['annotations'].append({**content['annotations'][0], 'id': 9}),
-     'warning: boxes that are there twice', 'annotation 9 of a.jpg', 4, 9),
-    (lambda _, content: content.update(annotations=content['annotations'][:6]),
-     'warning: images without annotations', 'd.jpg', 4, 6),
-]  # fmt: skip
+    (
+        lambda _, content: content['annotations'].append({**content['annotations'][0], 'id': 9}),
+        'warning: boxes that are there twice',
+        'annotation 9 of a.jpg',
+        4,
+        9,
+    ),
+    (
+        lambda _, content: content.update(annotations=content['annotations'][:6]),
+        'warning: images without annotations',
+        'd.jpg',
+        4,
+        6,
+    ),
+]
 
 
 @pytest.mark.parametrize('apply, problem, item, images, annotations', DEFECTS)

@@ -172,51 +172,109 @@ TEN_OF_CORNERS = [
 NC = f'train: images/train\nval: images/val\nnames: {list(CLASSES)}\nnc: 80'
 ALL = None  # are used: what is said is a warning
 DAMAGED = [  # what is in the folder, how many training images have no error, what is said
-    (coco_of(TEN_OF_CORNERS[:3]), ALL,
-     ['boxes that reach beyond their image; bbox is x, y, width and height']),
+    (
+        coco_of(TEN_OF_CORNERS[:3]),
+        ALL,
+        ['boxes that reach beyond their image; bbox is x, y, width and height'],
+    ),
     (coco_of(TEN_OF_CORNERS), 0, ['must be x, y, width and height, but these are x1, y1, x2, y2']),
     (coco_same_names, 0, ['images whose name fits several files: 000.png (a/000.png and b/']),
     # The other split has another image of this name.
-    (changed(layouts.coco_of_splits, lambda root: (root / 'train2017/001.png').unlink()), 3,
-     ['images that are missing: 001.png']),
-    (changed(coco_of(SCENES), replaced('images/001.png')), 2,
-     ['images that are not complete images: 001.png']),
-    (changed(layouts.coco_of_splits, replaced('annotations/*train*', '{"images": [')), 0,
-     ['is not complete JSON']),
-    (changed(coco_of(SCENES), replaced('all.json', '{"images": [')), 0,
-     ['is not complete JSON']),
+    (
+        changed(layouts.coco_of_splits, lambda root: (root / 'train2017/001.png').unlink()),
+        3,
+        ['images that are missing: 001.png'],
+    ),
+    (
+        changed(coco_of(SCENES), replaced('images/001.png')),
+        2,
+        ['images that are not complete images: 001.png'],
+    ),
+    (
+        changed(layouts.coco_of_splits, replaced('annotations/*train*', '{"images": [')),
+        0,
+        ['is not complete JSON'],
+    ),
+    (changed(coco_of(SCENES), replaced('all.json', '{"images": [')), 0, ['is not complete JSON']),
     (coco_of(SCENES, 'gif'), 0, ['images that OpenCV cannot read (GIF)']),
-    (changed(layouts.yolo_of_splits, replaced('data.yaml', NC)), ALL,
-     ['nc is 80, and there are 3 names']),
-    (changed(layouts.yolo_of_splits, lambda root: MORE[0].write(root / 'images/train/000.bmp')),
-     ALL, ['label files of several images: labels/train/000.txt']),
-    (changed(layouts.yolo_of_splits, spoil_yolo), 1,
-     ['images that are not complete images: images/train/000.png', 'lines that are neither',
-      'the names, 0 to 2', 'objects beyond the image']),
-    (changed(layouts.voc_of_2007, replaced('*/ImageSets/Main/train.txt', LISTED)), ALL,
-     ['images in a list of ImageSets that do not exist: 0077']),
+    (
+        changed(layouts.yolo_of_splits, replaced('data.yaml', NC)),
+        ALL,
+        ['nc is 80, and there are 3 names'],
+    ),
+    (
+        changed(layouts.yolo_of_splits, lambda root: MORE[0].write(root / 'images/train/000.bmp')),
+        ALL,
+        ['label files of several images: labels/train/000.txt'],
+    ),
+    (
+        changed(layouts.yolo_of_splits, spoil_yolo),
+        1,
+        [
+            'images that are not complete images: images/train/000.png',
+            'lines that are neither',
+            'the names, 0 to 2',
+            'objects beyond the image',
+        ],
+    ),
+    (
+        changed(layouts.voc_of_2007, replaced('*/ImageSets/Main/train.txt', LISTED)),
+        ALL,
+        ['images in a list of ImageSets that do not exist: 0077'],
+    ),
     # There is a label map of this name.
-    (changed(layouts.voc_of_2007, lambda root: (root / 'VOC2007/JPEGImages/000.png').unlink()), 1,
-     ['annotation files without an image: VOC2007/Annotations/000.xml']),
-    (changed(layouts.voc_of_folders,
-             lambda root: layouts.voc(root / 'both.xml', MORE[0], 'both.png')), 7,
-     ['annotation files that fit several images: both.xml (c/both.png and d']),
-    (changed(layouts.voc_of_two_years, voc_shared_image), ALL,
-     ['images with several annotation files, whose objects are all used']),
-    (changed(layouts.voc_of_two_years, spoil_voc), 1,
-     ['not complete XML', 'annotation files without an image', 'without a bndbox']),
+    (
+        changed(layouts.voc_of_2007, lambda root: (root / 'VOC2007/JPEGImages/000.png').unlink()),
+        1,
+        ['annotation files without an image: VOC2007/Annotations/000.xml'],
+    ),
+    (
+        changed(
+            layouts.voc_of_folders, lambda root: layouts.voc(root / 'both.xml', MORE[0], 'both.png')
+        ),
+        7,
+        ['annotation files that fit several images: both.xml (c/both.png and d'],
+    ),
+    (
+        changed(layouts.voc_of_two_years, voc_shared_image),
+        ALL,
+        ['images with several annotation files, whose objects are all used'],
+    ),
+    (
+        changed(layouts.voc_of_two_years, spoil_voc),
+        1,
+        ['not complete XML', 'annotation files without an image', 'without a bndbox'],
+    ),
     (maps_as_jpeg, ALL, ['label maps that are JPEGs']),
-    (changed(layouts.maps_of_voc, replaced('JPEGImages/*')), 0,
-     ['images that are not complete images: JPEGImages/000.png']),
-    (changed(layouts.maps_of_voc,
-             lambda root: Image.new('P', (9, 9)).save(root / 'SegmentationClass/001.png')), 1,
-     ['label maps of another size than their image: JPEGImages/001.png']),
-    (changed(layouts.maps_of_voc, replaced('ImageSets/Segmentation/train.txt', LISTED)), ALL,
-     ['images in a list of ImageSets that do not exist: 0077']),
-    (maps_spoiled, 3,
-     ['images without a label map', 'maps that are not complete', 'images that are not complete']),
+    (
+        changed(layouts.maps_of_voc, replaced('JPEGImages/*')),
+        0,
+        ['images that are not complete images: JPEGImages/000.png'],
+    ),
+    (
+        changed(
+            layouts.maps_of_voc,
+            lambda root: Image.new('P', (9, 9)).save(root / 'SegmentationClass/001.png'),
+        ),
+        1,
+        ['label maps of another size than their image: JPEGImages/001.png'],
+    ),
+    (
+        changed(layouts.maps_of_voc, replaced('ImageSets/Segmentation/train.txt', LISTED)),
+        ALL,
+        ['images in a list of ImageSets that do not exist: 0077'],
+    ),
+    (
+        maps_spoiled,
+        3,
+        [
+            'images without a label map',
+            'maps that are not complete',
+            'images that are not complete',
+        ],
+    ),
     (lambda root: SCENES[0].write(root / 'a.png'), 0, ['must have boxes for a detector']),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize('build, left, said', DAMAGED)

@@ -226,9 +226,14 @@ def test_yolo_of_darknet_with_splits(with_data_file, tmp_path):
     assert found.notes == ['1 labelled images are left out: no list has them']
 
 
-@pytest.mark.parametrize('first, second, is_wrong', [
-    ('train/labels', 'val/labels', True), ('', 'train', True), ('train', 'val', False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'first, second, is_wrong',
+    [
+        ('train/labels', 'val/labels', True),
+        ('', 'train', True),
+        ('train', 'val', False),
+    ],
+)
 def test_yolo_with_two_files_of_classes(first, second, is_wrong, tmp_path):
     """In another order; or the first ones of the other."""
     for split, scenes in layouts.SPLITS:

@@ -85,23 +85,32 @@ def test_logs_of_mmengine_itself(tmp_path, monkeypatch, by_epoch: bool) -> None:
             return {'mIoU': float(runner.iter)}
 
     loader = {
-        'batch_size': 1, 'num_workers': 0, 'dataset': [{'inputs': torch.zeros(1)}] * 10,
+        'batch_size': 1,
+        'num_workers': 0,
+        'dataset': [{'inputs': torch.zeros(1)}] * 10,
         'sampler': {'type': 'DefaultSampler', 'shuffle': False},
-    }  # fmt: skip
+    }
     loop = {'max_epochs': 4, 'val_interval': 2} if by_epoch else {'max_iters': 9, 'val_interval': 4}
     # It looks at the machine's compilers, which takes seconds.
     monkeypatch.setattr('mmengine.runner.runner.collect_env', dict)
     runner = Runner(
-        Model(), str(tmp_path / 'run'), loader, loader,
-        train_cfg={'by_epoch': by_epoch, **loop}, val_cfg={}, val_evaluator=[Metric()],
+        Model(),
+        str(tmp_path / 'run'),
+        loader,
+        loader,
+        train_cfg={'by_epoch': by_epoch, **loop},
+        val_cfg={},
+        val_evaluator=[Metric()],
         optim_wrapper={'optimizer': {'type': 'SGD', 'lr': 0.01}},
         default_hooks={
             'logger': {'type': 'LoggerHook', 'interval': 2, 'log_metric_by_epoch': by_epoch},
             'checkpoint': None,
         },
-        log_processor={'by_epoch': by_epoch}, default_scope='mmengine', log_level='ERROR',
+        log_processor={'by_epoch': by_epoch},
+        default_scope='mmengine',
+        log_level='ERROR',
         experiment_name=f'curves_{by_epoch}',
-    )  # fmt: skip
+    )
     runner.train()
     curves = read_curves(tmp_path / 'run')
     assert validated == ([20, 40] if by_epoch else [4, 8, 9])

@@ -25,10 +25,13 @@ def test_two_processes_write_one_config_and_train(sample_dataset):
     assert [path.name for path in Path('work_dirs').glob('*.py')] == ['mes données d_été.py']
 
 
-@pytest.mark.parametrize('data, base', [
-    ('coco', 'retinanet_cpvt_s.py'),
-    ('ade', 'semantic_fpn_cpvt_s.py'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'data, base',
+    [
+        ('coco', 'retinanet_cpvt_s.py'),
+        ('ade', 'semantic_fpn_cpvt_s.py'),
+    ],
+)
 def test_the_base_is_for_the_kind_of_data(data, base, sample_dataset, capsys):
     out = from_folder.config_of_data(sample_dataset / data, None, 'new/work')
     assert out == 'new/work.py'
@@ -47,12 +50,18 @@ def test_the_base_is_for_the_kind_of_data(data, base, sample_dataset, capsys):
     assert Path(out).read_text() == 'mine'
 
 
-@pytest.mark.parametrize('arguments, complaint', [
-    (['empty'], 'empty is empty'),
-    (['empty', '--base', 'nowhere.py'], 'no config at nowhere.py'),
-    ([DEMO, '--base', DEMO], '--base and --assign are for a folder with data, got the file '),
-    (['empty', '--launcher', 'pytorch'], '--launcher pytorch is for processes started by pytorch'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'arguments, complaint',
+    [
+        (['empty'], 'empty is empty'),
+        (['empty', '--base', 'nowhere.py'], 'no config at nowhere.py'),
+        ([DEMO, '--base', DEMO], '--base and --assign are for a folder with data, got the file '),
+        (
+            ['empty', '--launcher', 'pytorch'],
+            '--launcher pytorch is for processes started by pytorch',
+        ),
+    ],
+)
 def test_mistakes(arguments, complaint, monkeypatch, capsys):
     monkeypatch.delenv('RANK', raising=False)
     Path('empty').mkdir()

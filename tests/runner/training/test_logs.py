@@ -60,10 +60,12 @@ def test_a_training_logs_to_everything(configs, monkeypatch):
 
 def test_settings_of_the_config_are_kept_and_a_missing_package_is_named(monkeypatch):
     backends = [{'type': 'TensorboardVisBackend', 'save_dir': 'mine'}]
-    cfg = Config({
-        'visualizer': {'type': 'DetLocalVisualizer', 'vis_backends': backends},
-        'log_processor': {'type': 'MyLogProcessor'},
-    })  # fmt: skip
+    cfg = Config(
+        {
+            'visualizer': {'type': 'DetLocalVisualizer', 'vis_backends': backends},
+            'log_processor': {'type': 'MyLogProcessor'},
+        }
+    )
     for _ in range(2):
         apply(cfg, logs.plan_logs(cfg, ['tensorboard', 'mlflow'], 'work'))
     assert [b['save_dir'] for b in cfg.visualizer.vis_backends] == ['mine', 'work/mlflow']

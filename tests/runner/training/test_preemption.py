@@ -94,9 +94,12 @@ def whole(configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 def test_epochs(configs, whole, capsys):
     """The last iteration of an epoch, an evaluation, an iteration, and while writing."""
     moments = [
-        ('iteration', 3, TERM), ('evaluation', 3, USR1), ('iteration', 5, USR1),
-        ('checkpoint', 6, TERM), ('evaluation', 9, 0),
-    ]  # fmt: skip
+        ('iteration', 3, TERM),
+        ('evaluation', 3, USR1),
+        ('iteration', 5, USR1),
+        ('checkpoint', 6, TERM),
+        ('evaluation', 9, 0),
+    ]
     statuses = run(BY_EPOCHS, configs['detector'], moments, workers=1)
     assert statuses == [75, 75, 75, 75, 130, 0]
     said = re.findall(
@@ -122,10 +125,13 @@ def test_iterations(configs, whole):
         assert ('gradients' in ours) == (name == 'iter_10.pth')
 
 
-@pytest.mark.parametrize('name, template, moments, torn, left, last', [
-    ('detector', BY_EPOCHS, [], 'epoch_2.pth', 'epoch_1.pth', 'epoch_3.pth'),
-    ('segmentor', BY_ITERATIONS, [('iteration', 8, 9)], None, 'iter_5.pth', 'iter_12.pth'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'name, template, moments, torn, left, last',
+    [
+        ('detector', BY_EPOCHS, [], 'epoch_2.pth', 'epoch_1.pth', 'epoch_3.pth'),
+        ('segmentor', BY_ITERATIONS, [('iteration', 8, 9)], None, 'iter_5.pth', 'iter_12.pth'),
+    ],
+)
 def test_killed(configs, whole, name, template, moments, torn, left, last):
     """While writing a checkpoint, of which one is kept; or after 8 of 12 iterations. The references
     have no data workers."""
@@ -177,9 +183,13 @@ def test_resume_keeps_a_seed_that_the_config_leaves_open(whole, tmp_path):
     assert resume.plan_resuming(cfg) == []
 
 
-@pytest.mark.parametrize('cause, status, said', [
-    ('signal', 143, 'cpvt train: terminated; '), ('full disk', 2, 'work/preempted.pth; '),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'cause, status, said',
+    [
+        ('signal', 143, 'cpvt train: terminated; '),
+        ('full disk', 2, 'work/preempted.pth; '),
+    ],
+)
 def test_stopping_fails(cause, status, said, configs, monkeypatch, capsys):
     """A second signal while the checkpoint is written, after it was checked that both are not one
     signal that was delivered twice; a full disk."""
@@ -219,11 +229,14 @@ def test_stopping_early(tmp_path):
     assert loop.stop_training
 
 
-@pytest.mark.parametrize('main, metrics', [
-    ('coco_panoptic/PQ', ('coco_panoptic/SQ', 'coco_panoptic/PQ', 'coco/segm_mAP')),
-    ('mDice', ('aAcc', 'mDice', 'mAcc')),
-    (None, ('strange', 'b')),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'main, metrics',
+    [
+        ('coco_panoptic/PQ', ('coco_panoptic/SQ', 'coco_panoptic/PQ', 'coco/segm_mAP')),
+        ('mDice', ('aAcc', 'mDice', 'mAcc')),
+        (None, ('strange', 'b')),
+    ],
+)
 def test_the_best_checkpoint_is_by_the_main_metric(main, metrics, tmp_path):
     """Without one that is known there is none, and no error: configs do not ask for one."""
     runner = mock.Mock(epoch=1, iter=2, message_hub=MessageHub('here'))

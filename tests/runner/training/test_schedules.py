@@ -46,13 +46,16 @@ def test_what_counts_in_iterations_is_scaled():
     assert cfg.default_hooks == never
 
 
-@pytest.mark.parametrize('changes, said', [
-    ({}, ['a step has 4 images', 'the learning rate is for 8', '0.5 times the images']),
-    ({'optim_wrapper': {'accumulative_counts': 2}}, ['a step has 8 images', '0.5 times the']),
-    ({'train_cfg': {'max_epochs': 2}}, ['a step has 4 images', 'the learning rate is for 8']),
-    ({'train_dataloader': {'batch_size': 8}}, []),
-    ({'auto_scale_lr': None}, []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'changes, said',
+    [
+        ({}, ['a step has 4 images', 'the learning rate is for 8', '0.5 times the images']),
+        ({'optim_wrapper': {'accumulative_counts': 2}}, ['a step has 8 images', '0.5 times the']),
+        ({'train_cfg': {'max_epochs': 2}}, ['a step has 4 images', 'the learning rate is for 8']),
+        ({'train_dataloader': {'batch_size': 8}}, []),
+        ({'auto_scale_lr': None}, []),
+    ],
+)
 def test_a_run_says_what_is_not_scaled(changes, said):
     cfg = training(**changes)
     assert plan_scaling(cfg, 1, scale_lr=False, scale_iters=False) == []
@@ -61,11 +64,17 @@ def test_a_run_says_what_is_not_scaled(changes, said):
     assert len(parts) == len(said) and all(map(str.__contains__, parts, said))
 
 
-@pytest.mark.parametrize('changes, message', [
-    ({'auto_scale_lr': None}, 'must set auto_scale_lr.base_batch_size to a number of images, got'),
-    ({'train_cfg': {'max_epochs': 2}}, 'epochs have the same images'),
-    ({'param_scheduler': {'type': 'ExponentialLR', 'gamma': 0.9, 'by_epoch': False}}, 'gamma'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        (
+            {'auto_scale_lr': None},
+            'must set auto_scale_lr.base_batch_size to a number of images, got',
+        ),
+        ({'train_cfg': {'max_epochs': 2}}, 'epochs have the same images'),
+        ({'param_scheduler': {'type': 'ExponentialLR', 'gamma': 0.9, 'by_epoch': False}}, 'gamma'),
+    ],
+)
 def test_what_cannot_be_scaled_is_an_error(changes, message):
     with pytest.raises(UserError, match=message):
         plan_scaling(training(**changes), 1, scale_lr=False, scale_iters=True)

@@ -69,11 +69,14 @@ def test_a_one_cycle_schedule_respects_layer_decay_and_auto_scale_lr(configs):
     assert 'eta_max is scaled by the learning rate of each parameter group' in log
 
 
-@pytest.mark.parametrize('setting, what', [
-    ('model.backbone.init_cfg.checkpoint', 'https://a.invalid/b.pth'),
-    ('model.init_cfg.checkpoint', 'the weights in an init_cfg'),
-    ('load_from', 'https://a.invalid/b.pth'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'setting, what',
+    [
+        ('model.backbone.init_cfg.checkpoint', 'https://a.invalid/b.pth'),
+        ('model.init_cfg.checkpoint', 'the weights in an init_cfg'),
+        ('load_from', 'https://a.invalid/b.pth'),
+    ],
+)
 def test_an_address_that_cannot_be_reached(setting, what, configs, monkeypatch, capsys):
     offline = mock.Mock(side_effect=URLError('no route'))
     monkeypatch.setattr('mmengine.runner.checkpoint.load_url', offline)

@@ -33,7 +33,7 @@ case "$*" in
     echo "CFLAGS $CFLAGS" >> log
     echo "[1/1]" ;;
   *.whl) for wheel; do :; done; cp "$wheel" "$venv/wheel" ;;
-  "-") echo "torch-cp311-${DEVICE:-cpu}" ;;
+  "tools/mmcv_build.py") echo "torch-cp311-${DEVICE:-cpu}" ;;
   "- "*-cpu) [ -e "$venv/wheel" ] ;;
   "- "*) [ -e "$venv/wheel" ] && [ "torch-cp311-$(cat "$venv/wheel")" = "$3" ] ;;
 esac

@@ -3,6 +3,8 @@
 #          dist_train.sh CONFIG GPUS [OPTION OF train.py ...]
 # Train with GPUS processes on this machine: one per GPU or, without GPUs, on the CPU.
 [ $# -ge 2 ] || { sed -n '2,4s/^# //p' "$0" >&2; exit 2; }
+# Without an activated environment, that of `make setup`.
+[ "${VIRTUAL_ENV-}${CONDA_PREFIX-}" ] || PATH=$(cd "$(dirname "$0")/.." && pwd)/.venv/bin:$PATH
 "${PYTHON:-python}" -m torch.distributed.run \
   --nnodes="${NNODES:-1}" --node_rank="${NODE_RANK:-0}" --nproc_per_node="$2" \
   --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${PORT:-29500}" \

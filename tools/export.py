@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 import sys
 
-from cpvt_pyramid.__main__ import main
+from _checkout import main
 
 sys.exit(main(['export', *sys.argv[1:]]))

@@ -59,7 +59,7 @@ OPTIONAL = {
 # mmcv is in no extra, see pyproject.toml. It requires opencv-python, and another distribution of
 # cv2 must not be installed over that one.
 COMPILED_LATER = {'mmcv', 'cv2'}
-OURS = {'benchmarks', 'cpvt_pyramid', 'experiments'}
+OURS = {'_checkout', 'benchmarks', 'cpvt_pyramid', 'experiments'}
 # The import names of distributions that are called otherwise.
 IMPORT_NAMES = {
     'mlflow-skinny': 'mlflow',

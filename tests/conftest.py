@@ -1,6 +1,7 @@
 import importlib.util
 import os
 import re
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ import older_torch
 import pytest
 import torch
 from support import ROOT, clear_global_instances
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background process of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 IN_EMPTY_FOLDERS = {'results', 'runner', 'runtime', 'tooling'}
 HAS_MM = importlib.util.find_spec('mmengine') is not None

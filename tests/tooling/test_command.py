@@ -17,11 +17,7 @@ from cpvt_pyramid.tooling.command import UserError, parser_of, run_command, run_
 
 
 @pytest.mark.parametrize('signum, said, status', [(2, 'interrupted', 130), (15, 'terminated', 143)])
-def test_signals_unwind_and_give_the_status(signum, said, status, tmp_path, capsys, request):
-    # Background processes of a shell ignore interrupts.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-
+def test_signals_unwind_and_give_the_status(signum, said, status, tmp_path, capsys):
     def write() -> None:
         with files.atomic_write(tmp_path / 'file') as partial:
             partial.write_text('ha')

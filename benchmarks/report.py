@@ -138,7 +138,7 @@ def report(
     if unknown := set(parts) - set(known):
         raise UserError(f'no part {min(unknown)}; one of {", ".join(known)}')
     if device == 'cuda' and not torch.cuda.is_available():
-        raise UserError('this torch finds no GPU; python -m cpvt_pyramid.doctor tells you why')
+        raise UserError('this torch finds no GPU; cpvt doctor tells you why')
     name = 'gpu' if device == 'cuda' else device
     folder = make_folder(out or f'work_dirs/{name}-report')
     page = folder / 'report.md'

@@ -5,7 +5,7 @@ from cpvt_pyramid.runtime import Predictor
 found = Predictor('model.onnx')('photo.jpg')
 found.draw().save('overlay.png')
 
-python -m cpvt_pyramid.runtime model.onnx 'photos/*.jpg' --out-dir predictions
+cpvt run model.onnx 'photos/*.jpg' --out-dir predictions
 """
 
 from ..results.predictions import Detections, LabelMap

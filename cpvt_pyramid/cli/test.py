@@ -91,7 +91,7 @@ def test(
         plan = (*plan_good_parts(cfg, good_parts), *plan)
         if rank() == 0:
             show_plan(plan, config)
-            save_plan(plan, config, folder)
+            save_plan(plan, config, folder / 'test.plan.txt')
         apply(cfg, plan)
     with explained(folder):
         runner = ToolRunner.from_cfg(cfg)

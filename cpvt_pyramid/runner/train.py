@@ -55,7 +55,7 @@ def run_training(config: str, options: TrainingOptions) -> None:
         plan = complete_plan(cfg, options, work_dir, start)
         if rank() == 0:
             show_plan(plan, config)
-            save_plan(plan, config, work_dir)
+            save_plan(plan, config, work_dir / 'train.plan.txt')
         apply(cfg, plan)
     with explained(work_dir):
         runner = build_runner(cfg, options.launcher, start)

@@ -114,6 +114,7 @@ def test_two_processes_find_what_one_finds(untrained, configs, kind):
     assert in_processes(1, partial(work, folder='one')) == [(0, mock.ANY)]
     found = in_processes(2, lambda rank: work(rank, 'two', '--launcher', 'pytorch'))
     assert [status for status, _ in found] == [0, 0], found
+    assert 'custom_hooks += [PictureHook' in Path('two/work/test.plan.txt').read_text()
     tables = [
         re.findall(r'^[\w/]+ +-?[\d.e-]+$', Path(folder, 'out0').read_text(), re.M)
         for folder in ('one', 'two')

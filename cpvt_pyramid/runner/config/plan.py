@@ -15,7 +15,6 @@ from mmengine.config import Config
 from ...tooling.files import write_text
 from .parts import kind_of
 
-FILE = 'plan.txt'  # in the work dir
 LONGEST = 60  # letters of a change on the terminal; the file has all
 
 
@@ -157,7 +156,7 @@ def show_plan(plan: Plan, config: str) -> None:
         print(f'  {line}')
 
 
-def save_plan(plan: Plan, config: str, work_dir: Path) -> None:
-    """Write a plan into the work dir."""
+def save_plan(plan: Plan, config: str, file: Path) -> None:
+    """Write a plan; a training and a test in one work dir have files of their own."""
     text = ''.join(f'{line}\n' for line in plan_lines(plan))
-    write_text(work_dir / FILE, f'# Changed in {config}\n{text}')
+    write_text(file, f'# Changed in {config}\n{text}')

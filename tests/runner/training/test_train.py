@@ -42,6 +42,7 @@ def test_mixed_precision_on_the_cpu_and_auto_scale_lr(configs):
     assert train.main([*command, '--cfg-options', *options]) == 0
     cfg = Config.fromfile('work/detector.py')
     assert cfg.optim_wrapper.type == 'BFloat16OptimWrapper'
+    assert '# --amp' in Path('work/train.plan.txt').read_text()
     losses = logged(Path('work/epoch_1.pth'), 'loss')
     assert np.isfinite(losses).all() and losses[0] != losses[-1]
     assert logged(Path('work/epoch_1.pth'), 'lr')[0] == pytest.approx(1e-3 * 4 / 16)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from ..tooling.command import UserError, run_command
+from ..tooling.command import UserError, check_at_least, run_command
 
 
 def analyse(
@@ -47,8 +47,7 @@ def analyse(
     if not out.endswith('.html'):
         raise UserError(f'--out must end in .html, got {out}')
     check_score_thr(score_thr)
-    if worst < 0:
-        raise UserError(f'--worst must be at least 0, got {worst}')
+    check_at_least('--worst', worst, 0)
     check_file(out)
     cfg = load_config(config, cfg_options)
     check_data(cfg, 'test')

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, Optional
 
-from ..tooling.command import UserError, run_command
+from ..tooling.command import UserError, check_at_least, run_command
 
 
 def check_data(
@@ -44,8 +44,7 @@ def check_data(
     from ..runner.datasets.page import write_data_page
     from ..tooling.files import make_folder
 
-    if samples < 0:
-        raise UserError(f'--samples must be at least 0, got {samples}')
+    check_at_least('--samples', samples, 0)
     folder = Path(out_dir)
     with TemporaryDirectory() as temporary:
         if Path(source).is_dir():
@@ -54,7 +53,8 @@ def check_data(
         elif assign:
             raise UserError(f'--assign needs a folder with data, got {source}')
         else:
-            cfg, found = load_config(source, cfg_options), []
+            cfg = load_config(source, cfg_options)
+            found = []
             check_data(cfg, *splits)
         make_folder(folder)
         errors, _ = check_contents(cfg, *splits, folder=folder, found=found, compare=True)

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..tooling.command import UserError, run_command
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -57,8 +59,6 @@ def convert_weights(
         backbone_only: leave out a classifier's head
         safetensors: write a .safetensors file
     """
-    from ..tooling.command import UserError
-
     try:
         path, is_new = convert(source, to, out, backbone_only, safetensors)
     except (OSError, ValueError) as error:
@@ -228,6 +228,4 @@ def model_of(ours: dict[str, Tensor]) -> CPVTPyramid | CPVT:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from ..tooling.command import run_command
-
     return run_command(convert_weights, argv)

@@ -16,6 +16,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..tooling.command import UserError, check_at_least, one_line, run_command
+
 if TYPE_CHECKING:
     from mmengine.config import Config
     from torch import nn
@@ -69,12 +71,10 @@ def count(
 ) -> list[Row]:
     """The model first, then its submodules that have parameters or FLOPs."""
     from ..runner.config.load import load_config
-    from ..tooling.command import UserError
 
     if min(size) < 1:
         raise UserError(f'--size must be at least 1 1, got {size[0]} {size[1]}')
-    if depth < 0:
-        raise UserError(f'--depth must be at least 0, got {depth}')
+    check_at_least('--depth', depth, 0)
     model, counter = counted(load_config(config, cfg_options), size)
     return list(rows_of(model, counter, depth))
 
@@ -90,7 +90,6 @@ def counted(cfg: Config, size: tuple[int, int]) -> tuple[nn.Module, Counter]:
     from ..flops import Counter
     from ..mm.samples import data_sample
     from ..runner.models import build_model
-    from ..tooling.command import UserError, one_line
 
     torch.manual_seed(0)
     model = build_model(cfg, 'cpu')
@@ -120,6 +119,4 @@ def rows_of(model: nn.Module, counter: Counter, depth: int) -> Iterator[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from ..tooling.command import run_command
-
     return run_command(get_flops, argv)

@@ -39,17 +39,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Optional, Union
 
-from ..tooling.command import UserError, one_line, run_command
+from ..tooling.command import UserError, check_at_least, one_line, run_command
 from ..tooling.files import Format
 
 if TYPE_CHECKING:
     from ..runner.inference import BatchPredictor
     from ..runner.inference.large_images import LargeImage, Tiling
-    from ..runner.inference.writing import Named, Skipped
+    from ..runner.inference.writing import Skipped
+    from ..tooling.inputs import Named
 
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
 MANY = 100  # images, for which other commands are worth their start
-INTERRUPTED = 'finished results are in {out_dir}; --skip-existing keeps them'
+WHEN_STOPPED = 'finished results are in {out_dir}; --skip-existing keeps them'
 
 
 def infer(
@@ -218,14 +219,9 @@ def infer_exported(
 
 
 def check_options(workers: int, batch_size: int, ray_workers: Optional[int]) -> None:
-    at_least('workers', workers, 0)
-    at_least('batch-size', batch_size, 1)
-    at_least('ray-workers', ray_workers, 1)
-
-
-def at_least(name: str, value: Optional[int], least: int) -> None:
-    if value is not None and value < least:
-        raise UserError(f'--{name} must be at least {least}, got {value}')
+    check_at_least('--workers', workers, 0)
+    check_at_least('--batch-size', batch_size, 1)
+    check_at_least('--ray-workers', ray_workers, 1)
 
 
 def tiling_of_options(
@@ -351,4 +347,4 @@ def write_on_ray(
 def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     is_exported = any(Path(argument).suffix in EXPORTED for argument in arguments)
-    return run_command(infer_exported if is_exported else infer, argv, INTERRUPTED)
+    return run_command(infer_exported if is_exported else infer, argv, WHEN_STOPPED)

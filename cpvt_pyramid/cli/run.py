@@ -62,9 +62,9 @@ def run(
     from tqdm import tqdm
 
     from ..results.formats import Output
-    from ..runtime.files import Named, write_predictions
+    from ..runtime.files import write_predictions
     from ..runtime.predictor import Predictor
-    from ..tooling.inputs import find_inputs, name_results
+    from ..tooling.inputs import Named, find_inputs, name_results
     from ..tooling.progress import progress
 
     found = find_inputs(inputs, out_dir=out_dir)

@@ -18,14 +18,12 @@ from tqdm import tqdm
 
 from ..tooling.command import UserError
 from ..tooling.files import Format, atomic_write, make_folder, path_from, write_text
-from ..tooling.inputs import IMAGES, is_video
+from ..tooling.inputs import IMAGES, Named, is_video
 from ..tooling.rasters import ReadError, import_rasterio, open_raster
 from .drawing import label_counts, painted_classes
 from .polygons import one_polygon, outlines, regions, ring_area
 from .predictions import Kind
 from .records import bounding_box, coco_fields, mask_of, run_lengths
-
-Named = Sequence[tuple[Path, str]]  # images, and the names of their results
 
 COLUMNS = ('image', 'class', 'score', 'x1', 'y1', 'x2', 'y2', 'area')
 LONGITUDE_LATITUDE = 'urn:ogc:def:crs:OGC:1.3:CRS84'
@@ -49,7 +47,7 @@ class Output(NamedTuple):
     kind: Kind
     classes: Sequence[str]
 
-    def check(self, named: Named, tiled: bool = False) -> None:
+    def check(self, named: Sequence[Named], tiled: bool = False) -> None:
         """Check, before a run, that the results of images can be written in the format."""
         if not self.format:
             return
@@ -65,19 +63,19 @@ class Output(NamedTuple):
         if has_outlines or self.format == 'geojson' and any(may_be_located(p) for p, _ in named):
             import_rasterio(f'--format {self.format}')
 
-    def write(self, named: Named) -> None:
+    def write(self, named: Sequence[Named]) -> None:
         """Write the results of images, which are in the folder, in the format."""
         if self.format:
             named = tqdm(named, f'writing {self.format}', leave=False, delay=3)
             WRITERS[self.format](self, named)
 
-    def report(self, done: Named, inputs: int) -> None:
+    def report(self, done: Sequence[Named], inputs: int) -> None:
         """Print how many of the inputs have results, and what was found."""
         print(f'{len(done)} of {inputs} done: results in {self.folder}')
         if any(not is_video(path) for path, _ in done):
             print(f'found in images: {self.summary(done) or "nothing"}')
 
-    def summary(self, named: Named) -> str:
+    def summary(self, named: Sequence[Named]) -> str:
         """What was found in images: the number of objects of each class, or the share of pixels."""
         counts: Counter[str] = Counter()
         for path, name in tqdm(named, 'counting', leave=False, delay=3):
@@ -101,7 +99,7 @@ class Output(NamedTuple):
         return ', '.join(found)
 
 
-def results_of(output: Output, named: Named) -> Iterator[ImageResult]:
+def results_of(output: Output, named: Sequence[Named]) -> Iterator[ImageResult]:
     """Read what a run wrote for images."""
     for path, name in named:
         if output.kind == 'labels':
@@ -158,7 +156,7 @@ def count_labels(path: Path) -> np.ndarray:
 # Formats
 
 
-def write_coco(output: Output, named: Named) -> None:
+def write_coco(output: Output, named: Sequence[Named]) -> None:
     """coco.json: a data set of the images whose annotations have scores."""
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
@@ -182,7 +180,7 @@ def write_coco(output: Output, named: Named) -> None:
     write_text(output.folder / 'coco.json', json.dumps(content))
 
 
-def write_yolo(output: Output, named: Named) -> None:
+def write_yolo(output: Output, named: Sequence[Named]) -> None:
     """yolo/labels/NAME.txt: on each line a class and a box or a polygon, in shares of the image.
     yolo/classes.txt: the names."""
     root = output.folder / 'yolo'
@@ -203,7 +201,7 @@ def write_yolo(output: Output, named: Named) -> None:
     write_text(root / 'classes.txt', ''.join(f'{name}\n' for name in output.classes))
 
 
-def write_labelme(output: Output, named: Named) -> None:
+def write_labelme(output: Output, named: Sequence[Named]) -> None:
     """labelme/NAME.json: rectangles or polygons, to open in labelme. Parts of an object share a
     group; the score is the description."""
     is_map = output.kind == 'labels'
@@ -252,7 +250,7 @@ def shapes_of_labelme(item: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def write_csv(output: Output, named: Named) -> None:
+def write_csv(output: Output, named: Sequence[Named]) -> None:
     """predictions.csv: a line for each object, or for each class in a label map."""
     with atomic_write(output.folder / 'predictions.csv') as draft:
         with draft.open('w', encoding='utf-8', errors='surrogateescape', newline='') as file:
@@ -285,7 +283,7 @@ def box_corners(box: Sequence[float]) -> np.ndarray:
 # GeoJSON. The polygons of an object are lists of rings, the outer one first.
 
 
-def write_geojson(output: Output, named: Named) -> None:
+def write_geojson(output: Output, named: Sequence[Named]) -> None:
     """NAME.geojson: a feature for each object, or each region of a label map, along the borders of
     its pixels.
 
@@ -392,7 +390,7 @@ def moved_ring(transform: Any, ring: Sequence, counterclockwise: bool) -> list[l
     return points.tolist()
 
 
-WRITERS: dict[str, Callable[[Output, Named], None]] = {
+WRITERS: dict[str, Callable[[Output, Sequence[Named]], None]] = {
     'coco': write_coco,
     'yolo': write_yolo,
     'labelme': write_labelme,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Optional
 from mmengine.config import Config
 from mmengine.dist import get_world_size
 
-from ..tooling.command import Preempted, UserError, exit_on_signal, rank
+from ..tooling.command import Preempted, UserError, check_at_least, exit_on_signal, rank
 from ..tooling.files import locked, make_folder
 from .config import check
 from .config.explain import explained
@@ -109,8 +109,7 @@ def check_training(cfg: Config, options: TrainingOptions) -> None:
     """Check what can be checked before the data are read and the model is built."""
     check.check_settings(cfg, 'train_cfg', 'train_dataloader', 'optim_wrapper')
     if options.early_stop is not None:
-        if options.early_stop < 1:
-            raise UserError(f'--early-stop must be at least 1, got {options.early_stop}')
+        check_at_least('--early-stop', options.early_stop, 1)
         check.check_settings(cfg, 'val_cfg', 'val_dataloader', 'val_evaluator')
     warn_of_settings(cfg, *SPLITS, options=options.cfg_options)
     check.check_samplers(cfg, *SPLITS)

@@ -9,12 +9,10 @@ from typing import Callable, Optional
 import numpy as np
 
 from ..tooling.command import one_line
-from ..tooling.inputs import is_video
+from ..tooling.inputs import Named, is_video
 from ..tooling.threads import map_in_threads
 from .images import load_image
 from .predictor import Predictor
-
-Named = tuple[Path, str]  # an image, and the name for its results
 
 
 def write_predictions(

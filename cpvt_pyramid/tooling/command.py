@@ -201,6 +201,12 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in full
 
 
+def check_at_least(option: str, value: Optional[float], least: float) -> None:
+    """Raise a UserError if an option is below its bound; None is an option that was not given."""
+    if value is not None and value < least:
+        raise UserError(f'{option} must be at least {least}, got {value}')
+
+
 @contextmanager
 def imports_of(tool: str, extra: str = '') -> Iterator[None]:
     """For imports at the top of a tool: exit with one line if a package is not installed.

@@ -16,6 +16,8 @@ from typing import Optional
 from .command import UserError, rank
 from .files import distinct_name, files_below, make_folder, path_from, write_text
 
+Named = tuple[Path, str]  # an input, and the name of its results
+
 # The file types looked for in a folder.
 IMAGES = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
@@ -126,7 +128,7 @@ def is_video(path: Path) -> bool:
     return path.suffix.lower() in VIDEOS
 
 
-def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[tuple[Path, str]], Path]:
+def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[Named], Path]:
     """Name the results of inputs, see `find_inputs`, and create the folders for them.
 
     A name gets a number if its files would overwrite an input, or results of another input, also of
@@ -150,7 +152,7 @@ def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[tuple[Pa
             return True
         return any(file.resolve() in inputs for file in files)
 
-    named: list[tuple[Path, str]] = []
+    named: list[Named] = []
     taken: set[str] = set()
     for path, wanted in found.items():
         name = distinct_name(wanted, taken, partial(conflicts, source=sources[path]))

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 from tqdm import tqdm
 
@@ -17,6 +17,12 @@ BAR = (
     '{rate_noinv_fmt}]'
 )
 BAR_OF_UNKNOWN = '{desc}{n_fmt} [{elapsed}, {rate_noinv_fmt}]'
+
+
+def terminal_bar(**options: Any) -> tqdm:
+    """A bar of tqdm as wide as the terminal; tqdm alone shows nothing on one of unknown size."""
+    columns, lines = shutil.get_terminal_size()
+    return tqdm(ncols=columns, nrows=lines, **options)
 
 
 @contextmanager
@@ -32,15 +38,8 @@ def progress(total: Optional[int], unit: str, name: str = '') -> Iterator[Callab
     """
     start = f'{name}: ' if name else ''
     if sys.stderr.isatty() and rank() == 0:
-        columns, lines = shutil.get_terminal_size()  # tqdm shows nothing on one of unknown size
-        with tqdm(
-            total=total,
-            unit=f' {unit}',
-            desc=start,
-            ncols=columns,
-            nrows=lines,
-            bar_format=BAR if total else BAR_OF_UNKNOWN,
-        ) as bar:
+        form = BAR if total else BAR_OF_UNKNOWN
+        with terminal_bar(total=total, unit=f' {unit}', desc=start, bar_format=form) as bar:
             yield bar.update
         return
 

@@ -20,12 +20,13 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 
 from ...tooling.command import UserError, one_line, optional_package
+from ...tooling.inputs import Named
 from ...tooling.rasters import ReadError
 from ...tooling.threads import usable_cores
 from ..config.explain import explained
 from .batch_predictor import BatchPredictor
 from .large_images import LargeImage, Tiling
-from .writing import Named, Skipped, images_and_videos, write_results
+from .writing import Skipped, images_and_videos, write_results
 
 PATIENCE = 10  # seconds to wait for the address of a cluster
 MOST = 16  # images that a worker takes at a time
@@ -84,8 +85,10 @@ class RowWriter:
     def __call__(self, batch: Batch) -> Batch:
         """Takes `path` and `name` of an image, and the band of rows from `start` to `stop`. Returns
         what `ImageWriter` does."""
-        (path,), (name,) = batch['path'], batch['name']
-        (start,), (stop,) = batch['start'], batch['stop']
+        [path] = batch['path']
+        [name] = batch['name']
+        [start] = batch['start']
+        [stop] = batch['stop']
         skipped = ''
 
         def write() -> None:

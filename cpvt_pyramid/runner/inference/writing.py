@@ -17,13 +17,12 @@ from ...results.predictions import Kind, Prediction
 from ...runtime.images import size_of
 from ...tooling.command import UserError, one_line
 from ...tooling.files import atomic_write
-from ...tooling.inputs import is_video
+from ...tooling.inputs import Named, is_video
 from ...tooling.progress import progress
 from ...tooling.rasters import ReadError
 from ...tooling.threads import ahead
 from .large_images import TileModel
 
-Named = tuple[Path, str]  # an input, and the name for its results
 Skipped = dict[str, str]  # paths of inputs that have no results, and why
 
 FRAME_RATE = 25  # for videos that do not declare one

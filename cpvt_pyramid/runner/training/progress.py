@@ -1,7 +1,6 @@
 """How far a training or its evaluation is, on a terminal: a bar below the lines of the log."""
 
 import logging
-import shutil
 import sys
 from typing import Any, Optional
 
@@ -10,6 +9,7 @@ from mmengine.runner import Runner
 from tqdm import tqdm
 
 from ...tooling.command import rank
+from ...tooling.progress import terminal_bar
 
 
 def show_progress(runner: Runner) -> None:
@@ -40,15 +40,7 @@ class ProgressBarHook(Hook):
         self.bar: Optional[tqdm] = None
 
     def start(self, name: str, total: int, done: int = 0) -> None:
-        columns, lines = shutil.get_terminal_size()  # tqdm shows nothing on one of unknown size
-        self.bar = tqdm(
-            desc=name,
-            total=total,
-            initial=done,
-            ncols=columns,
-            nrows=lines,
-            leave=False,
-        )
+        self.bar = terminal_bar(desc=name, total=total, initial=done, leave=False)
 
     def stop(self) -> None:
         if self.bar:

@@ -1,8 +1,8 @@
 """The pages of the site that are not in docs/, and the targets of links to other files.
 
 mkdocs calls these functions. Links in the files are those that work in the repository. Here they
-become links to the pages that the site has for their targets; a source file that a page links to
-gets a page of its own.
+become links to the pages that the site has for their targets; a file that a page links to gets a
+page of its own, which is neither in the navigation nor in the search.
 """
 
 import os
@@ -26,11 +26,14 @@ PAGES = {  # by page of the site, the file
 }
 LINK = re.compile(r'(?<=\]\()(?!\w+:)([^)#\s]+)')
 PICTURES = ('.png', '.jpg', '.svg')
+HIDDEN = '---\nsearch:\n  exclude: true\n---\n'
 LANGUAGES = {'.py': 'python', '.sh': 'bash', '.yml': 'yaml', '.yaml': 'yaml'}
 
 
 def source_of(page: str) -> str:
     """The file of a page, relative to the repository."""
+    if page.startswith('source/'):
+        return page.removeprefix('source/')
     return PAGES.get(page, f'docs/{page}')
 
 
@@ -41,7 +44,7 @@ def page_of(source: str) -> str:
             return page
     if source.startswith('docs/'):
         return source.removeprefix('docs/')
-    if Path(source).suffix in PICTURES:
+    if Path(source).suffix in (*PICTURES, '.md'):
         return f'source/{source}'
     return f'source/{source}.md'
 
@@ -57,27 +60,37 @@ def targets(text: str, source: str) -> Iterator[str]:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, source in PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
-    for file in list(files.documentation_pages()):
+    unread = list(files.documentation_pages())
+    while unread:
+        file = unread.pop()
         for path in targets(file.content_string, source_of(file.src_uri)):
             page = page_of(path)
             if not page.startswith('source/') or page in files.src_uris:
                 continue
             if Path(path).suffix in PICTURES:
                 files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
-            else:
-                language = LANGUAGES.get(Path(path).suffix, 'text')
-                text = (ROOT / path).read_text()
-                text = f'# {path}\n\n````{language}\n{text}\n````\n'
-                hidden = '---\nsearch:\n  exclude: true\n---\n'
-                files.append(File.generated(config, page, content=hidden + text))
+                continue
+            linked = File.generated(config, page, content=HIDDEN + text_of(path))
+            files.append(linked)
+            if Path(path).suffix == '.md':
+                unread.append(linked)
     return files
+
+
+def text_of(path: str) -> str:
+    """The Markdown of a page for a file of the repository."""
+    text = (ROOT / path).read_text()
+    if path.endswith('.md'):
+        return text
+    language = LANGUAGES.get(Path(path).suffix, 'text')
+    return f'# {path}\n\n````{language}\n{text}\n````\n'
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     here = page.file.src_uri
-    if here.startswith('source/'):
-        return markdown
     source = source_of(here)
+    if not (ROOT / source).is_file():
+        return markdown  # of a source file, which links to nothing
 
     def moved(match: re.Match) -> str:
         path = next(targets(f']({match[1]})', source), None)

@@ -1,4 +1,4 @@
-"""`CPVT_RECORD=1 make test`, or another target, writes versions and result to docs/tested.md."""
+"""`CPVT_RECORD=1 make test`, or another target, writes versions and result to docs/install.md."""
 
 import platform
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from support import ROOT
 from cpvt_pyramid.doctor import installed
 from cpvt_pyramid.tooling.report import markdown_table
 
-PAGE = ROOT / 'docs/tested.md'
+PAGE = ROOT / 'docs/install.md'
+BEGIN = '<!-- tested: tests/tested.py -->\n'
+END = '\n<!-- end of tested -->'
 TEXT = """\
-# Tested combinations
-
 Written by the test runs themselves (`CPVT_RECORD=1 make test`, for example): the versions that they
 found, and what they ended with. Skipped tests need a GPU or something that an environment lacks.
 
@@ -35,9 +35,12 @@ def record(arguments: list[str], counts: Mapping[str, int]) -> None:
         found = [f'{v} (fork)' if n[:5] == 'onedl' else v for n, v in installed(*names).items()]
         versions.append(' and '.join(found) or 'none')
     row = [*versions, ' '.join(arguments) or 'all']
-    page = PAGE.read_text() if PAGE.is_file() else ''
-    lines = [line.strip('| ').split(' | ') for line in page.splitlines() if line.startswith('| ')]
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    table, _, after = rest.partition(END)
+    lines = [line.strip('| ').split(' | ') for line in table.splitlines() if line.startswith('| ')]
     rows = [cells for cells in lines[2:] if cells[: len(row)] != row]
     result = ', '.join(f'{count} {name}' for name, count in counts.items() if count)
     rows.append([*row, result, date.today().isoformat()])
-    PAGE.write_text(TEXT + markdown_table(HEAD, sorted(rows)))
+    table = TEXT + markdown_table(HEAD, sorted(rows)).rstrip()
+    PAGE.write_text(f'{before}{BEGIN}{table}{END}{after}')

@@ -51,7 +51,7 @@ def train(
         auto_scale_lr: scale the learning rate with the images in a step.
         auto_scale_iters: scale the iterations so that training sees as many images as the recipe.
         early_stop: stop after N evaluations without a better model.
-        log_to: log to these, too, in folders of the work dir; see docs/logging.md.
+        log_to: log to these, too, in folders of the work dir; see docs/training.md.
         skip_bad: train without images and annotations that have errors; see cpvt check-data.
         no_pictures: draw neither validation images nor, at the end, the curves.
         cfg_options: override settings of the config, for example randomness.seed=0.

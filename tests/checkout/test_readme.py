@@ -91,7 +91,7 @@ PAGES = {
         for line in (ROOT / f'docs/{page}.md').read_text().splitlines()
         if re.match(rf' {{4}}(srun )?{IS_OURS.pattern}', line)
     ]
-    for page in ('clusters', 'logging', 'own_data')
+    for page in ('clusters', 'own_data', 'training')
 }
 
 

@@ -271,7 +271,9 @@ def formats() -> Iterator[list[str]]:
             'PCPVT': CPVTPyramid('pcpvt_nano'),
             'SVT': CPVTPyramid('svt_small'),
             'PVT': CPVTPyramid('pvt_tiny'),
-            'columnar with a learned table (DeiT)': CPVT('cpvt_tiny', position='learned'),
+            'columnar with a learned position embedding (DeiT)': CPVT(
+                'cpvt_tiny', position='learned'
+            ),
             'columnar with PEG (CPVT)': CPVT('cpvt_tiny', peg=PEGConfig(after=range(6))),
         }
     for key in ('ours', *FORMATS):

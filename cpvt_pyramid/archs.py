@@ -2,7 +2,7 @@
 
 Sources: PVT (arXiv 2102.12122), table 1; Twins (arXiv 2104.13840), tables 1 and 2; the published
 code of both. PCPVT is the pyramid that the CPVT paper (arXiv 2102.10882) calls CPVTv2: PVT with
-PEG instead of the learned tables.
+PEG instead of learned position embeddings.
 """
 
 from collections.abc import Mapping, Sequence

@@ -191,7 +191,7 @@ class CPVT(Column):
         class_token (bool): whether there is a class token in addition to the map's tokens. Without
             it the classifier reads the mean of the map (GAP; CPVT, section 4.4). Default: True.
         pretrain_img_size (int | Sequence[int]): side of the image in pixels, or height and width,
-            for which a learned table has one entry for each token. Default: 224.
+            for which a learned position embedding has one entry for each token. Default: 224.
         in_channels (int): channels of the image. Default: 3.
         rgb_weights (str | Sequence[str]): how the first convolution is made from a checkpoint for
             RGB, see `CPVTPyramid`. Default: such a checkpoint is an error.

@@ -83,7 +83,7 @@ def torch() -> Finding:
 def torchvision() -> Finding:
     if not present('torchvision'):
         is_needed = any(map(present, (*MM, 'timm')))
-        detail = 'not installed; the mm packages and timm need it'
+        detail = 'not installed; OpenMMLab and timm need it'
         return Finding('FAIL' if is_needed else 'note', detail, ['torch'])
     found = installed('torch', 'torchvision')
     version = found.get('torchvision', 'unknown version')

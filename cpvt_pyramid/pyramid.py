@@ -38,8 +38,8 @@ class CPVTPyramid(LoadsCheckpoints):
 
     Args:
         arch: a name from `ARCHS`, or an `Arch` (or a dict of its fields) of your own.
-        position: where position comes from: 'peg' (CPVT), 'learned' (a table for each stage,
-            interpolated to the map; PVT), 'sincos' (2-D, computed at the map's size), 'none', or,
+        position: where position comes from: 'peg' (CPVT), 'learned' (an embedding for each
+            stage, interpolated to the map; PVT), 'sincos' (2-D sinusoidal), 'none', or,
             inside every attention, 'rope' or 'rope-mixed' (rotary) or 'alibi' (a penalty
             proportional to distance); or one of them and a PEG, as in 'learned+peg'. A sub-sampled
             key is at the centre of its patch. None: as published, 'learned' for PVT, else 'peg'.
@@ -48,7 +48,7 @@ class CPVTPyramid(LoadsCheckpoints):
         peg: placement and structure of PEGs, a `PEGConfig` or a dict of its fields. None: as
             published. Indices of blocks that a stage does not have are ignored in that stage.
         pretrain_img_size: side of the image in pixels, or height and width, for which a learned
-            table has one entry for each token.
+            position embedding has one entry for each token.
         in_channels: channels of the image.
         rgb_weights: how the first convolution is made from a checkpoint for RGB where `in_channels`
             is not 3: 'mean', 'repeat', or the names of the bands, such as ('red', 'green', 'blue',
@@ -63,8 +63,8 @@ class CPVTPyramid(LoadsCheckpoints):
         window_padding: how windows that the map does not fill are treated (SVT): 'mask' or
             'zero', see `WindowAttention`.
         frozen_stages: number of stages, from the first, that do not train (patch embedding,
-            blocks, PEG and norm). 0 or -1: none. In mm's ResNet and Swin 0 freezes the stem; here
-            the stem is part of the first stage.
+            blocks, PEG and norm). 0 or -1: none. In OpenMMLab's ResNet and Swin 0 freezes the
+            stem; here the stem is part of the first stage.
         norm_eval: keep norm layers in evaluation mode in training; LayerNorms are the same in both.
         with_cp: activation checkpointing: less memory in training, more time.
 

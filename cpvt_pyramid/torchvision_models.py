@@ -391,7 +391,8 @@ class BackboneFPN(nn.Module):
 class ExtraLevels(ExtraFPNBlock):
     """Further levels by 3x3 convolutions of stride 2, from the last map of the backbone.
 
-    They are those of mm's FPN. torchvision's `LastLevelP6P7` has two, with a ReLU in between.
+    They are those of MMDetection's FPN. torchvision's `LastLevelP6P7` has two, with a ReLU in
+    between.
     """
 
     def __init__(self, in_channels: int, out_channels: int, count: int) -> None:

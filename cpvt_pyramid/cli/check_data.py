@@ -1,10 +1,10 @@
-"""Check the data sets of a config, or a folder with data: annotations, label maps and every image.
+"""Check the data sets of a config, or a folder with data: annotations, masks and every image.
 
 Prints a line for each kind of problem and writes all file names to a report. An error stops a
-training or teaches it something wrong; a warning is about what mm silently leaves out, and about
-images that the training data share with other data. data.html shows the classes, the sizes and
-samples of the images. The exit status is 1 if there are errors. cpvt train makes the same check for
-some seconds; with --skip-bad it trains without what has errors. For the layouts of folders, see
+training or teaches it something wrong; a warning is about what OpenMMLab silently leaves out, and
+about images that training and other data share. data.html shows the classes, the sizes
+and samples of the images. The exit status is 1 if there are errors. cpvt train makes the same check
+for some seconds; with --skip-bad it trains without what has errors. For the layouts of folders, see
 docs/own_data.md.
 """
 

@@ -4,9 +4,9 @@
     cpvt get-flops configs/semantic_fpn_svt_s.py --size 512 512 --depth 2
 
 FLOPs are multiply-additions, as in papers, of matrix products, convolutions and attention, fused or
-not, from one image to the network's raw outputs; decoding boxes and resizing label maps is left
-out. The second stage of a two-stage detector is counted for the proposals of random weights, at
-most as many as the config allows.
+not, from one image to the network's raw outputs; decoding boxes and resizing segmentation masks is
+left out. The second stage of a two-stage detector is counted for the proposals of random weights,
+at most as many as the config allows.
 """
 
 from __future__ import annotations

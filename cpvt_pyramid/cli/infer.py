@@ -23,9 +23,9 @@ For a video it writes NAME.overlay.mp4 and NAME.detections.jsonl or NAME.segment
 per frame. NAME keeps the subfolders of a folder or a pattern, and gets a number where two inputs
 would have the same; inputs.json tells which input has which.
 
-With --tile, images of any size are processed in tiles at their own resolution; label maps are
-GeoTIFFs, NAME.labels.tif, and detections are boxes without masks. The same command resumes a run
-that was killed; one without --tile does so with --skip-existing.
+With --tile, images of any size are processed in tiles at their own resolution; segmentation masks
+are GeoTIFFs, NAME.labels.tif, and detections are boxes without masks. The same command resumes a
+run that was killed; one without --tile does so with --skip-existing.
 
 One process runs the model. Of many images, all cores of a machine without a GPU do more per second
 with --ray, a process for each core, or with the exported model and `cpvt run`. Several GPUs and
@@ -75,7 +75,7 @@ def infer(
     ray_workers: Optional[int] = None,
     cfg_options: Sequence[str] = (),
 ) -> int:
-    """Run a model of mm on images and videos.
+    """Run a model of OpenMMLab on images and videos.
 
     Args:
         config: config file of the model.
@@ -168,7 +168,7 @@ def infer_exported(
     ray_workers: Optional[int] = None,
 ) -> int:
     """Run an exported model on images and videos. Of images, `cpvt run` keeps all cores busy, and
-    needs neither torch nor mm.
+    needs neither torch nor OpenMMLab.
 
     Args:
         model: a .onnx file of cpvt export, or an OpenVINO model (.xml) made from one.
@@ -185,7 +185,7 @@ def infer_exported(
         tile: split images into tiles of this size, for example 1024.
         overlap: overlap of neighbouring tiles; by default a quarter of a tile.
         memory: with --tile, memory limit of a process, for example 2GiB.
-        ray: as for a model of mm: without a value, auto, or HOST:PORT, after the inputs.
+        ray: as for a model of OpenMMLab: without a value, auto, or HOST:PORT, after the inputs.
         ray_workers: most workers of --ray; by default as many as there are cores and memory for.
 
     Returns:

@@ -37,8 +37,8 @@ def quantize(
         out: the .xml file to write; by default NAME-int8.xml next to the model.
         compare: photographs, or folders with them, on which the models are compared.
         annotations: of these, by the names of the files: a JSON file in COCO's format, or a folder
-            of label maps (.png).
-        zero_is_ignored: in label maps 0 is ignored, as 255 is, and 1 is the first class.
+            of segmentation masks (.png).
+        zero_is_ignored: in segmentation masks 0 is ignored, as 255 is, and 1 is the first class.
         agreement: share of the boxes or pixels on which the models must agree, without
             annotations.
         drop: points of AP or mIoU that may be lost, with annotations.

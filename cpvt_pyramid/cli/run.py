@@ -1,4 +1,4 @@
-"""Run an exported detector or segmentor on images, without torch and mm.
+"""Run an exported detector or segmentor on images, without torch and OpenMMLab.
 
 For each image NAME it writes a picture, NAME.overlay.jpg, and the predictions, as cpvt infer:
 
@@ -39,7 +39,7 @@ def run(
 
     Args:
         model: a .onnx file of cpvt export, or a checkpoint of a training where torch
-            and mm are installed.
+            and OpenMMLab are installed.
         inputs: an image, a folder with its subfolders, a quoted pattern such as
             'photos/**/*.jpg', or - for a list of paths on stdin.
         out_dir: folder for the results.

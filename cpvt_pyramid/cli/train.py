@@ -40,7 +40,7 @@ def train(
     Args:
         config: config file, for example configs/retinanet_cpvt_s.py; or a folder with data.
         base: for a folder with data, config with the model and the recipe; by default a
-            RetinaNet, or for label maps a Semantic FPN.
+            RetinaNet, or for segmentation masks a Semantic FPN.
         assign: for a folder with data, what folders or files in it are for, where
             their names say something else; see cpvt new-config.
         work_dir: folder for checkpoints and logs; by default the config's own, or

@@ -1,7 +1,7 @@
 """Pipeline transforms for images of any number of bands and sample type, such as GeoTIFFs.
 
-They load whole images or random tiles, and the label maps of these. rasterio (GDAL) reads the
-files; install the extra `large`.
+They load whole images or random tiles, and the segmentation masks of these. rasterio (GDAL) reads
+the files; install the extra `large`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -96,7 +96,7 @@ class LoadBands(BaseTransform):
     Args:
         bands: numbers of the bands in the file, from 1.
         tile: height and width of a random part that is read instead of the whole image, for
-            training on scenes larger than memory; `LoadTileAnnotations` loads its label map.
+            training on scenes larger than memory; `LoadTileAnnotations` loads its mask.
 
     Examples:
         >>> train_pipeline = [
@@ -132,10 +132,10 @@ class LoadBands(BaseTransform):
 
 @TRANSFORMS.register_module()
 class LoadTileAnnotations(BaseTransform):
-    """Load the part of the label map at `seg_map_path` that `LoadBands` has read of the image.
+    """Load the segmentation mask at `seg_map_path`, of the part that `LoadBands` has read.
 
     Labels are the first band of the file; its pixels without data are ignored. Without `tile` of
-    `LoadBands` it is the whole map.
+    `LoadBands` it is the whole mask.
 
     Args:
         reduce_zero_label: whether 0 is ignored and the other labels are reduced by 1. None: as the
@@ -154,8 +154,8 @@ class LoadTileAnnotations(BaseTransform):
         with opened(path) as file:
             if file.shape != part.size:
                 raise OSError(
-                    f'a label map must have the size of its image, {part.size}, got {file.shape}: '
-                    f'{path}'
+                    f'a segmentation mask must have the size of its image, {part.size}, got '
+                    f'{file.shape}: {path}'
                 )
             labels = file.read(1, window=part.window)
             nodata = file.nodatavals[0]

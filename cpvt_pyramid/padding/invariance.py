@@ -6,9 +6,9 @@
     assert_batch_invariant(model, images)                  # equal to rounding
     assert_batch_invariant(model, images, bitwise=True)    # the same bits in a batch of one size
 
-The model is any callable on images: a torch module, or a function that runs one of mm or a session
-of onnxruntime. docs/invariance.md describes the two levels. This file imports numpy alone; torch is
-used if the images are tensors.
+The model is any callable on images: a torch module, or a function that runs one of OpenMMLab or a
+session of onnxruntime. docs/invariance.md describes the two levels. This file imports numpy alone;
+torch is used if the images are tensors.
 """
 
 import math

@@ -11,7 +11,7 @@ from ..padding.mask import valid_sizes
 
 
 class LearnedPosition(nn.Module):
-    """A learned table, interpolated to the size of the map (ViT, DeiT, PVT).
+    """A learned position embedding, interpolated to the size of the map (ViT, DeiT, PVT).
 
     In a padded batch the table is interpolated to the size of each image.
 
@@ -35,7 +35,7 @@ class LearnedPosition(nn.Module):
 
 
 class SinCosPosition(nn.Module):
-    """Sines and cosines of row and column, computed at the size of the map.
+    """Sinusoidal embedding: sines and cosines of row and column, computed at the size of the map.
 
     A quarter of the channels each for sine and cosine of the row, then of the column, at
     wavelengths from 2 pi to 10,000 * 2 pi ("Attention is all you need", section 3.5, in 2-D).
@@ -47,7 +47,9 @@ class SinCosPosition(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         if dim % 4:
-            raise ValueError(f'dim must be a multiple of 4 for 2-D sines and cosines, got {dim}')
+            raise ValueError(
+                f'dim of a 2-D sinusoidal embedding must be a multiple of 4, got {dim}'
+            )
         self.dim = dim
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:

@@ -16,7 +16,7 @@ class PEGConfig(NamedTuple):
     """Placement and structure of PEGs; the defaults are those of CPVTv2 and Twins.
 
     The figures are the CPVT paper's, top-1 of DeiT-tiny on ImageNet in percent (sections 4.2 to 4.5
-    and appendix): 68.2 without position, 72.2 with a learned table.
+    and appendix): 68.2 without position, 72.2 with a learned position embedding.
 
     Attributes:
         after: indices of the blocks that a PEG follows; -1: before the first; 'all': after each.

@@ -56,8 +56,8 @@ class Output(NamedTuple):
         fits = self.format == 'geojson' or not tiled and self.format != 'yolo'
         if self.kind == 'labels' and not fits:
             raise UserError(
-                'label maps can be written as coco, labelme, csv or geojson, and with --tile only '
-                f'as geojson; got --format {self.format}'
+                'segmentation masks can be written as coco, labelme, csv or geojson, and with '
+                f'--tile only as geojson; got --format {self.format}'
             )
         has_outlines = self.kind != 'detections' and self.format in ('yolo', 'labelme', 'geojson')
         if has_outlines or self.format == 'geojson' and any(may_be_located(p) for p, _ in named):
@@ -146,7 +146,7 @@ def count_labels(path: Path) -> np.ndarray:
         labels, pixels = label_counts(pixels_of(path))
         counts[labels] = pixels
         return counts
-    with open_raster(path, 'a label map of --tile') as image:
+    with open_raster(path, 'a segmentation mask of --tile') as image:
         for _, window in image.block_windows(1):
             labels, pixels = label_counts(image.read(1, window=window))
             counts[labels] += pixels

@@ -1,4 +1,4 @@
-"""What models predict for an image: detections, label maps, and panoptic segments."""
+"""What models predict for an image: detections, segmentation masks, and panoptic segments."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -90,8 +90,8 @@ class _Prediction:
         raise NotImplementedError
 
     def to_supervision(self) -> 'supervision.Detections':
-        """As `supervision.Detections`, with class names under `data['class_name']`; a label map
-        has one mask for each class in the image."""
+        """As `supervision.Detections`, with class names under `data['class_name']`; a segmentation
+        mask has one mask for each class in the image."""
         supervision = optional_package('supervision', 'to_supervision')
         items = self.items()
         masks = [mask_of(item['mask']) for item in items if 'mask' in item]
@@ -108,8 +108,8 @@ class _Prediction:
     def to_coco(
         self, image_id: int = 0, category_ids: Optional[Sequence[int]] = None
     ) -> list[dict[str, Any]]:
-        """As COCO results, which pycocotools' `loadRes` reads; a label map as those of the stuff
-        segmentation, one for each class in the image. Labels beyond the classes are left out.
+        """As COCO results, which pycocotools' `loadRes` reads; a segmentation mask as those of the
+        stuff segmentation, one for each class in the image. Labels beyond the classes are left out.
 
         Args:
             image_id: of the image in the data set.

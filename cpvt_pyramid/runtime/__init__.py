@@ -1,4 +1,4 @@
-"""Exported models on numpy, Pillow and onnxruntime or OpenVINO, without torch and mm.
+"""Exported models on numpy, Pillow and onnxruntime or OpenVINO, without torch and OpenMMLab.
 
 from cpvt_pyramid.runtime import Predictor
 

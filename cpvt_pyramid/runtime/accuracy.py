@@ -163,7 +163,7 @@ class LabelTruth(Truth):
     def __init__(self, folder: Path, classes: Sequence[str], zero_is_ignored: bool) -> None:
         self.maps = {path.stem: path for path in sorted(folder.glob('*.png'))}
         if not self.maps:
-            raise UserError(f'no label maps (*.png) in {folder}')
+            raise UserError(f'no segmentation masks (*.png) in {folder}')
         self.classes = len(classes)
         self.first = int(zero_is_ignored)
 

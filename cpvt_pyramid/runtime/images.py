@@ -22,7 +22,7 @@ SUBFILE_TYPE, PART = 254, 0b101  # TIFF tag, and its bits of overviews and masks
 def load_image(source: Source) -> np.ndarray:
     """An image as (H, W, 3) RGB uint8. All commands read images with this function.
 
-    - The image is upright, whatever the format. OpenCV, with which mm reads images in training,
+    - The image is upright, whatever the format. OpenCV, with which OpenMMLab reads images,
       ignores the orientation of WebP files.
     - Transparency is left out, as in OpenCV: hidden colours show.
     - Values of 16 bits are divided by 256, as in OpenCV, and never stretched. A warning tells of
@@ -64,7 +64,7 @@ def load_image(source: Source) -> np.ndarray:
         most = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
         raise OSError(
             f'more than {most} million pixels; cut or reduce it, or use cpvt infer --tile, '
-            'which needs torch and mm'
+            'which needs torch and OpenMMLab'
         ) from error
     except UnidentifiedImageError as error:
         raise OSError('not an image of a kind that Pillow reads') from error

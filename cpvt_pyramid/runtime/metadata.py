@@ -121,7 +121,7 @@ def read_metadata(path: Path, session: Session) -> dict[str, Any]:
         raise UserError(f'{path} must have the outputs {described}, got {got}')
     needed = ['images']
     if task == 'segmentation' and 'labels' in session.names:
-        needed.append('original')  # to whose size the file resizes the label map
+        needed.append('original')  # to whose size the file resizes the segmentation mask
     given = session.shapes.keys() - {'valid'}
     images = session.shapes.get('images', [])
     if given != {*needed} or len(images) != 4 or 0 in images:

@@ -42,7 +42,7 @@ class Predictor:
     """A model that predicts from images of any size.
 
     Args:
-        model: a file written by cpvt export, or, where torch and the mm packages are
+        model: a file written by cpvt export, or, where torch and OpenMMLab are
             installed, a checkpoint of a training, whose config is inside.
         backend: 'onnxruntime' or 'openvino'; not used for a checkpoint.
         batch_size: images of a list that pass the model together, if their padded sizes are equal.
@@ -172,7 +172,7 @@ def _trained(path: Path, size: Optional[int]) -> Any:
     except ImportError as error:
         raise UserError(
             f'{path} is not an exported model ({", ".join(EXPORTED)}), and checkpoints of a '
-            'training need torch and mm; run make setup in a clone of cpvt_pyramid, or '
+            'training need torch and OpenMMLab; run make setup in a clone of cpvt_pyramid, or '
             f"pip install '.[mm]' there ({error})"
         ) from error
     return trained.TrainedModel(path)

@@ -597,7 +597,7 @@ def metadata_of(
 def read_annotations(path: Path, original: ExportedModel, zero_is_ignored: bool) -> Truth:
     segments = original.kind_of_results == 'labels'
     if segments != path.is_dir():
-        wanted = 'a folder of label maps' if segments else 'a JSON file in COCO format'
+        wanted = 'a folder of segmentation masks' if segments else 'a JSON file in COCO format'
         raise UserError(f'--annotations must be {wanted} for this model, got {path}')
     if segments:
         return LabelTruth(path, original.classes, zero_is_ignored)

@@ -66,8 +66,8 @@ def position_lab(
         seed: first seed of the tables
         seeds: number of seeds (default: the preset's)
         model: models to measure instead of the lab's own: timm:NAME, torchvision:NAME, a name of
-            ours such as pcpvt_small, or an mm config; for probe, padding, shift, attention and
-            registers
+            ours such as pcpvt_small, or an OpenMMLab config; for probe, padding, shift, attention
+            and registers
         checkpoint: weights of the model, a path or an address (timm://, hf://, https://); random if
             not given
         size: side of the images for --model, in pixels

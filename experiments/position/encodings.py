@@ -129,7 +129,7 @@ def differences_table(others: Sequence[Trained], base: Trained) -> Table:
 
 def verdict(found: Estimate, p: float) -> str:
     if math.isnan(p) or p >= SIGNIFICANT:
-        return 'cannot tell'
+        return 'not significant'
     return 'better' if found.mean > 0 else 'worse'
 
 

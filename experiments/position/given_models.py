@@ -47,8 +47,8 @@ def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
         return backbone_of_config(name, checkpoint)
     names = ', '.join((*ARCHS, *COLUMNAR_ARCHS))
     raise UserError(
-        f'unknown --model {name!r}; timm:NAME, torchvision:NAME, an mm config (.py) or one of '
-        f'{names}'
+        f'unknown --model {name!r}; timm:NAME, torchvision:NAME, an OpenMMLab config (.py) or one '
+        f'of {names}'
     )
 
 

@@ -271,7 +271,7 @@ def test_refusals(photos, capsys):
         (['model.onnx', 'photos', '--out', 'model.onnx'], '--out must end in .xml'),
         (['task.onnx', 'photos'], 'its task must be one of'),
         (['photos/0.png', 'photos'], 'is not a complete model'),
-        (['model.onnx', 'photos', '--annotations', 'photos/0.png'], 'a folder of label maps'),
+        (['model.onnx', 'photos', '--annotations', 'photos/0.png'], 'a folder of segmentation'),
         (['model.onnx', 'photos', '--agreement', '95'], '--agreement must be in [0, 1]'),
     ]:
         assert tool.main(command) == 2

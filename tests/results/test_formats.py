@@ -227,7 +227,7 @@ def test_a_run_that_cannot_be_written_does_not_begin(monkeypatch):
     """Formats with polygons need rasterio, and others do not."""
     monkeypatch.setitem(sys.modules, 'rasterio', None)
     for form, kind, tiled, file, message in (
-        ('yolo', 'labels', False, 'a.png', 'label maps can be written .* got --format yolo'),
+        ('yolo', 'labels', False, 'a.png', 'masks can be written .* got --format yolo'),
         ('csv', 'labels', True, 'a.png', 'with --tile only as geojson; got --format csv'),
         ('coco', 'detections', False, 'a.mp4', 'for images, but a.mp4 is a video; run it without'),
         ('labelme', 'labels', False, 'a.png', 'needs rasterio; pip install rasterio'),

@@ -268,7 +268,7 @@ MAP = {'pred_sem_seg': {'data': torch.zeros(1, 9, 9)}}
             f'r.pkl {OTHER_DATA}image 1 no.png',
         ),
         ('r.pkl', {**MAP, 'img_path': 'no.png'}, f'r.pkl {OTHER_DATA}image no.png'),
-        ('r.pkl', MAP, 'r.pkl: the result for {name} has 9 x 9 pixels, but its label map has '),
+        ('r.pkl', MAP, 'r.pkl: the result for {name} has 9 x 9 pixels, but its segmentation mask '),
     ],
 )
 def test_mistakes(configs, sample_dataset, path, content, message, capsys):

@@ -20,7 +20,9 @@ def analyse_results(cfg: Config, path: Path, score_thr: Optional[float], worst: 
     kinds = [kind_of(dataset) for dataset in datasets]
     is_segmentor = cfg.default_scope == 'mmseg'
     if len(datasets) != 1 or (not is_segmentor and kinds != ['CocoDataset']):
-        raise UserError(f'the test data must be one CocoDataset or one of label maps, got {kinds}')
+        raise UserError(
+            f'the test data must be one CocoDataset or one of segmentation masks, got {kinds}'
+        )
     if is_segmentor:
         check_score_thr(score_thr, 'labels')
         return analyse_label_maps(cfg, datasets[0], path, worst)

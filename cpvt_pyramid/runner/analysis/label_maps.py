@@ -55,7 +55,7 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
     note = 'IoU and accuracy (the share of true pixels that is found) as mmseg computes them.'
     table = pages.html_table(HEAD, [list(row.values()) for row in by_class])
     sections = [
-        pages.html_section('Label maps', about, pages.cards(shown)),
+        pages.html_section('Segmentation masks', about, pages.cards(shown)),
         pages.html_section('Classes', note, pages.side_by_side(table, iou_chart(by_class))),
         confusion_section('Confusion', matrix, classes, 'Pixels of each class.'),
     ]
@@ -69,7 +69,7 @@ def compared_label_maps(
     path: Path, infos: dict, load: Callable[..., np.ndarray], classes: int
 ) -> Iterator[ComparedImage]:
     """The results in a file, compared with the label maps of a data set, see `label_map_reader`."""
-    for sample in tqdm(read_list(path), 'comparing label maps', leave=False, delay=3):
+    for sample in tqdm(read_list(path), 'comparing segmentation masks', leave=False, delay=3):
         found = prediction_in(sample, 'pred_sem_seg', path)
         image = Path(sample['img_path']).resolve()
         if image not in infos:
@@ -80,7 +80,7 @@ def compared_label_maps(
         if labels.shape != truth.shape:
             raise UserError(
                 f'{path}: the result for {image.name} has {height} x {width} pixels, but its '
-                f'label map has {truth.shape[0]} x {truth.shape[1]}'
+                f'segmentation mask has {truth.shape[0]} x {truth.shape[1]}'
             )
         confusion = pixel_confusion(truth, labels, classes)
         yield ComparedImage(image, labels.astype(np.uint16), truth, confusion)

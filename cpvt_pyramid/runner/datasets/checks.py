@@ -231,7 +231,7 @@ def problems_of_other_classes(content: dict, classes: Sequence[str]) -> list[Pro
         for name, count in counts.items()
         if name is not None and name not in classes
     ]
-    kind = 'categories that are not among the classes of the config, so that mm leaves them out'
+    kind = 'categories that are not among the classes of the config: OpenMMLab leaves them out'
     return [Problem(kind, left_out, is_error=False)] if left_out else []
 
 

@@ -448,9 +448,9 @@ def good_annotations(
             width, height = annotation['bbox'][2:]
             annotation = {**annotation, 'area': width * height}
         elif annotation['area'] <= 0:
-            defects.warn('objects whose area is 0, which mm leaves out', at)
+            defects.warn('objects whose area is 0, which OpenMMLab leaves out', at)
         if annotation.get('ignore'):
-            defects.warn('objects with "ignore", which mm leaves out', at)
+            defects.warn('objects with "ignore", which OpenMMLab leaves out', at)
         crowd = annotation.get('iscrowd')
         if crowd not in (0, 1):
             defects.add('annotations whose iscrowd is missing or not 0 or 1', at)

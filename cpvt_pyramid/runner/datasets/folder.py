@@ -49,8 +49,8 @@ class NotRecognized(UserError):
     def __init__(self, root: Path) -> None:
         super().__init__(
             f'{root} must have boxes for a detector (COCO: a JSON file; YOLO: data.yaml or '
-            'labels/*.txt; Pascal VOC: *.xml) or label maps for a segmentor (images/ and masks/, '
-            'or a.jpg and a_mask.png)'
+            'labels/*.txt; Pascal VOC: *.xml) or segmentation masks for a segmentor (images/ '
+            'and masks/, or a.jpg and a_mask.png)'
         )
 
 

@@ -46,10 +46,10 @@ OTHER_TAILS = ('_gtFine_color', '_gtFine_instanceIds', '_gtCoarse_color', '_gtCo
 SKIPPED = LABEL_WORDS | IMAGE_WORDS | set.union(*SPLITS.values()) | {'class'}
 TAIL = re.compile(r'[ _.\-]([A-Za-z]+[A-Za-z0-9]*)$')  # the last word of a name
 MOST_COLORS = 255
-JPEG = 'label maps that are JPEGs, whose compression changes labels; save them as PNG'
+JPEG = 'segmentation masks that are JPEGs, whose compression changes labels; save them as PNG'
 SOFT = (
-    'label maps with other values along the edges of objects, as after a resize or anti-aliasing; '
-    'each class must have one value'
+    'segmentation masks with other values along the edges of objects, as after a resize or '
+    'anti-aliasing; each class must have one value'
 )
 SOFT_GRAYS, SOFT_COLORS = 8, 32  # this many values along edges are certainly no classes
 SOLID = 0.05  # least share of the pixels of a class that equal the pixels around them
@@ -103,13 +103,13 @@ def find_label_maps(
     splits, notes, by_name = find_pairs(files, defects)
     pairs = [pair for split in splits.values() for pair in split]
     if not pairs:
-        raise UserError(f'{root}: no label map has the name of an image')
+        raise UserError(f'{root}: no segmentation mask has the name of an image')
     values = values_of(root, [pair.label for pair in pairs], defects)
     sizes = sizes_of(root, [pair.image for pair in pairs], defects)
     for image, label in pairs:
         if image in sizes and label in values and sizes[image] != values[label].size:
             del values[label]
-            defects.add('label maps of another size than their image', image)
+            defects.add('segmentation masks of another size than their image', image)
     names, colors = names_and_colors(files)
     if not colors:
         soft, is_certain = soft_maps(values)
@@ -122,7 +122,7 @@ def find_label_maps(
         for split, listed in splits.items()
     }
     if not any(splits.values()):
-        raise UserError(f'{root}: no pair of an image and a label map is without errors')
+        raise UserError(f'{root}: no pair of an image and a segmentation mask is without errors')
     warn_about_values(values, defects)
     found = interpreted(list(values.values()), names, colors, files)
     return found._replace(splits=splits, sizes=sizes, notes=notes + found.notes, by_name=by_name)
@@ -149,7 +149,9 @@ def interpreted(
         counts = Counter({code & 255: count for code, count in counts.items()})
     if len(counts) == 1:
         value = f'#{min(counts):06x}' if by_color else min(counts)
-        raise UserError(f'all label maps in {files.root} are {value} everywhere: no classes')
+        raise UserError(
+            f'all segmentation masks in {files.root} are {value} everywhere: no classes'
+        )
     if not by_color and any(len(set(color)) > 1 for color in colors):
         colors = []  # names of indices, then
     if by_color or colors or not are_indices(counts, len(names)):
@@ -210,21 +212,21 @@ def warn_about_values(values: dict[str, Values], defects: Defects) -> None:
     and 1, whose foreground would be ignored."""
     for name, found in values.items():
         if {*found.counts} == {0}:
-            defects.warn('label maps that are 0 everywhere', name)
+            defects.warn('segmentation masks that are 0 everywhere', name)
     masks = {name: {*found.counts} for name, found in values.items()}
     full = [name for name, found in masks.items() if found in ({0, 255}, {255})]
     ones = [name for name, found in masks.items() if found in ({0, 1}, {1})]
     others = [name for name, found in masks.items() if not found <= {0, 1} | {255}]
     both = [name for name, found in masks.items() if {1, 255} <= found]
     if full and ones and not others and not both:
-        kind = 'label maps of 0 and 255, whose 255 is ignored because others are of 0 and 1'
+        kind = 'segmentation masks of 0 and 255, whose 255 is ignored because others are of 0 and 1'
         for name in full:
             defects.warn(kind, name)
     in_color = {code for found in values.values() if found.is_color for code in found.counts}
     for name, found in values.items():
         grays = {packed((value,) * 3) for value in found.counts if value <= 255}
         if in_color and not found.is_color and not found.palette and not grays <= in_color:
-            defects.warn('label maps in gray among others in colours', name)
+            defects.warn('segmentation masks in gray among others in colours', name)
 
 
 def coded(counts: Counter, by_color: bool, names: list[str], colors: list[Color]) -> LabelMaps:
@@ -244,17 +246,19 @@ def coded(counts: Counter, by_color: bool, names: list[str], colors: list[Color]
         names = [kind.format(code) if code else 'background' for code in codes]
     if len(codes) > MOST_COLORS:
         kind = 'colours' if by_color else 'values'
-        raise UserError(f'the label maps have {len(codes)} {kind}; there can be {MOST_COLORS}')
+        raise UserError(
+            f'the segmentation masks have {len(codes)} {kind}; there can be {MOST_COLORS}'
+        )
     if len(names) != len(codes):
         kind = 'colours' if by_color else 'values'
         shown = ', '.join(f'#{code:06x}' if by_color else str(code) for code in codes[:8])
         shown += ' ...' if len(codes) > 8 else ''
         raise UserError(
-            f'the label maps have {len(codes)} {kind} ({shown}), but '
+            f'the segmentation masks have {len(codes)} {kind} ({shown}), but '
             f'{len(names)} classes have names; each needs one, also the background'
         )
     palette = [unpacked(code) for code in codes] if by_color else class_palette(names)
-    layout = f'images and label maps in {"colours" if by_color else "gray"}'
+    layout = f'images and segmentation masks in {"colours" if by_color else "gray"}'
     pixels = [counts[code] for code in codes]
     return LabelMaps(layout, names, palette, pixels, notes, codes=codes, by_color=by_color)
 
@@ -274,8 +278,8 @@ def indexed(
         notes.append('no file names the classes; edit the config, or add a classes.txt')
     if highest - first >= len(names):
         raise UserError(
-            f'the label maps have the labels {first} to {highest}, but {len(names)} classes have '
-            'names; each needs one, also the background'
+            f'the segmentation masks have the labels {first} to {highest}, but {len(names)} '
+            'classes have names; each needs one, also the background'
         )
     if len(names) > MOST_COLORS:
         raise UserError(f'{len(names)} classes have names; there can be {MOST_COLORS}')
@@ -283,7 +287,7 @@ def indexed(
     colors = [palette[label] for label in labels if label in palette]
     if len(set(colors)) < len(names):
         colors = class_palette(names)
-    layout = 'ADE20K' if is_ade else 'images and label maps of indices'
+    layout = 'ADE20K' if is_ade else 'images and segmentation masks of indices'
     pixels = [counts[label] for label in labels]
     return LabelMaps(layout, names, colors, pixels, notes, reduce_zero_label=reduce_zero_label)
 
@@ -306,7 +310,8 @@ def find_pairs(
         known = images if kind == 'image' else labels
         other = known.setdefault(key, name)
         if other != name and 'labelTrainIds' not in other:
-            what = f'{"images" if kind == "image" else "label maps"} with the name of another'
+            files_of_kind = 'images' if kind == 'image' else 'segmentation masks'
+            what = f'{files_of_kind} with the name of another'
             defects.add(what, f'{name} ({other})', is_error=kind == 'image')
     if not labels:
         raise NotRecognized(files.root)
@@ -315,7 +320,7 @@ def find_pairs(
     by_name = {}
     if lists.splits:
         split_of_key = {key: lists.split(pair.image, key[-1]) for key, pair in paired.items()}
-        lists.warn('a label map', defects)
+        lists.warn('a segmentation mask', defects)
         left = list(split_of_key.values()).count(None)
         if left:
             notes.append(f'{left} images are in no list of ImageSets/Segmentation: left out')
@@ -325,9 +330,9 @@ def find_pairs(
         folders = {PurePosixPath(pair.image).parent for pair in paired.values()}
         for name in sorted(images[key] for key in images.keys() - labels.keys()):
             is_lost = PurePosixPath(name).parent in folders
-            defects.add('images without a label map', name, is_error=is_lost)
+            defects.add('images without a segmentation mask', name, is_error=is_lost)
     for name in sorted(labels[key] for key in labels.keys() - images.keys()):
-        defects.warn('label maps without an image', name)
+        defects.warn('segmentation masks without an image', name)
     splits = defaultdict(list)
     for key, pair in paired.items():
         splits[split_of_key[key]].append(pair)
@@ -427,15 +432,15 @@ def match_by_name(images: dict[tuple, str], labels: dict[tuple, str]) -> None:
 
 def values_of(root: Path, names: Sequence[str], defects: Defects) -> dict[str, Values]:
     """What occurs in each label map."""
-    readings = in_threads(lambda name: values_in(root / name), names, 'reading label maps')
+    readings = in_threads(lambda name: values_in(root / name), names, 'reading segmentation masks')
     found = {}
     for name, values in zip(names, readings):
         if values and values.is_jpeg:
             defects.warn(JPEG, name)
         if values is None:
-            defects.add('label maps that are not complete images', name)
+            defects.add('segmentation masks that are not complete images', name)
         elif len(values.counts) > 16 * MOST_COLORS:
-            defects.add('label maps that have thousands of colours', name)
+            defects.add('segmentation masks that have thousands of colours', name)
         else:
             found[name] = values
     return found
@@ -570,7 +575,7 @@ def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> 
         size, found = inspect(Path(info['img_path']), effort, in_time)
         label_map = info.get('seg_map_path')
         if label_map and not Path(label_map).is_file():
-            found.append(('images without a label map', True))
+            found.append(('images without a segmentation mask', True))
         elif label_map and in_time:
             labels, problems = label_findings(Path(label_map), size, valid_labels)
             found += problems
@@ -581,7 +586,7 @@ def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> 
     is_good, decoded = check_each(listed, findings, names, effort, defects)
     kept = [name.removesuffix(built.img_suffix) for name, good in zip(names, is_good) if good]
     if decoded == len(listed) and len(seen) == 1:
-        defects.warn('label maps with one label only', f'{seen.pop()} in all')
+        defects.warn('segmentation masks with one label only', f'{seen.pop()} in all')
     return Checked(defects.problems(), len(listed), decoded, kept)
 
 
@@ -604,16 +609,16 @@ def label_findings(
         values = labels_of_raster(path)
     labels: set[int] = set()
     if not is_gray:
-        problem = 'label maps with several channels instead of one of class indices'
+        problem = 'segmentation masks with several channels instead of one of class indices'
     elif values is None:
-        problem = 'label maps that are not complete images'
+        problem = 'segmentation masks that are not complete images'
     elif size and values.shape != size:
-        problem = 'label maps of another size than their image'
+        problem = 'segmentation masks of another size than their image'
     else:
         labels = {*map(int, np.unique(values))} - {IGNORED_LABEL}
         if max(labels, default=0) < valid_labels:
             return labels, found
-        problem = f'label maps with labels beyond the classes, 0 to {valid_labels - 1}'
+        problem = f'segmentation masks with labels beyond the classes, 0 to {valid_labels - 1}'
     return labels, [*found, (problem, True)]
 
 

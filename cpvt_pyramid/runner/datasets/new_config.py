@@ -409,7 +409,7 @@ def label_map_data(
         line += f'; {found.ignored:.1%} of all are ignored'
     lines.append(line)
     if is_converted:
-        lines.append('note: label maps were written as class indices next to the config')
+        lines.append('note: segmentation masks were written as class indices next to the config')
     sizes = np.array([found.sizes[pair.image] for pair in splits['train']], float)
     return Data(found, datasets, lines, sizes)
 

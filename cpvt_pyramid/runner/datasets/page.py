@@ -43,7 +43,7 @@ def write_data_page(
         classes.append(bar_chart(dict(common), name, '{:,g}'.format))
         parts.append(html_section(f'{name} data', '', *shown))
     if classes:
-        note = 'Objects, or for label maps percent of the pixels.'
+        note = 'Objects, or for segmentation masks percent of the pixels.'
         parts.insert(0, html_section('Classes', note, side_by_side(*classes)))
     page = html_page(f'Data of {title}', 'Written by cpvt check-data.', parts)
     write_text(path, page)
@@ -141,7 +141,7 @@ def facts_of_label_maps(
         name = paths[index].name
         labels = label_map_or_none(load, infos[index])
         if labels is None:
-            return Image.fromarray(small), f'{name}: no readable label map'
+            return Image.fromarray(small), f'{name}: no readable segmentation mask'
         return draw_segmentation(small, at_size(labels, small.shape), classes, palette), name
 
     paths = [Path(info['img_path']) for info in infos]

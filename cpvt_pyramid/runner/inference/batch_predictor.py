@@ -20,7 +20,7 @@ class BatchPredictor:
     often it is received. Results do not depend on how images are divided into batches.
 
     Args:
-        model: a config of mm, or an exported model.
+        model: a config of OpenMMLab, or an exported model.
         checkpoint: with a config, the weights; a path or an address.
         batch_size: images that pass the model together, of which none is padded by another. With
             more than one, the last digits depend on which ones these are.

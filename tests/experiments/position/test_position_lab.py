@@ -102,7 +102,7 @@ def test_asked_again_nothing_is_trained(answered, tmp_path, monkeypatch, capsys)
             assert (tmp_path / name).is_file()
     assert (answered / 'encodings.json').read_bytes() == before
     out = capsys.readouterr().out
-    assert 'Is A above B? 50.0' in out and 'cannot tell' in out
+    assert 'Is A above B? 50.0' in out and 'not significant' in out
     assert tool.main(['encodings', *SMOKE, str(tmp_path)]) == 130
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.endswith(': interrupted; run the same command to continue')

@@ -187,10 +187,10 @@ MAP = 'labels/b.png'
 @pytest.mark.parametrize(
     'apply, problem',
     [
-        (lambda root: (root / MAP).unlink(), 'images without a label map'),
+        (lambda root: (root / MAP).unlink(), 'images without a segmentation mask'),
         (lambda root: picture(root / MAP, 'L', (60, 79)), 'of another size'),
         (lambda root: picture(root / MAP, 'RGBA'), 'several channels'),
-        (cut(MAP), 'label maps that are not complete'),
+        (cut(MAP), 'segmentation masks that are not complete'),
         (cut('images/b.jpg'), 'images that are not complete'),
         (lambda root: Image.new('L', (80, 60), 4).save(root / MAP), 'beyond the classes, 0 to 3'),
     ],

@@ -245,7 +245,7 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
         1,
         ['not complete XML', 'annotation files without an image', 'without a bndbox'],
     ),
-    (maps_as_jpeg, ALL, ['label maps that are JPEGs']),
+    (maps_as_jpeg, ALL, ['segmentation masks that are JPEGs']),
     (
         changed(layouts.maps_of_voc, replaced('JPEGImages/*')),
         0,
@@ -257,7 +257,7 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
             lambda root: Image.new('P', (9, 9)).save(root / 'SegmentationClass/001.png'),
         ),
         1,
-        ['label maps of another size than their image: JPEGImages/001.png'],
+        ['segmentation masks of another size than their image: JPEGImages/001.png'],
     ),
     (
         changed(layouts.maps_of_voc, replaced('ImageSets/Segmentation/train.txt', LISTED)),
@@ -268,7 +268,7 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
         maps_spoiled,
         3,
         [
-            'images without a label map',
+            'images without a segmentation mask',
             'maps that are not complete',
             'images that are not complete',
         ],

@@ -142,8 +142,10 @@ def test_coco_objects_that_mm_leaves_out(coco):
     content['annotations'][1]['ignore'] = 1
     write(root / 'all.json', json.dumps(content))
     assert objects_in(root)[1] == [
-        'warning: objects whose area is 0, which mm leaves out: annotation 1 of 000.png (all.json)',
-        'warning: objects with "ignore", which mm leaves out: annotation 2 of 000.png (all.json)',
+        'warning: objects whose area is 0, which OpenMMLab leaves out: annotation 1 of 000.png '
+        '(all.json)',
+        'warning: objects with "ignore", which OpenMMLab leaves out: annotation 2 of 000.png '
+        '(all.json)',
     ]
     for annotation in content['annotations']:
         annotation['iscrowd'] = 1
@@ -357,7 +359,7 @@ def soft_colors(path: Path, picture: layouts.Scene) -> None:
 @pytest.mark.parametrize('mask', [soft_mask, soft_colors])
 def test_masks_with_soft_edges(mask, tmp_path):
     fill(tmp_path, SCENES[:3], 'images/{}.png', mask, 'masks/{}.png')
-    with pytest.raises(UserError, match='no pair of an image and a label map'):
+    with pytest.raises(UserError, match='no pair of an image and a segmentation mask'):
         maps_in(tmp_path)
     defects = Defects()
     kind = 'binary' if mask is soft_mask else 'colors'
@@ -375,17 +377,16 @@ def test_masks_of_two_scales(tmp_path):
         Image.fromarray(np.array(Image.open(path)) // 255).save(path)
     _, problems = maps_in(tmp_path)
     assert problems == [
-        'warning: label maps of 0 and 255, whose 255 is ignored because others are of 0 and 1: '
-        'masks/002.png, masks/003.png'
+        'warning: segmentation masks of 0 and 255, whose 255 is ignored because others are of 0 '
+        'and 1: masks/002.png, masks/003.png'
     ]
 
 
 def test_maps_in_gray_among_others_in_colours(tmp_path):
     fill(tmp_path, SCENES[:2], 'images/{}.png', label_map, 'masks/{}.png', 'colors')
     fill(tmp_path, SCENES[2:], 'images/{}.png', label_map, 'masks/{}.png')
-    assert (
-        'warning: label maps in gray among others in colours: masks/002' in maps_in(tmp_path)[1][0]
-    )
+    warning = 'warning: segmentation masks in gray among others in colours: masks/002'
+    assert warning in maps_in(tmp_path)[1][0]
 
 
 def test_share_of_ignored_pixels(tmp_path):
@@ -410,7 +411,8 @@ def test_maps_that_are_0(tmp_path):
     """One of them may be background only; if all are, nothing can be learned."""
     fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
     Image.new('L', SIZE[::-1]).save(tmp_path / 'masks/000.png')
-    assert maps_in(tmp_path)[1] == ['warning: label maps that are 0 everywhere: masks/000.png']
+    warning = 'warning: segmentation masks that are 0 everywhere: masks/000.png'
+    assert maps_in(tmp_path)[1] == [warning]
     for path in (tmp_path / 'masks').iterdir():
         Image.new('L', SIZE[::-1]).save(path)
     with pytest.raises(UserError, match='are 0 everywhere'):
@@ -419,7 +421,7 @@ def test_maps_that_are_0(tmp_path):
     prefix = dict(img_path='images', seg_map_path='masks')
     data = Config(data | dict(data_prefix=prefix, img_suffix='.png'))
     (problem,) = check_label_maps(data, 'mmseg').problems
-    assert problem.kind == 'label maps with one label only' and not problem.is_error
+    assert problem.kind == 'segmentation masks with one label only' and not problem.is_error
 
 
 def test_names_of_images_like_those_of_label_maps(tmp_path):

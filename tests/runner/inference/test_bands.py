@@ -214,7 +214,7 @@ def test_checks_of_the_data_read_scenes_of_any_size(scenes, monkeypatch):
     assert check_dataset(cfg, 'train', dataset).problems == []
     dataset.metainfo = dict(classes=('one', 'two'))
     (problem,) = check_dataset(cfg, 'train', dataset).problems
-    assert problem.kind == 'label maps with labels beyond the classes, 0 to 1'
+    assert problem.kind == 'segmentation masks with labels beyond the classes, 0 to 1'
 
 
 def test_mistakes_are_named(scenes, tmp_path):

@@ -1,5 +1,6 @@
-"""The build step that pyproject.toml cannot describe; everything else is there."""
+"""The build steps that pyproject.toml cannot describe; everything else is there."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 here = Path(__file__).parent
+RELATIVE = r'\((?!\w+:)([^)\s]+)\)'  # the target of a link to a file of the repository
 
 
 class BuildWithConfigs(build_py):
@@ -26,4 +28,27 @@ class BuildWithConfigs(build_py):
         shutil.copy(here / 'model-index.yml', target)
 
 
-setup(cmdclass={'build_py': BuildWithConfigs})
+def for_index(readme: str, pyproject: str) -> str:
+    """The README as a package index shows it, where relative links lead nowhere.
+
+    They become links to `Repository` of [project.urls]. Without that, pictures are left out, and
+    of links the text stays.
+    """
+    repository = re.search(r'^Repository = "(.+)"$', pyproject, re.M)
+    if not repository:
+        without_pictures = re.sub(rf'!\[[^\]]*\]{RELATIVE}', '', readme)
+        return re.sub(rf'\[([^\]]*)\]{RELATIVE}', r'\1', without_pictures)
+    picture = rf'(!\[[^\]]*\]){RELATIVE}'
+    with_pictures = re.sub(picture, rf'\1({repository[1]}/raw/HEAD/\2)', readme)
+    return re.sub(rf'\]{RELATIVE}', rf']({repository[1]}/blob/HEAD/\1)', with_pictures)
+
+
+if __name__ == '__main__':
+    setup(
+        cmdclass={'build_py': BuildWithConfigs},
+        long_description=for_index(
+            (here / 'README.md').read_text(encoding='utf-8'),
+            (here / 'pyproject.toml').read_text(encoding='utf-8'),
+        ),
+        long_description_content_type='text/markdown',
+    )

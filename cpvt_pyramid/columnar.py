@@ -184,8 +184,9 @@ class CPVT(Column):
             attention, 'lookhere' (ALiBi with fields of view), 'relative' (learned, clipped to 8
             rows and columns) or 'fire' (learned, relative to the size of the image), or one of
             them and a PEG. Default: 'peg'.
-        position_options (dict): of the encoding: see `RoPE` (`base`, `normalized`), `LookHere`
-            (`view`) and `RelativePosition` (`reach`). Default: as in its paper.
+        position_options (dict): `base` and `normalized` of 'rope' and 'rope-mixed', see
+            `CPVTPyramid`; `view` of 'lookhere', the angle of a field of view in degrees;
+            `reach` of 'relative', at which distances are clipped. Default: as in its paper.
         peg (PEGConfig | dict): placement and structure of PEGs. Default: a 3x3 one after block 0.
             The paper's main models are `PEGConfig(after=range(6))`.
         class_token (bool): whether there is a class token in addition to the map's tokens. Without

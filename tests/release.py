@@ -144,8 +144,9 @@ def check_archives(wheel: Path, archive: Path, folder: Path) -> Path:
     return source
 
 
-def check_tag(tag: str, changelog: str) -> None:
-    """Exit unless the tag is that of this version, and the changelog says when it was released."""
+def check_tag(tag: str, changelog: str, pyproject: str) -> None:
+    """Exit unless the tag is that of this version, the changelog says when it was released, and the
+    links of the README have a target."""
     source = (ROOT / 'cpvt_pyramid/__init__.py').read_text()
     version = re.search(r"^__version__ = '(.*)'", source, re.M)[1]
     if tag != f'v{version}':
@@ -157,6 +158,8 @@ def check_tag(tag: str, changelog: str) -> None:
         date.fromisoformat(heading[1])
     except ValueError:
         sys.exit(f'the entry of {version} in CHANGELOG.md needs a date, got ({heading[1]})')
+    if not re.search('^Repository = "https://', pyproject, re.M):
+        sys.exit('[project.urls] in pyproject.toml needs the address of the Repository')
 
 
 def main(folder: str, *options: str) -> None:
@@ -175,6 +178,9 @@ def main(folder: str, *options: str) -> None:
 
 if __name__ == '__main__':
     if sys.argv[1] == 'tag':
-        check_tag(sys.argv[2], (ROOT / 'CHANGELOG.md').read_text(encoding='utf-8'))
+        texts = [
+            (ROOT / name).read_text(encoding='utf-8') for name in ('CHANGELOG.md', 'pyproject.toml')
+        ]
+        check_tag(sys.argv[2], *texts)
     else:
         main(*sys.argv[1:])

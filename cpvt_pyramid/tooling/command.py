@@ -68,7 +68,17 @@ IGNORED_WARNINGS = (
 
 
 class UserError(Exception):
-    """An error that the user can fix. Its message is one line: what is wrong and what to do."""
+    """An error that the user can fix. Its message is one line: what is wrong and what to do.
+
+    Commands print it and end with exit status 2.
+
+    Examples:
+        >>> try:
+        ...     Predictor('nowhere.onnx')
+        ... except UserError as error:
+        ...     print(error)
+        no model at nowhere.onnx
+    """
 
     status = FAILED  # of the process
 

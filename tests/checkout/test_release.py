@@ -1,5 +1,6 @@
 """The files that services and other tools read name what exists."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -107,7 +108,11 @@ def test_badges_have_workflows():
 def test_releases_need_a_dated_entry():
     version = cpvt_pyramid.__version__
     tag = f'v{version}'
-    check_tag(tag, f'# Changelog\n\n## {version} (2026-11-30)\n')
+    project = '[project.urls]\nRepository = "https://example.org/cpvt_pyramid"\n'
+    released = f'# Changelog\n\n## {version} (2026-11-30)\n'
+    check_tag(tag, released, project)
+    with pytest.raises(SystemExit, match='the address of the Repository'):
+        check_tag(tag, released, '[project.urls]\n')
     for wrong, changelog, complaint in (
         ('v0.0.0', f'## {version} (2026-11-30)\n', f'the tag must be {tag}'),
         ('', f'## {version} (2026-11-30)\n', f'the tag must be {tag}'),
@@ -116,11 +121,28 @@ def test_releases_need_a_dated_entry():
         (tag, f'## {version} (2026-13-01)\n', 'needs a date'),
     ):
         with pytest.raises(SystemExit, match=complaint):
-            check_tag(wrong, changelog)
+            check_tag(wrong, changelog, project)
     headings = re.findall(r'^## .*', (ROOT / 'CHANGELOG.md').read_text(), re.M)
     assert headings[0].startswith(f'## {version} (')
     for heading in headings[1:]:
         assert re.fullmatch(r'## \S+ \(\d{4}-\d\d-\d\d\)', heading)
+
+
+def test_the_readme_of_the_package_index():
+    """Its links lead to the repository, or nothing is left of them but their text."""
+    spec = importlib.util.spec_from_file_location('setup_script', ROOT / 'setup.py')
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    readme = '[![a: 1](docs/a.svg)](LICENSE) [b](docs/b.md#c), [d](https://e.org) ![f](g.png)'
+    linked = script.for_index(readme, '[project.urls]\nRepository = "https://h/i"\n')
+    assert linked == (
+        '[![a: 1](https://h/i/raw/HEAD/docs/a.svg)](https://h/i/blob/HEAD/LICENSE) '
+        '[b](https://h/i/blob/HEAD/docs/b.md#c), [d](https://e.org) '
+        '![f](https://h/i/raw/HEAD/g.png)'
+    )
+    assert script.for_index(readme, '') == ' b, [d](https://e.org) '
+    ours = script.for_index((ROOT / 'README.md').read_text(), '')
+    assert re.findall(r'\]\((?!https?:)[^)]*\)', ours) == []
 
 
 def test_containers_set_up():

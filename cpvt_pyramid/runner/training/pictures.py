@@ -51,6 +51,9 @@ class DrawResultsHook(Hook):
     Args:
         images: how many images; they are from evenly spaced batches.
         score_thr: detections with a lower score are not drawn.
+
+    Examples:
+        >>> custom_hooks = [dict(type='DrawResultsHook', images=20, score_thr=0.5)]
     """
 
     # At the end, PreemptionHook, which is LOWEST, still holds signals back.

@@ -36,6 +36,9 @@ class ShardedDataParallel(nn.Module):
     The parameters of each block of the backbone are gathered while it computes; those of the rest
     of the model are gathered together. The model must have its initial weights. Loading converts
     whole tensors.
+
+    Examples:
+        >>> model_wrapper_cfg = dict(type='ShardedDataParallel')
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -43,8 +43,8 @@ class CPVTPyramid(LoadsCheckpoints):
             inside every attention, 'rope' or 'rope-mixed' (rotary) or 'alibi' (a penalty
             proportional to distance); or one of them and a PEG, as in 'learned+peg'. A sub-sampled
             key is at the centre of its patch. None: as published, 'learned' for PVT, else 'peg'.
-        position_options: a dict, of 'rope' and 'rope-mixed': `base`, nearly the ratio of the
-            largest to the smallest frequency, and `normalized`, coordinates across the image instead of
+        position_options: a dict, of 'rope' and 'rope-mixed': `base`, nearly the ratio of largest to
+            smallest frequency, and `normalized`, coordinates across the image instead of
             counts of tokens. None: as in their paper.
         peg: placement and structure of PEGs, a `PEGConfig` or a dict of its fields. None: as
             published. Indices of blocks that a stage does not have are ignored in that stage.
@@ -52,10 +52,10 @@ class CPVTPyramid(LoadsCheckpoints):
             position embedding has one entry for each token.
         in_channels: channels of the image.
         rgb_weights: how the first convolution is made from a checkpoint for RGB where `in_channels`
-            is not 3: 'mean', for each band the mean of the filters of red, green and blue;
-            'repeat', these filters in turn; or the names of the bands, such as ('red', 'green', 'blue',
-            'nir'), of which others than these three get the mean. Filters are scaled by 3 /
-            `in_channels`. None: such a checkpoint is an error.
+            is not 3. 'mean': for each band the mean of the filters of red, green and blue;
+            'repeat': these filters in turn; or the names of the bands, such as ('red', 'green',
+            'blue', 'nir'), of which others than these three get the mean. Filters are scaled by
+            3 / `in_channels`. None: such a checkpoint is an error.
         out_indices: the stages, 0 to 3, whose maps are returned. Stages after the last of them
             are not built.
         drop_rate: dropout after the patch embeddings, the attentions and in the MLPs.

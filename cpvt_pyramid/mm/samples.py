@@ -1,4 +1,4 @@
-"""The data samples that accompany images in mm."""
+"""The data samples that accompany images in OpenMMLab."""
 
 from typing import Any
 

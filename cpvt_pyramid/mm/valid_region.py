@@ -24,14 +24,15 @@ class AppendsValidity(nn.Module):
     """Mixin, listed before the data preprocessor class that pads and stacks.
 
     Args:
-        mean: of each channel of the images, as many as there are; mm's own takes 1 or 3.
+        mean: of each channel of the images, as many as there are; OpenMMLab's own
+            takes 1 or 3.
         std: of each channel.
         valid_region: append the validity channel to padded batches. False: act as the data
             preprocessor does without this mixin.
         **options: see the data preprocessor.
     """
 
-    batch_augments: Any  # of mm's data preprocessors
+    batch_augments: Any  # of OpenMMLab's data preprocessors
 
     def __init__(
         self,

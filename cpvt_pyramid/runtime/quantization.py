@@ -279,7 +279,7 @@ class Quantizer:
 
 def import_nncf() -> Any:
     os.environ.setdefault('NNCF_CI', '1')  # else it reports its use
-    return optional_package('nncf', 'cpvt quantize', "'cpvt_pyramid[quantize]'")
+    return optional_package('nncf', 'cpvt quantize', "'.[quantize]'")
 
 
 @contextmanager

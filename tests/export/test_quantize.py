@@ -295,7 +295,7 @@ def test_nncf_is_named_if_it_is_not_installed(photos, capsys, monkeypatch):
     write_segmentor()
     monkeypatch.setitem(sys.modules, 'nncf', None)
     assert tool.main(['model.onnx', 'photos']) == 2
-    assert "cpvt quantize needs nncf; pip install 'cpvt_pyramid[quantize]'" in error_of(capsys)
+    assert "cpvt quantize needs nncf; pip install '.[quantize]'" in error_of(capsys)
 
 
 def test_layers_have_groups(photos):

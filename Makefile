@@ -41,7 +41,7 @@ test: setup  ## run the tests
 coverage: setup  ## run the tests; the lines that they execute are in build/coverage
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
 
-test-foreign: setup  ## test all detectors and segmentors of the mm packages, and exports at all sizes
+test-foreign: setup  ## test all detectors and segmentors of OpenMMLab, and exports at all sizes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m 'foreign or not foreign' tests/mm/foreign tests/export
 
 CORE_TESTS = $(addprefix tests/, checkpoints core ops padding position)

@@ -1,4 +1,4 @@
-"""Train a RetinaNet on a folder in COCO's layout with torchvision, without mm, and evaluate it.
+"""Train a RetinaNet on data in COCO's layout with torchvision, without OpenMMLab, and evaluate it.
 
     pip install '.[torchvision]' pycocotools scikit-image scikit-learn
     cpvt demo-data

@@ -59,7 +59,7 @@ def compare_sizes(lab: Lab) -> LabAnswer:
         'to a token: the control task, which needs no position, says how much of a loss is that.',
         f'{lab.preset.scaled_pictures} test pictures for each size; 95% intervals over seeds.',
         'The paper, top-1 on ImageNet, trained at 224, zoomed to 384 / 448 / 512: DeiT-tiny with '
-        'its learned table 72.2 to 71.2 / 68.8 / 65.9, CPVT-Ti (0 to 5) 73.4 to 74.2 / 72.6 / '
+        'its learned embedding 72.2 to 71.2 / 68.8 / 65.9, CPVT-Ti (0 to 5) 73.4 to 74.2 / 72.6 / '
         '70.8. RoPE-ViT (arXiv 2403.13298), DeiT-III-S, 224 to 384: absolute 80.4 to 79.4, axial '
         '80.9 to 80.0, mixed 80.9 to 81.8.',
     ]

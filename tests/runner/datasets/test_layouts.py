@@ -269,7 +269,7 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
         3,
         [
             'images without a segmentation mask',
-            'maps that are not complete',
+            'segmentation masks that are not complete',
             'images that are not complete',
         ],
     ),

@@ -6,7 +6,7 @@ import math
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -78,9 +78,15 @@ def mean_iou(predicted: Tensor, pixels: Tensor, classes: int) -> float:
 # Files
 
 
+def determined(settings: Any) -> dict[str, Any]:
+    """The fields that determine a run, of settings, a dataclass: all that it compares."""
+    compared = {one.name for one in fields(settings) if one.compare}
+    return {name: value for name, value in asdict(settings).items() if name in compared}
+
+
 def digest(settings: Any) -> str:
     """A file name for what settings, a dataclass, determine."""
-    text = json.dumps({'format': FORMAT, **asdict(settings)}, sort_keys=True)
+    text = json.dumps({'format': FORMAT, **determined(settings)}, sort_keys=True)
     hashed = hashlib.sha256(text.encode()).hexdigest()[:16]
     return f'{settings.model}-{settings.position}-{hashed}'
 

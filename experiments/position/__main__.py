@@ -2,6 +2,7 @@
 
     python -m experiments.position encodings placement resolution     # what `make lab` asks
     python -m experiments.position encodings --preset full --seeds 5
+    python -m experiments.position paper --data fashion/usr/share/datasets/fashion-mnist
     python -m experiments.position probe padding shift attention --model timm:convnext_tiny
 
 Each question prints its tables and writes WORK_DIR/QUESTION.json and figures. All answers in
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from .laboratory import Lab
 
-TRAINED = ('encodings', 'placement', 'resolution', 'canvas')
+TRAINED = ('encodings', 'placement', 'resolution', 'canvas', 'paper')
 MEASURED = ('probe', 'padding', 'shift', 'attention', 'registers')
 
 
@@ -36,6 +37,7 @@ def position_lab(
             'placement',
             'resolution',
             'canvas',
+            'paper',
             'probe',
             'padding',
             'shift',
@@ -53,6 +55,8 @@ def position_lab(
     size: int = 224,
     workers: Optional[int] = None,
     device: Literal['cpu', 'cuda'] = 'cpu',
+    data: str = '/usr/share/datasets/fashion-mnist',
+    finished: bool = False,
     page: Optional[str] = None,
 ) -> None:
     """Answer the questions and write the report.
@@ -60,8 +64,8 @@ def position_lab(
     Args:
         questions: what to ask
         preset: amount of work: default takes half an hour on two cores for encodings, placement
-            and resolution; full, hours; pyramid is default with pyramids instead of columnar
-            models; smoke takes seconds, and shows nothing
+            and resolution, and 4 to 5 hours for paper; full, hours; pyramid is default with pyramids
+            instead of columnar models; smoke takes a minute at most, and shows nothing
         work_dir: folder of all results
         seed: first seed of the tables
         seeds: number of seeds (default: the preset's)
@@ -73,6 +77,9 @@ def position_lab(
         size: side of the images for --model, in pixels
         workers: processes that train (default: the number of cores)
         device: of the training
+        data: folder of Fashion-MNIST's four files, for paper; by default, where Debian's package
+            dataset-fashion-mnist installs them
+        finished: for paper: report the runs that are finished, and train no more
         page: Markdown page that takes the tables and figures of these questions between
             <!-- findings --> and <!-- /findings -->, as experiments/position/findings/tables.md
     """
@@ -86,6 +93,10 @@ def position_lab(
             raise UserError(f'--{name} must be at least {least}, got {value}')
     if size % 32:
         raise UserError(f'--size must be a multiple of 32, got {size}')
+    if finished and set(questions) != {'paper'}:
+        raise UserError('--finished is for the question paper alone')
+    if 'paper' in questions and preset == 'pyramid':
+        raise UserError('paper has columnar models: --preset must be smoke, default or full')
     trained = [question for question in questions if question in TRAINED]
     if model and trained:
         raise UserError(
@@ -103,27 +114,33 @@ def position_lab(
 
     from experiments.report import save, write_findings, write_lab_report
 
+    from .fashion import read_fashion
     from .given_models import load_subject
-    from .laboratory import PRESETS, Lab
+    from .laboratory import PAPER_PRESETS, PRESETS, Lab
     from .tasks import TASKS, ceilings
 
     if device == 'cuda' and not torch.cuda.is_available():
         raise UserError('--device cuda needs a GPU that torch can use; there is none')
+    if 'paper' in questions:
+        read_fashion(data)
     make_folder(folder)
-    chosen = PRESETS[preset]
-    seeds = seeds or chosen.seeds
     workers = workers or (usable_cores() if device == 'cpu' else 1)
-    lab = Lab(chosen, folder, seed, seeds, workers, device)
     subjects = [load_subject(name, checkpoint, size) for name in model]
     names = [subject.name for subject in subjects]
     if len(set(names)) < len(names):
         raise UserError(f'models must have different names, got {", ".join(names)}')
-    if not model:
+    if not model and set(questions) != {'paper'}:
         shares = [f'{TASKS[name].question} {100 * value:.1f}' for name, value in ceilings().items()]
         print(f'What a bag of patches can reach, in %: {", ".join(shares)}', flush=True)
     for question in questions:
+        chosen = PAPER_PRESETS[preset] if question == 'paper' else PRESETS[preset]
+        count = seeds or chosen.seeds
+        lab = Lab(chosen, folder, seed, count, workers, device, data, finished)
         found = answer(question, lab, subjects, size)
-        save(found, {**chosen._asdict(), 'seeds': list(range(seed, seed + seeds))}, folder)
+        used = list(range(seed, seed + count))
+        if finished:
+            used = sorted({run['settings']['seed'] for row in found.data for run in row['runs']})
+        save(found, {**chosen._asdict(), 'seeds': used}, folder)
         print(f'\n{found.title}')
         for table in found.tables:
             print(f'\n{table.text()}')

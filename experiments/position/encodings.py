@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from experiments import figures
 from experiments.report import LabAnswer, Table
 from experiments.statistics import Estimate, estimate, holm, paired_difference, show_p
+from experiments.training import determined
 
 from .laboratory import Lab, Trained, metric_of
 from .scenes import draw_scenes
@@ -141,7 +141,7 @@ def runs_data(trained: Sequence[Trained]) -> list[dict]:
         for run in one.runs:
             runs.append(
                 {
-                    'settings': asdict(run.settings),
+                    'settings': determined(run.settings),
                     'metrics': run.metrics,
                     'losses': run.losses,
                     'failure': run.failure,

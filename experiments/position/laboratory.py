@@ -70,6 +70,36 @@ PRESETS = {
     ),
 }
 
+# Of the question `paper`, whose pictures are photographs of 28 pixels
+PAPER_SCALES = tuple(side / 28 for side in (28, 36, 42, 48, 56, 64))
+PAPER_PRESETS = {
+    'smoke': Preset(
+        steps=2,
+        seeds=2,
+        rates=(2e-3, 5e-3),
+        batch=4,
+        pictures=8,
+        scales=(1, *PAPER_SCALES[3:]),
+        scaled_pictures=4,
+    ),
+    'default': Preset(
+        steps=800,
+        seeds=5,
+        rates=(1e-3, 2e-3, 5e-3),
+        pictures=10_000,
+        scales=PAPER_SCALES,
+        scaled_pictures=1000,
+    ),
+    'full': Preset(
+        steps=4000,
+        seeds=5,
+        rates=(1e-3, 2e-3, 5e-3),
+        pictures=10_000,
+        scales=PAPER_SCALES,
+        scaled_pictures=2000,
+    ),
+}
+
 
 class Variant(NamedTuple):
     """One of several that are compared."""
@@ -180,6 +210,8 @@ class Lab:
         seeds: their number.
         workers: processes that train.
         device: of the training, 'cpu' or 'cuda'.
+        data: folder of the photographs of the question `paper`.
+        finished: whether that question only reads the runs that there are.
     """
 
     preset: Preset
@@ -188,6 +220,8 @@ class Lab:
     seeds: int = 3
     workers: int = 1
     device: str = 'cpu'
+    data: str = ''
+    finished: bool = False
 
     @property
     def runs_folder(self) -> Path:

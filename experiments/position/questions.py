@@ -9,6 +9,7 @@ from .attention import measure_attention
 from .encodings import compare_encodings, compare_placements
 from .laboratory import Lab
 from .padding import measure_padding
+from .paper import compare_with_paper
 from .probe import measure_probe
 from .registers import measure_registers
 from .shift import measure_shift
@@ -20,6 +21,7 @@ TRAINED: dict[str, Callable[[Lab], LabAnswer]] = {
     'placement': compare_placements,
     'resolution': compare_sizes,
     'canvas': compare_canvases,
+    'paper': compare_with_paper,
 }
 # About given models and the side of their images in pixels; or, without any, the lab's models.
 MEASURED: dict[str, Callable[[Lab, Sequence[Subject], int], LabAnswer]] = {

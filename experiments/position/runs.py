@@ -3,20 +3,28 @@
 import json
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 from cpvt_pyramid.tooling.files import atomic_write, write_text
 from experiments.parallel import in_parallel
-from experiments.training import digest, failure_of, mean_iou, one_thread, optimize, versions
+from experiments.training import (
+    determined,
+    digest,
+    failure_of,
+    mean_iou,
+    one_thread,
+    optimize,
+    versions,
+)
 
 from .models import CELLS, PIXEL_CLASSES, READINGS, Answers, LabModel
 from .scenes import Scenes, draw_scenes
@@ -28,11 +36,11 @@ BATCH_TOKENS = 64 * 1024  # in evaluation
 
 
 @dataclass(frozen=True)
-class RunSettings:
-    """All that determines a run.
+class Settings:
+    """All that determines a run, whatever its pictures and its model are.
 
     Args:
-        model: 'column' or 'pyramid'.
+        model: the kind of model.
         position: as in `Column`.
         peg: fields of the `PEGConfig` that differ from the defaults, as (name, value) pairs.
         options: of the encoding, as (name, value) pairs.
@@ -43,8 +51,6 @@ class RunSettings:
             'test'.
         steps: of training.
         batch: pictures in a step.
-        grid: side of the training pictures in cells; or several, of which each step draws one, and
-            the first is that of the evaluation.
         pictures: number of pictures of the evaluation.
     """
 
@@ -58,8 +64,32 @@ class RunSettings:
     split: str = 'test'
     steps: int = 400
     batch: int = 32
-    grid: Union[int, tuple[int, ...]] = 6
     pictures: int = 1000
+
+    def build(self) -> nn.Module:
+        """The untrained model."""
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, step: int, device: str) -> Tensor:
+        """The loss of a training step, from 0."""
+        raise NotImplementedError
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """The metrics of a trained model in evaluation mode."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class RunSettings(Settings):
+    """All that determines a run with the pictures of `scenes`.
+
+    Args:
+        model: 'column' or 'pyramid'.
+        grid: side of the training pictures in cells; or several, of which each step draws one, and
+            the first is that of the evaluation.
+    """
+
+    grid: Union[int, tuple[int, ...]] = 6
 
     def build(self) -> LabModel:
         """The untrained model."""
@@ -102,12 +132,21 @@ class RunSettings:
             grid = (side, side)
         return draw_scenes(split, count, seed, grid, CELLS[self.model], inset)
 
+    def loss(self, model: LabModel, step: int, device: str) -> Tensor:
+        """The loss of a training step, from 0."""
+        scenes = self.draw('train', self.batch, stream=1 + step)
+        return loss_of(model(scenes.image.to(device)), scenes, model.cell)
+
+    def evaluate(self, model: LabModel) -> dict[str, float]:
+        """As `evaluate_answers`, on pictures of the size of the training."""
+        return evaluate_answers(model, self.draw(self.split, self.pictures, stream=0))
+
 
 class Result(NamedTuple):
     """A finished run."""
 
-    settings: RunSettings
-    metrics: dict[str, float]  # accuracy of each task and 'reading', 'mIoU', 'AP'
+    settings: Settings
+    metrics: dict[str, float]  # as its settings' `evaluate` returns them
     losses: list[float]  # means over tenths of the training
     failure: str  # why the run does not count as trained, or ''
     seconds: float
@@ -117,20 +156,25 @@ class Result(NamedTuple):
     def failed(self) -> bool:
         return bool(self.failure)
 
-    def load(self) -> LabModel:
+    def load(self) -> nn.Module:
         """The trained model, in evaluation mode."""
         model = self.settings.build()
         model.load_state_dict(torch.load(self.path.with_suffix('.pt'), weights_only=True))
         return model.eval()
 
 
-def run(settings: RunSettings, folder: Path, device: str = 'cpu') -> Result:
+def path_of(settings: Settings, folder: Path) -> Path:
+    """The file of a run's result."""
+    return Path(folder) / f'{digest(settings)}.json'
+
+
+def run(settings: Settings, folder: Path, device: str = 'cpu') -> Result:
     """Read the result of a run, or train if there is none yet.
 
     A run that was killed starts again and gives what it would have given: it depends on its
     settings alone. The file of the result is written last and at once.
     """
-    path = Path(folder) / f'{digest(settings)}.json'
+    path = path_of(settings, folder)
     if path.exists():
         found = json.loads(path.read_text())
         keys = ('metrics', 'losses', 'failure', 'seconds')
@@ -138,20 +182,20 @@ def run(settings: RunSettings, folder: Path, device: str = 'cpu') -> Result:
     start = time.perf_counter()
     with one_thread():
         model, losses = train(settings, device)
-        scenes = settings.draw(settings.split, settings.pictures, stream=0)
-        metrics = evaluate_answers(model, scenes)
+        metrics = settings.evaluate(model)
     seconds = time.perf_counter() - start
     result = Result(settings, metrics, losses, failure_of(losses), seconds, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path.with_suffix('.pt')) as partial:
         torch.save(model.state_dict(), partial)
-    content = {**result._asdict(), 'settings': asdict(settings), 'path': path.name, **versions()}
+    content = {**result._asdict(), 'settings': determined(settings), 'path': path.name}
+    content |= versions()
     write_text(path, json.dumps(content, indent=1))
     return result
 
 
 def run_all(
-    todo: Sequence[RunSettings],
+    todo: Sequence[Settings],
     folder: Path,
     workers: int = 1,
     device: str = 'cpu',
@@ -164,7 +208,7 @@ def run_all(
     return [results[settings] for settings in todo]
 
 
-def train(settings: RunSettings, device: str = 'cpu') -> tuple[LabModel, list[float]]:
+def train(settings: Settings, device: str = 'cpu') -> tuple[nn.Module, list[float]]:
     """The trained model, in evaluation mode, and its losses: means over tenths of the training."""
     model = settings.build().to(device)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -173,8 +217,7 @@ def train(settings: RunSettings, device: str = 'cpu') -> tuple[LabModel, list[fl
     )
 
     def loss_at(step: int) -> Tensor:
-        scenes = settings.draw('train', settings.batch, stream=1 + step)
-        return loss_of(model(scenes.image.to(device)), scenes, model.cell)
+        return settings.loss(model, step, device)
 
     losses = optimize(optimizer, loss_at, settings.steps, warm_up=0.1, clip=1.0)
     return model.cpu().eval(), losses
@@ -341,30 +384,34 @@ def area_under_precision(correct: Tensor, objects: int) -> float:
 # The tuning protocol
 
 
+def mean_accuracy(metrics: dict[str, float]) -> float:
+    """Over all tasks."""
+    return float(np.mean([metrics[task] for task in TASKS]))
+
+
 def tuned(
-    variants: Sequence[RunSettings],
+    variants: Sequence[Settings],
     rates: Sequence[float],
     folder: Path,
     workers: int = 1,
     device: str = 'cpu',
+    score: Callable[[dict[str, float]], float] = mean_accuracy,
 ) -> list[float]:
-    """The learning rate of each variant: of one small grid, the one with the highest mean accuracy
-    over all tasks, on the tuning split and with a seed that no table uses. The first of equals."""
-    todo = []
-    for variant in variants:
-        seed = tuning_seed(variant.seed)
-        todo += [replace(variant, lr=lr, split='tuning', seed=seed) for lr in rates]
+    """The learning rate of each variant: of one small grid, the one whose metrics have the highest
+    score, on the tuning split and with a seed that no table uses. The first of equals."""
+    todo = [one for variant in variants for one in tuning_runs(variant, rates)]
     results = run_all(todo, folder, workers, device, 'tuning')
     chosen = []
     for start in range(0, len(results), len(rates)):
-        scores = [mean_accuracy(result) for result in results[start : start + len(rates)]]
+        scores = [score(result.metrics) for result in results[start : start + len(rates)]]
         chosen.append(rates[int(np.argmax(scores))])
     return chosen
 
 
-def mean_accuracy(result: Result) -> float:
-    """Over all tasks."""
-    return float(np.mean([result.metrics[task] for task in TASKS]))
+def tuning_runs(variant: Settings, rates: Sequence[float]) -> list[Settings]:
+    """The runs that a variant's learning rate is chosen by, one for each rate."""
+    seed = tuning_seed(variant.seed)
+    return [replace(variant, lr=lr, split='tuning', seed=seed) for lr in rates]
 
 
 def tuning_seed(seed: int) -> int:

@@ -64,8 +64,8 @@ def position_lab(
     Args:
         questions: what to ask
         preset: amount of work: default takes half an hour on two cores for encodings, placement
-            and resolution, and 4 to 5 hours for paper; full, hours; pyramid is default with pyramids
-            instead of columnar models; smoke takes a minute at most, and shows nothing
+            and resolution, and 4 to 5 hours for paper; full, hours; pyramid is default with
+            pyramids instead of columnar models; smoke takes a minute at most, and shows nothing
         work_dir: folder of all results
         seed: first seed of the tables
         seeds: number of seeds (default: the preset's)

@@ -1,7 +1,7 @@
 """Train a Semantic FPN on a folder in ADE20K's layout with Lightning, and evaluate it.
 
     pip install '.[torchvision]' lightning torchmetrics scikit-image scikit-learn
-    cpvt demo-data
+    cpvt demo-data digits
     python examples/lightning_segmentation.py
 
 Images of different sizes are padded to one batch. Their sizes go to the model, whose backbone then

@@ -1,7 +1,7 @@
 """Train a RetinaNet on data in COCO's layout with torchvision, without OpenMMLab, and evaluate it.
 
     pip install '.[torchvision]' pycocotools scikit-image scikit-learn
-    cpvt demo-data
+    cpvt demo-data digits
     python examples/torchvision_detection.py
 
 Sizes and schedule are those of configs/demo/retinanet_cpvt_nano.py. For photographs take

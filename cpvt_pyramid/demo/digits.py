@@ -1,7 +1,7 @@
 """A small data set for detection and segmentation from images in Python packages.
 
     from cpvt_pyramid.demo.digits import make_dataset
-    make_dataset('data/sample', train=1200, val=100)    # as cpvt demo-data
+    make_dataset('data/sample', train=1200, val=100)    # as cpvt demo-data digits
 
 Handwritten digits (scans from scikit-learn) are enlarged, colored and blended into crops of
 photographs (from scikit-image, public domain or CC0). Boxes, instance masks and semantic maps are
@@ -22,7 +22,6 @@ import colorsys
 import json
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -38,8 +37,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from tqdm import tqdm
 
-from ..tooling.command import UserError
-from ..tooling.files import make_folder
+from .folders import create_once
 
 load_digits = cache(load_digits)
 NAMES = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
@@ -62,7 +60,6 @@ CONTRAST = 50  # distance in CIELAB, with half weight on color, of a digit from 
 VAL_SCANS = 0.2
 JPEG_QUALITY = 92
 ADE = 'ade/ADEChallengeData2016'
-MARKER = 'sample.json'
 FORMAT = 2  # increased when the same arguments give other files
 
 Window = tuple[slice, slice]  # rows and columns of an image
@@ -302,7 +299,7 @@ def sources(arguments: dict) -> str:
     return f"""\
 # Sources
 
-Created by cpvt demo-data with the arguments {json.dumps(arguments)}
+Created by cpvt demo-data digits with the arguments {json.dumps(arguments)}
 from images in two Python packages. The images may be used under the terms of their sources:
 
 ## Photographs: scikit-image, https://scikit-image.org/docs/stable/api/skimage.data.html
@@ -398,22 +395,5 @@ def make_dataset(root: Union[Path, str], train: int = 1200, val: int = 100, seed
     Raises:
         UserError: the folder has something else.
     """
-    folder = Path(root).expanduser().resolve()
     arguments = dict(format=FORMAT, train=train, val=val, seed=seed)
-    marker = folder / MARKER
-    text = json.dumps(arguments) + '\n'
-    if marker.is_file() and marker.read_bytes() == text.encode():
-        return False
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(
-            f'{folder} has other files, or a data set with other arguments or of another version; '
-            'remove it, or name another folder'
-        )
-    parent = make_folder(folder.parent)
-    with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=parent) as scratch:
-        new = Path(scratch, 'new')
-        new.mkdir()
-        write_dataset(new, arguments)
-        (new / MARKER).write_text(text)
-        new.rename(folder)
-    return True
+    return create_once(root, arguments, write_dataset)

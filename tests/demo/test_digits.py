@@ -152,7 +152,7 @@ SMALL = '--train', '2', '--val', '1'
 
 def refusal(capsys, root: Path, *arguments: str) -> str:
     """The tool's one-line error."""
-    assert demo_data.main(['--root', str(root), *arguments]) == 2
+    assert demo_data.main(['digits', '--root', str(root), *arguments]) == 2
     out, err = capsys.readouterr()
     assert not out and err.startswith('cpvt demo-data: ') and err.count('\n') == 1
     return err
@@ -161,10 +161,10 @@ def refusal(capsys, root: Path, *arguments: str) -> str:
 def test_an_existing_set_is_kept(tmp_path, capsys):
     path = tmp_path / 'new' / 'folder'
     path.mkdir(parents=True)  # an empty folder is as good as none
-    assert demo_data.main(['--root', str(path), *SMALL]) == 0
+    assert demo_data.main(['digits', '--root', str(path), *SMALL]) == 0
     assert 'created' in capsys.readouterr().out
     times = {file: file.stat().st_mtime_ns for file in path.rglob('*')}
-    assert demo_data.main(['--root', str(path), *SMALL]) == 0
+    assert demo_data.main(['digits', '--root', str(path), *SMALL]) == 0
     assert 'already complete' in capsys.readouterr().out
     assert 'other arguments' in refusal(capsys, path, '--train', '3', '--val', '1')
     assert 'seed' in refusal(capsys, path / 'more', '--seed', '-1')
@@ -191,7 +191,7 @@ def test_an_interrupt_or_a_full_disk_leaves_nothing(error, status, tmp_path, cap
         return pictures.pop()(*args)
 
     monkeypatch.setattr(digits, 'draw_picture', draw_picture)
-    assert demo_data.main(['--root', str(tmp_path / 'sample'), *SMALL]) == status
+    assert demo_data.main(['digits', '--root', str(tmp_path / 'sample'), *SMALL]) == status
     error = capsys.readouterr().err
     assert 'cpvt demo-data: ' in error and 'Traceback' not in error
     assert list(tmp_path.iterdir()) == []

@@ -71,7 +71,9 @@ def advice_for(root: str) -> str:
     for layout in ('coco', 'ade/ADEChallengeData2016'):
         folder = root.removesuffix(f'/{layout}')
         if folder != root and folder.endswith('/sample'):
-            return f'. Create it with: cpvt demo-data --root {shlex.quote(folder)}'
+            return f'. Create it with: cpvt demo-data digits --root {shlex.quote(folder)}'
+    if root.endswith('/trees'):
+        return f'. Create it with: cpvt demo-data trees --root {shlex.quote(root)}'
     return ''
 
 

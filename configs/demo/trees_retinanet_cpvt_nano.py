@@ -1,0 +1,51 @@
+# The demo: a small ../retinanet_cpvt_s.py that finds trees in aerial photographs (`cpvt demo-data`).
+#   cpvt train configs/demo/trees_retinanet_cpvt_nano.py
+_base_ = '../retinanet_cpvt_s.py'
+data_root = '{{ fileDirname }}/../../data/trees'
+
+model = dict(
+    backbone=dict(arch='pcpvt_nano', drop_path_rate=0.0, init_cfg=None),
+    neck=dict(in_channels=[32, 64, 128, 192], out_channels=64, num_outs=3,
+              add_extra_convs=False),
+    bbox_head=dict(
+        num_classes=1, in_channels=64, feat_channels=64, stacked_convs=2,
+        # Crowns are about as wide as high, and 15 to 75 pixels in nine of ten cases.
+        anchor_generator=dict(
+            octave_base_scale=3, scales_per_octave=3, ratios=[1.0], strides=[8, 16, 32])),
+    train_cfg=dict(assigner=dict(ignore_iof_thr=0.5)),
+    test_cfg=dict(nms_pre=3000, nms=dict(iou_threshold=0.4), max_per_img=1000))
+
+train_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='LoadAnnotations', with_bbox=True),
+    dict(type='RandomResize', scale=(384, 384), ratio_range=(0.75, 1.5), keep_ratio=True),
+    dict(type='RandomCrop', crop_size=(256, 256), allow_negative_crop=True),
+    dict(type='FilterAnnotations', min_gt_bbox_wh=(8, 8), keep_empty=False),
+    dict(type='RandomFlip', prob=[0.25, 0.25, 0.25],
+         direction=['horizontal', 'vertical', 'diagonal']),
+    dict(type='PhotoMetricDistortion'),
+    dict(type='PackDetInputs')]
+test_pipeline = _base_.test_pipeline
+test_pipeline[1] = dict(type='Resize', scale_factor=1.0)
+here = dict(data_root=data_root, metainfo=dict(classes=('tree',)))
+train_dataloader = dict(
+    batch_size=8, num_workers=1,
+    dataset=dict(
+        **here, ann_file='annotations/instances_train.json', data_prefix=dict(img='train/'),
+        filter_cfg=dict(filter_empty_gt=False, min_size=0), pipeline=train_pipeline))
+val_dataloader = dict(
+    num_workers=1,
+    dataset=dict(
+        **here, ann_file='annotations/instances_val.json', data_prefix=dict(img='val/'),
+        pipeline=test_pipeline))
+test_dataloader = val_dataloader
+val_evaluator = dict(ann_file=data_root + '/annotations/instances_val.json')
+test_evaluator = val_evaluator
+
+train_cfg = dict(max_epochs=60, val_interval=20)
+param_scheduler = [
+    dict(type='OneCycleLR', eta_max=1e-3, pct_start=0.15, total_steps=60, by_epoch=True,
+         convert_to_iter_based=True)]
+optim_wrapper = dict(clip_grad=dict(max_norm=5.0, norm_type=2))
+auto_scale_lr = dict(base_batch_size=8)
+default_hooks = dict(logger=dict(interval=10))

@@ -1,0 +1,48 @@
+"""A data set's folder, which appears complete or not at all."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Union
+
+from ..tooling.command import UserError
+from ..tooling.files import make_folder
+
+MARKER = 'sample.json'  # the arguments, in the folder of a complete data set
+
+
+def create_once(
+    root: Union[Path, str], arguments: dict, write: Callable[[Path, dict], None]
+) -> bool:
+    """Create a data set, unless the folder has it.
+
+    Args:
+        root: folder to create.
+        arguments: of the data set; other arguments are another data set.
+        write: is called with an empty folder and the arguments.
+
+    Returns:
+        False if the folder has this data set already.
+
+    Raises:
+        UserError: the folder has something else.
+    """
+    folder = Path(root).expanduser().resolve()
+    marker = folder / MARKER
+    text = json.dumps(arguments) + '\n'
+    if marker.is_file() and marker.read_bytes() == text.encode():
+        return False
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            f'{folder} has other files, or a data set with other arguments or of another version; '
+            'remove it, or name another folder'
+        )
+    parent = make_folder(folder.parent)
+    with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=parent) as scratch:
+        new = Path(scratch, 'new')
+        new.mkdir()
+        write(new, arguments)
+        (new / MARKER).write_text(text)
+        new.rename(folder)
+    return True

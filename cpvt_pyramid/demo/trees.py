@@ -1,0 +1,206 @@
+"""Aerial photographs of trees with hand-drawn boxes, from the package deepforest.
+
+    from cpvt_pyramid.demo.trees import make_dataset
+    make_dataset('data/trees')    # as cpvt demo-data --trees
+
+The package's wheel is downloaded and read, not installed. The largest photograph is cut into tiles
+to train on. The others stay whole: their sizes differ, and from those of the tiles, too. They are
+written in COCO's layout:
+
+    ROOT/annotations/instances_{train,val,florida,california}.json
+    ROOT/{train,val,florida,california}/*.png
+    ROOT/scene.png      the photograph of which the tiles are
+    ROOT/SOURCES.md     the sources, their authors and licences
+    ROOT/sample.json    the arguments
+
+The only category is tree, dead or alive. A box of which a tile has only a part is ignored in
+training: it has `iscrowd`, and so counts neither as a tree nor as background.
+"""
+
+import io
+import json
+import xml.etree.ElementTree as ET
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Union
+
+import numpy as np
+from PIL import Image
+
+from .folders import create_once
+from .wheels import Package, open_wheel
+
+DEEPFOREST = Package(
+    'deepforest',
+    '2.1.0',
+    'deepforest-2.1.0-py3-none-any.whl',
+    '8c2798d8e9be7f0004b194fe207b76c1d9fff6e711b3db67b9508dcd5d00ae54',
+)
+FOLDER = 'deepforest/data'
+TILE = 384  # pixels, side of a tile
+STEP = 192  # pixels between the corners of tiles, so that most trees are whole in one
+WHOLE = 0.99  # share of a box in a tile from which it is not cut
+PART = 0.1  # share from which a cut box is ignored instead of left out
+FORMAT = 1  # increased when the same arguments give other files
+
+
+class Photograph(NamedTuple):
+    """A photograph with boxes: its split, the NEON site, and where that is."""
+
+    split: str
+    site: str
+    place: str
+
+
+PHOTOGRAPHS = {
+    '2019_YELL_2_528000_4978000_image_crop2': Photograph('train', 'YELL', 'Yellowstone, Wyoming'),
+    '2019_YELL_2_541000_4977000_image_crop': Photograph('val', 'YELL', 'Yellowstone, Wyoming'),
+    'OSBS_029': Photograph('florida', 'OSBS', 'Ordway-Swisher Biological Station, Florida'),
+    'SOAP_061': Photograph('california', 'SOAP', 'Soaproot Saddle, California'),
+}
+
+SOURCES = """\
+# Sources
+
+The photographs and boxes are those of the Python package deepforest 2.1.0, licence MIT, by Ben
+Weinstein and the other authors of DeepForest (https://github.com/weecology/DeepForest).
+
+The photographs are of the National Ecological Observatory Network (NEON), high-resolution
+orthorectified camera imagery (DP3.30010.001), 0.1 m per pixel, of the sites YELL, OSBS and SOAP.
+NEON is a program sponsored by the U.S. National Science Foundation and operated under cooperative
+agreement by Battelle. NEON's data are in the public domain (CC0 1.0); NEON asks to be cited:
+https://www.neonscience.org/data-samples/data-policies-citation
+
+| photograph | used for | NEON site |
+|---|---|---|
+{rows}
+
+Changes: the photograph of training is cut into tiles; others are as they are.
+"""
+
+
+def make_dataset(root: Union[Path, str], tile: int = TILE, step: int = STEP) -> bool:
+    """Create the data set, completely or not at all, unless it exists.
+
+    Args:
+        root: folder to create.
+        tile: side of the tiles of the training, in pixels.
+        step: pixels between the corners of neighbouring tiles.
+
+    Returns:
+        False if the folder has this data set already.
+
+    Raises:
+        UserError: the folder has something else, or the package cannot be downloaded.
+    """
+    arguments = dict(format=FORMAT, data='trees', tile=tile, step=step)
+    return create_once(root, arguments, write_dataset)
+
+
+def write_dataset(folder: Path, arguments: dict) -> None:
+    """Write the data set into an empty folder."""
+    with open_wheel(DEEPFOREST) as wheel:
+        for name, photograph in PHOTOGRAPHS.items():
+            image = read_image(wheel, name)
+            boxes = read_boxes(wheel, name)
+            if photograph.split == 'train':
+                image.save(folder / 'scene.png')
+                parts = list(tiles(image, boxes, arguments['tile'], arguments['step']))
+            else:
+                parts = [Part(name, image, boxes, np.zeros(len(boxes), bool))]
+            write_split(folder, photograph, parts)
+    rows = '\n'.join(
+        f'| `{name}.png` | {p.split} | {p.site}: {p.place} |' for name, p in PHOTOGRAPHS.items()
+    )
+    (folder / 'SOURCES.md').write_text(SOURCES.format(rows=rows), encoding='utf-8')
+
+
+class Part(NamedTuple):
+    """A photograph or a tile of one.
+
+    Attributes:
+        name: of its file, without suffix.
+        image: its pixels.
+        boxes: (N, 4), corners x1, y1, x2, y2 in pixels.
+        cut: (N,), True where `boxes` is only a part of a tree's box.
+    """
+
+    name: str
+    image: Image.Image
+    boxes: np.ndarray
+    cut: np.ndarray
+
+
+def read_image(wheel: zipfile.ZipFile, name: str) -> Image.Image:
+    """An image of the package, RGB."""
+    return Image.open(io.BytesIO(wheel.read(f'{FOLDER}/{name}.png'))).convert('RGB')
+
+
+def read_boxes(wheel: zipfile.ZipFile, name: str) -> np.ndarray:
+    """(N, 4) corners x1, y1, x2, y2 of the boxes of an image, in pixels, in the file's order."""
+    root = ET.fromstring(wheel.read(f'{FOLDER}/{name}.xml'))
+    corners = [
+        [float(box.findtext(side, '')) for side in ('xmin', 'ymin', 'xmax', 'ymax')]
+        for box in root.iter('bndbox')
+    ]
+    boxes = np.array(corners).reshape(-1, 4)
+    boxes[:, :2] -= 1  # Pascal VOC counts pixels from 1, and the last one is inside
+    return boxes
+
+
+def tiles(image: Image.Image, boxes: np.ndarray, side: int, step: int) -> Iterator[Part]:
+    """Square tiles that cover an image, with the boxes of which they have a part. The last ones of
+    a row or column end at the edge of the image."""
+    for top in starts(image.height, side, step):
+        for left in starts(image.width, side, step):
+            window = np.array([left, top, left, top])
+            parts = np.clip(boxes - window, 0, [side] * 4)
+            share = areas(parts) / areas(boxes)
+            kept = share >= PART
+            tile = image.crop((left, top, left + side, top + side))
+            name = f'{top:04d}_{left:04d}'
+            yield Part(name, tile, parts[kept], share[kept] < WHOLE)
+
+
+def starts(length: int, side: int, step: int) -> list[int]:
+    """First pixels of the tiles along one side of an image."""
+    last = max(length - side, 0)
+    return [*range(0, last, step), last]
+
+
+def areas(boxes: np.ndarray) -> np.ndarray:
+    """(N,), in pixels."""
+    return np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
+
+
+def write_split(folder: Path, photograph: Photograph, parts: list[Part]) -> None:
+    """Write the images and the annotations of one split."""
+    split = photograph.split
+    (folder / split).mkdir()
+    (folder / 'annotations').mkdir(exist_ok=True)
+    images: list[dict] = []
+    annotations: list[dict] = []
+    for number, part in enumerate(parts, 1):
+        file_name = f'{part.name}.png'
+        part.image.save(folder / split / file_name)
+        width, height = part.image.size
+        images.append(dict(id=number, file_name=file_name, width=width, height=height))
+        for (left, top, right, bottom), cut in zip(part.boxes.tolist(), part.cut.tolist()):
+            annotations.append(
+                dict(
+                    id=len(annotations) + 1,
+                    image_id=number,
+                    category_id=1,
+                    iscrowd=int(cut),
+                    bbox=[left, top, right - left, bottom - top],
+                    area=(right - left) * (bottom - top),
+                )
+            )
+    content = dict(
+        images=images,
+        annotations=annotations,
+        categories=[dict(id=1, name='tree')],
+        info=dict(description=f'Trees, {photograph.place}; see SOURCES.md'),
+    )
+    (folder / f'annotations/instances_{split}.json').write_text(json.dumps(content))

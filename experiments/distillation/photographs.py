@@ -1,0 +1,147 @@
+"""Photographs in packages, and random crops of them."""
+
+import importlib.resources
+import io
+import math
+import zipfile
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from cpvt_pyramid.demo.trees import DEEPFOREST
+from cpvt_pyramid.demo.wheels import open_wheel
+
+
+class Source(NamedTuple):
+    """Photographs in a package: its folder within the package, their files and their licence."""
+
+    package: str
+    folder: str
+    files: tuple[str, ...]
+    licence: str
+
+
+# Not in this list: the photographs of trees on which detectors are validated and tested.
+INSTALLED = (
+    Source(
+        'skimage',
+        'data',
+        (
+            'astronaut.png',
+            'brick.png',
+            'camera.png',
+            'chelsea.png',
+            'coffee.png',
+            'coins.png',
+            'grass.png',
+            'gravel.png',
+            'hubble_deep_field.jpg',
+            'ihc.png',
+            'moon.png',
+            'motorcycle_left.png',
+            'motorcycle_right.png',
+            'retina.jpg',
+            'rocket.jpg',
+        ),
+        'public domain or CC0, but for ihc and coins: no known copyright restrictions',
+    ),
+    Source('sklearn', 'datasets/images', ('china.jpg', 'flower.jpg'), 'CC BY 2.0'),
+    Source('matplotlib', 'mpl-data/sample_data', ('grace_hopper.jpg',), 'public domain'),
+)
+AERIAL = Source(
+    'deepforest',
+    'deepforest/data',
+    (
+        '2019_YELL_2_528000_4978000_image_crop2.png',
+        'SOAP_031.png',
+        'AWPE Pigeon Lake 2020 DJI_0005.JPG',
+    ),
+    'MIT (the package); NEON and the University of Alberta (the photographs)',
+)
+
+SMALLEST_CROP = 64  # pixels, side of the part of a photograph that is enlarged or reduced
+MIXED = 0.5  # share of the batches in which pairs of crops are blended
+
+
+def load_photographs() -> list[Tensor]:
+    """All photographs, each (3, H, W) uint8."""
+    files = [
+        importlib.resources.files(source.package).joinpath(source.folder, name).read_bytes()
+        for source in INSTALLED
+        for name in source.files
+    ]
+    with open_wheel(DEEPFOREST) as wheel:
+        files += [read_member(wheel, f'{AERIAL.folder}/{name}') for name in AERIAL.files]
+    return [decoded(content) for content in files]
+
+
+def read_member(wheel: zipfile.ZipFile, name: str) -> bytes:
+    with wheel.open(name) as file:
+        return file.read()
+
+
+def decoded(content: bytes) -> Tensor:
+    image = Image.open(io.BytesIO(content)).convert('RGB')
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+class Crops:
+    """Batches of random crops: of random place, zoom, orientation and color, half of them blended.
+
+    The teacher and the student get the same pixels, and blends make pictures that no photograph
+    has, as in "Knowledge distillation: A good teacher is patient and consistent" (arXiv
+    2106.05237), section 3.
+
+    Args:
+        photographs: (3, H, W) uint8 each. The chance of one grows with the root of its area.
+        side: of a crop, in pixels.
+        seed: of everything random.
+    """
+
+    def __init__(self, photographs: list[Tensor], side: int, seed: int) -> None:
+        self.photographs = photographs
+        self.side = side
+        self.rng = np.random.default_rng(seed)
+        areas = np.array([photograph[0].numel() for photograph in photographs], float)
+        self.chances = np.sqrt(areas) / np.sqrt(areas).sum()
+
+    def batch(self, count: int) -> Tensor:
+        """(count, 3, side, side) float32 from 0 to 1."""
+        crops = torch.stack([self.crop() for _ in range(count)])
+        if self.rng.random() < MIXED:
+            shares = torch.from_numpy(self.rng.random((count, 1, 1, 1), np.float32))
+            crops = shares * crops + (1 - shares) * crops.flip(0)
+        return crops
+
+    def crop(self) -> Tensor:
+        """(3, side, side) float32 from 0 to 1."""
+        photograph = self.photographs[self.rng.choice(len(self.photographs), p=self.chances)]
+        height, width = photograph.shape[1:]
+        # The zoom is uniform in octaves; the aspect ratio from 3:4 to 4:3.
+        largest = min(height, width, 4 * self.side)
+        length = math.exp(self.rng.uniform(math.log(SMALLEST_CROP), math.log(largest)))
+        stretch = math.exp(self.rng.uniform(math.log(3 / 4), math.log(4 / 3)) / 2)
+        rows = min(round(length * stretch), height)
+        columns = min(round(length / stretch), width)
+        top = self.rng.integers(height - rows + 1)
+        left = self.rng.integers(width - columns + 1)
+        part = photograph[:, top : top + rows, left : left + columns].float()
+        part = F.interpolate(part[None], (self.side, self.side), mode='bilinear', antialias=True)[0]
+        part = torch.rot90(part, int(self.rng.choice(4, p=(0.7, 0.1, 0.1, 0.1))), (1, 2))
+        if self.rng.random() < 0.5:
+            part = part.flip(2)
+        return self.recolored(part / 255)
+
+    def recolored(self, crop: Tensor) -> Tensor:
+        """The crop with another brightness, contrast, saturation and balance of colors."""
+        brightness, contrast, saturation = self.rng.uniform(0.6, 1.4, 3).tolist()
+        balance = torch.from_numpy(self.rng.uniform(0.85, 1.15, (3, 1, 1)).astype(np.float32))
+        crop = crop * brightness * balance
+        crop = crop.mean() + contrast * (crop - crop.mean())
+        gray = crop.mean(0, keepdim=True)
+        crop = gray + saturation * (crop - gray)
+        return crop.clamp(0, 1)

@@ -1,0 +1,158 @@
+"""Tiles and boxes of a small package like deepforest, and packages that cannot be had."""
+
+import hashlib
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools.coco import COCO
+
+from cpvt_pyramid.cli import demo_data
+from cpvt_pyramid.demo import trees
+
+SIZES = {  # width and height
+    '2019_YELL_2_528000_4978000_image_crop2': (700, 500),
+    '2019_YELL_2_541000_4977000_image_crop': (300, 200),
+    'OSBS_029': (120, 120),
+    'SOAP_061': (120, 120),
+}
+
+
+def voc(boxes) -> str:
+    """An annotation file of Pascal VOC, which counts pixels from 1."""
+    objects = ''.join(
+        f'<object><name>Tree</name><bndbox><xmin>{x1 + 1}</xmin><ymin>{y1 + 1}</ymin>'
+        f'<xmax>{x2}</xmax><ymax>{y2}</ymax></bndbox></object>'
+        for x1, y1, x2, y2 in boxes
+    )
+    return f'<annotation>{objects}</annotation>'
+
+
+@pytest.fixture
+def boxes() -> dict:
+    """Ten boxes in each photograph; one of them lies at its right lower corner."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for name, (width, height) in SIZES.items():
+        corners = [rng.integers(0, (width - 40, height - 40)) for _ in range(9)]
+        sides = rng.integers(10, 40, (9, 2))
+        found[name] = [(x, y, x + w, y + h) for (x, y), (w, h) in zip(corners, sides)]
+        found[name] = [tuple(map(int, box)) for box in found[name]]
+        found[name].append((width - 30, height - 30, width, height))
+    return found
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch, boxes) -> Path:
+    """The wheel, where a download would be kept."""
+    path = tmp_path / 'cache' / trees.DEEPFOREST.wheel
+    path.parent.mkdir()
+    rng = np.random.default_rng(1)
+    with zipfile.ZipFile(path, 'w') as wheel:
+        for name, (width, height) in SIZES.items():
+            file = io.BytesIO()
+            pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
+            Image.fromarray(pixels).save(file, 'png')
+            wheel.writestr(f'deepforest/data/{name}.png', file.getvalue())
+            wheel.writestr(f'deepforest/data/{name}.xml', voc(boxes[name]))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setenv('CPVT_WHEEL_CACHE', str(path.parent))
+    monkeypatch.setattr(trees, 'DEEPFOREST', trees.DEEPFOREST._replace(sha256=digest))
+    return path
+
+
+def corners(annotation: dict) -> tuple:
+    left, top, width, height = annotation['bbox']
+    return left, top, left + width, top + height
+
+
+def test_whole_photographs_have_the_boxes_of_the_package(package, boxes, tmp_path):
+    assert trees.make_dataset(tmp_path / 'trees')
+    names = {'val': 1, 'florida': 2, 'california': 3}
+    for split, index in names.items():
+        name = list(SIZES)[index]
+        coco = COCO(tmp_path / f'trees/annotations/instances_{split}.json')
+        assert [corners(a) for a in coco.dataset['annotations']] == boxes[name]
+        assert not any(a['iscrowd'] for a in coco.dataset['annotations'])
+        [image] = coco.dataset['images']
+        with Image.open(tmp_path / 'trees' / split / image['file_name']) as opened:
+            assert opened.size == SIZES[name] == (image['width'], image['height'])
+    sources = (tmp_path / 'trees/SOURCES.md').read_text()
+    assert all(name in sources for name in SIZES)
+
+
+def test_tiles_cover_the_photograph_and_mark_what_they_cut(package, boxes, tmp_path):
+    """Each tile's pixels and boxes are those of the photograph at its place; every tree is whole in
+    one, and one that is not is ignored."""
+    trees.make_dataset(tmp_path / 'trees', tile=256, step=128)
+    name = next(iter(SIZES))
+    scene = np.asarray(Image.open(tmp_path / 'trees/scene.png'))
+    assert scene.shape[1::-1] == SIZES[name]
+    coco = COCO(tmp_path / 'trees/annotations/instances_train.json')
+    seen = np.zeros(scene.shape[:2], bool)
+    whole = set()
+    for image in coco.dataset['images']:
+        top, left = map(int, Path(image['file_name']).stem.split('_'))
+        window = slice(top, top + 256), slice(left, left + 256)
+        with Image.open(tmp_path / 'trees/train' / image['file_name']) as tile:
+            assert (np.asarray(tile) == scene[window]).all()
+        seen[window] = True
+        shown = 0
+        for annotation in coco.imgToAnns[image['id']]:
+            x1, y1, x2, y2 = corners(annotation)
+            assert 0 <= x1 < x2 <= 256 and 0 <= y1 < y2 <= 256
+            placed = x1 + left, y1 + top, x2 + left, y2 + top
+            assert annotation['iscrowd'] == (placed not in boxes[name])
+            if not annotation['iscrowd']:
+                whole.add(placed)
+            shown += 1
+        inside = [b for b in boxes[name] if left <= b[0] and top <= b[1]]
+        inside = [b for b in inside if b[2] <= left + 256 and b[3] <= top + 256]
+        assert shown >= len(inside)
+    assert seen.all() and whole == set(boxes[name])
+
+
+def refusal(capsys, *arguments: str) -> str:
+    assert demo_data.main(['trees', *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith('cpvt demo-data: ') and err.count('\n') == 1
+    return err
+
+
+def test_the_command_creates_once(package, tmp_path, capsys):
+    root = str(tmp_path / 'trees')
+    assert demo_data.main(['trees', '--root', root]) == 0
+    assert 'created' in capsys.readouterr().out
+    assert demo_data.main(['trees', '--root', root]) == 0
+    assert 'already complete' in capsys.readouterr().out
+    assert '--seed is for digits' in refusal(capsys, '--root', root, '--seed', '1')
+    assert json.loads((tmp_path / 'trees/sample.json').read_text())['data'] == 'trees'
+
+
+def test_another_file_of_that_name_is_refused(package, tmp_path, capsys):
+    package.write_bytes(package.read_bytes()[:-100])
+    assert f'{package} is not the file' in refusal(capsys, '--root', str(tmp_path / 'trees'))
+    assert not (tmp_path / 'trees').exists()
+
+
+@pytest.mark.parametrize('offered', [False, True], ids=['no such package', 'another file'])
+def test_a_download_that_fails_is_one_line(offered, package, tmp_path, capsys, monkeypatch):
+    """pip finds no such package, or one that does not have the hash that is pinned."""
+    shelf = tmp_path / 'shelf'
+    shelf.mkdir()
+    package.rename(shelf / package.name)
+    if not offered:
+        (shelf / package.name).unlink()
+    pinned = trees.DEEPFOREST._replace(sha256='0' * 64)
+    monkeypatch.setattr(trees, 'DEEPFOREST', pinned)
+    monkeypatch.setenv('PIP_NO_INDEX', '1')
+    monkeypatch.setenv('PIP_FIND_LINKS', str(shelf))
+    error = refusal(capsys, '--root', str(tmp_path / 'trees'))
+    assert 'cannot download deepforest-2.1.0-py3-none-any.whl' in error
+    assert 'pip download --no-deps deepforest==2.1.0' in error
+    assert list(package.parent.iterdir()) == []
+    assert not (tmp_path / 'trees').exists()

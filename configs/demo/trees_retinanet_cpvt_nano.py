@@ -38,9 +38,13 @@ val_dataloader = dict(
     dataset=dict(
         **here, ann_file='annotations/instances_val.json', data_prefix=dict(img='val/'),
         pipeline=test_pipeline))
-test_dataloader = val_dataloader
+test_dataloader = dict(
+    num_workers=1,
+    dataset=dict(
+        **here, ann_file='annotations/instances_test.json', data_prefix=dict(img='test/'),
+        pipeline=test_pipeline))
 val_evaluator = dict(ann_file=data_root + '/annotations/instances_val.json')
-test_evaluator = val_evaluator
+test_evaluator = dict(ann_file=data_root + '/annotations/instances_test.json')
 
 train_cfg = dict(max_epochs=60, val_interval=20)
 param_scheduler = [

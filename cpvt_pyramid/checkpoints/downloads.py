@@ -1,4 +1,5 @@
-"""Published weights by name: addresses and files on the Hugging Face hub, downloaded once."""
+"""Weights by name: those in this package, and addresses and files on the Hugging Face hub, which
+are downloaded once."""
 
 import os
 import re
@@ -10,7 +11,8 @@ from urllib.request import Request, urlopen
 
 import torch
 
-SCHEMES = ('timm://', 'hf://', 'https://', 'http://')
+IN_PACKAGE = Path(__file__).parents[1] / 'weights'
+SCHEMES = ('cpvt://', 'timm://', 'hf://', 'https://', 'http://')
 # torch.hub's convention, NAME-SHA256.pth. Eight digits from 20 on are a date.
 DIGEST = re.compile(r'-(?!20\d{6}\.)([0-9a-f]{8,64})\.\w+$')
 ON_HUB = re.compile('hf://([^/]+/[^/]+)/(.+)')
@@ -21,14 +23,15 @@ def local_file(source: Union[str, Path]) -> Path:
     """Return the path of a file, downloading it unless it is local or in a cache.
 
     Args:
-        source: a path; `timm://NAME`, the weights that timm publishes under this name on the
+        source: a path; `cpvt://pcpvt_nano`, the weights that come with this package;
+            `timm://NAME`, the weights that timm publishes under this name on the
             Hugging Face hub; `hf://OWNER/REPO/FILE`, a file on the hub; or an `https://` address.
             The caches are those of huggingface_hub and of torch.hub, which finds addresses by their
             file name. If that ends in a SHA-256 (`NAME-HASH.pth`), a download is checked.
 
     Raises:
         ConnectionError: the file cannot be downloaded, or what arrives is not the whole file.
-        FileNotFoundError: there is no such local file.
+        FileNotFoundError: there is no such local file, or none in the package.
         ImportError: a file on the hub without the package huggingface_hub.
         ValueError: an `hf://` name without owner, repository and file.
 
@@ -42,6 +45,8 @@ def local_file(source: Union[str, Path]) -> Path:
         if not path.is_file():
             raise FileNotFoundError(f'no checkpoint at {source}')
         return path
+    if name.startswith('cpvt://'):
+        return from_package(name.removeprefix('cpvt://'))
     on_hub = ON_HUB.fullmatch(re.sub('^timm://(.*)', r'hf://timm/\1/model.safetensors', name))
     if name.startswith('hf://') and not on_hub:
         raise ValueError(f'a file on the hub is hf://OWNER/REPO/FILE, got {name}')
@@ -58,6 +63,17 @@ def local_file(source: Union[str, Path]) -> Path:
             f'cannot download {name} ({reason}). Download {what} elsewhere and give the path of '
             f'the file instead'
         ) from error
+
+
+def from_package(name: str) -> Path:
+    """A file of weights that comes with this package."""
+    files = {path.stem: path for path in IN_PACKAGE.glob('*.safetensors')}
+    if name not in files:
+        raise FileNotFoundError(
+            f'no weights cpvt://{name} in this package; it has '
+            + ', '.join(f'cpvt://{known}' for known in sorted(files))
+        )
+    return files[name]
 
 
 def from_address(url: str) -> Path:

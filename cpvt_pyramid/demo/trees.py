@@ -3,25 +3,26 @@
     from cpvt_pyramid.demo.trees import make_dataset
     make_dataset('data/trees')    # as cpvt demo-data --trees
 
-The package's wheel is downloaded and read, not installed. The largest photograph is cut into tiles
-to train on. The others stay whole: their sizes differ, and from those of the tiles, too. They are
-written in COCO's layout:
+The package's wheel is downloaded and read, not installed. There are four photographs. The largest
+is cut into overlapping tiles, for training, and a second one of the same forest into six parts, for
+validation, because COCO's metrics count at most 100 detections of an image. Those of two other
+forests are for tests. In COCO's layout:
 
-    ROOT/annotations/instances_{train,val,florida,california}.json
-    ROOT/{train,val,florida,california}/*.png
-    ROOT/scene.png      the photograph of which the tiles are
+    ROOT/annotations/instances_{train,val,test,whole}.json
+    ROOT/{train,val,test}/*.png
+    ROOT/whole/*.png    the photographs of which the tiles and the parts are
     ROOT/SOURCES.md     the sources, their authors and licences
     ROOT/sample.json    the arguments
 
-The only category is tree, dead or alive. A box of which a tile has only a part is ignored in
-training: it has `iscrowd`, and so counts neither as a tree nor as background.
+The only category is tree, dead or alive. A box that is cut, because a tile or part has only some of
+it, is ignored in training and in metrics: it has `iscrowd`, and so counts neither as a tree nor as
+background.
 """
 
 import io
 import json
 import xml.etree.ElementTree as ET
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Union
 
@@ -38,15 +39,16 @@ DEEPFOREST = Package(
     '8c2798d8e9be7f0004b194fe207b76c1d9fff6e711b3db67b9508dcd5d00ae54',
 )
 FOLDER = 'deepforest/data'
-TILE = 384  # pixels, side of a tile
+TILE = 384  # pixels, side of a tile of the training
 STEP = 192  # pixels between the corners of tiles, so that most trees are whole in one
+PARTS = 2, 3  # rows and columns of the photograph of the validation
 WHOLE = 0.99  # share of a box in a tile from which it is not cut
-PART = 0.1  # share from which a cut box is ignored instead of left out
+SEEN = 0.1  # share from which a cut box is ignored instead of left out
 FORMAT = 1  # increased when the same arguments give other files
 
 
 class Photograph(NamedTuple):
-    """A photograph with boxes: its split, the NEON site, and where that is."""
+    """A photograph with boxes: its split, the site of NEON, and where that is."""
 
     split: str
     site: str
@@ -56,9 +58,10 @@ class Photograph(NamedTuple):
 PHOTOGRAPHS = {
     '2019_YELL_2_528000_4978000_image_crop2': Photograph('train', 'YELL', 'Yellowstone, Wyoming'),
     '2019_YELL_2_541000_4977000_image_crop': Photograph('val', 'YELL', 'Yellowstone, Wyoming'),
-    'OSBS_029': Photograph('florida', 'OSBS', 'Ordway-Swisher Biological Station, Florida'),
-    'SOAP_061': Photograph('california', 'SOAP', 'Soaproot Saddle, California'),
+    'OSBS_029': Photograph('test', 'OSBS', 'Ordway-Swisher Biological Station, Florida'),
+    'SOAP_061': Photograph('test', 'SOAP', 'Soaproot Saddle, California'),
 }
+
 
 SOURCES = """\
 # Sources
@@ -76,48 +79,12 @@ https://www.neonscience.org/data-samples/data-policies-citation
 |---|---|---|
 {rows}
 
-Changes: the photograph of training is cut into tiles; others are as they are.
+Changes: the photographs of training and validation are also cut into tiles and parts.
 """
 
 
-def make_dataset(root: Union[Path, str], tile: int = TILE, step: int = STEP) -> bool:
-    """Create the data set, completely or not at all, unless it exists.
-
-    Args:
-        root: folder to create.
-        tile: side of the tiles of the training, in pixels.
-        step: pixels between the corners of neighbouring tiles.
-
-    Returns:
-        False if the folder has this data set already.
-
-    Raises:
-        UserError: the folder has something else, or the package cannot be downloaded.
-    """
-    arguments = dict(format=FORMAT, data='trees', tile=tile, step=step)
-    return create_once(root, arguments, write_dataset)
-
-
-def write_dataset(folder: Path, arguments: dict) -> None:
-    """Write the data set into an empty folder."""
-    with open_wheel(DEEPFOREST) as wheel:
-        for name, photograph in PHOTOGRAPHS.items():
-            image = read_image(wheel, name)
-            boxes = read_boxes(wheel, name)
-            if photograph.split == 'train':
-                image.save(folder / 'scene.png')
-                parts = list(tiles(image, boxes, arguments['tile'], arguments['step']))
-            else:
-                parts = [Part(name, image, boxes, np.zeros(len(boxes), bool))]
-            write_split(folder, photograph, parts)
-    rows = '\n'.join(
-        f'| `{name}.png` | {p.split} | {p.site}: {p.place} |' for name, p in PHOTOGRAPHS.items()
-    )
-    (folder / 'SOURCES.md').write_text(SOURCES.format(rows=rows), encoding='utf-8')
-
-
 class Part(NamedTuple):
-    """A photograph or a tile of one.
+    """A photograph, or a tile of one.
 
     Attributes:
         name: of its file, without suffix.
@@ -130,6 +97,45 @@ class Part(NamedTuple):
     image: Image.Image
     boxes: np.ndarray
     cut: np.ndarray
+
+
+def make_dataset(root: Union[Path, str]) -> bool:
+    """Create the data set, completely or not at all, unless it exists.
+
+    Args:
+        root: folder to create.
+
+    Returns:
+        False if the folder has this data set already.
+
+    Raises:
+        UserError: the folder has something else, or the package cannot be downloaded.
+    """
+    return create_once(root, dict(data='trees', format=FORMAT), write_dataset)
+
+
+def write_dataset(folder: Path, arguments: dict) -> None:
+    """Write the data set into an empty folder."""
+    splits: dict[str, list[Part]] = {'train': [], 'val': [], 'test': [], 'whole': []}
+    with open_wheel(DEEPFOREST) as wheel:
+        for name, photograph in PHOTOGRAPHS.items():
+            image = read_image(wheel, name)
+            boxes = read_boxes(wheel, name)
+            whole = Part(name, image, boxes, np.zeros(len(boxes), bool))
+            if photograph.split == 'test':
+                splits['test'].append(whole)
+                continue
+            splits['whole'].append(whole)
+            cut = overlapping if photograph.split == 'train' else disjoint
+            windows = cut(image.height, image.width)
+            splits[photograph.split] += [part_of(whole, window) for window in windows]
+    for split, parts in splits.items():
+        write_split(folder, split, parts)
+    rows = '\n'.join(
+        f'| `{name}.png` | {photograph.split} | {photograph.site}: {photograph.place} |'
+        for name, photograph in PHOTOGRAPHS.items()
+    )
+    (folder / 'SOURCES.md').write_text(SOURCES.format(rows=rows), encoding='utf-8')
 
 
 def read_image(wheel: zipfile.ZipFile, name: str) -> Image.Image:
@@ -149,18 +155,14 @@ def read_boxes(wheel: zipfile.ZipFile, name: str) -> np.ndarray:
     return boxes
 
 
-def tiles(image: Image.Image, boxes: np.ndarray, side: int, step: int) -> Iterator[Part]:
-    """Square tiles that cover an image, with the boxes of which they have a part. The last ones of
-    a row or column end at the edge of the image."""
-    for top in starts(image.height, side, step):
-        for left in starts(image.width, side, step):
-            window = np.array([left, top, left, top])
-            parts = np.clip(boxes - window, 0, [side] * 4)
-            share = areas(parts) / areas(boxes)
-            kept = share >= PART
-            tile = image.crop((left, top, left + side, top + side))
-            name = f'{top:04d}_{left:04d}'
-            yield Part(name, tile, parts[kept], share[kept] < WHOLE)
+def overlapping(height: int, width: int) -> list[tuple]:
+    """Tiles (left, top, right, bottom) that cover an image. The last ones of a row or column end at
+    the edge of the image."""
+    return [
+        (left, top, left + TILE, top + TILE)
+        for top in starts(height, TILE, STEP)
+        for left in starts(width, TILE, STEP)
+    ]
 
 
 def starts(length: int, side: int, step: int) -> list[int]:
@@ -169,14 +171,36 @@ def starts(length: int, side: int, step: int) -> list[int]:
     return [*range(0, last, step), last]
 
 
+def disjoint(height: int, width: int) -> list[tuple]:
+    """Parts (left, top, right, bottom) of an image, as equal as possible."""
+    rows, columns = PARTS
+    ys = [height * i // rows for i in range(rows + 1)]
+    xs = [width * i // columns for i in range(columns + 1)]
+    return [
+        (left, top, right, bottom)
+        for top, bottom in zip(ys, ys[1:])
+        for left, right in zip(xs, xs[1:])
+    ]
+
+
+def part_of(whole: Part, window: tuple) -> Part:
+    """What a photograph has in a window (left, top, right, bottom)."""
+    left, top, right, bottom = window
+    corner = np.array([left, top, left, top])
+    boxes = np.clip(whole.boxes - corner, 0, [right - left, bottom - top] * 2)
+    share = areas(boxes) / areas(whole.boxes)
+    seen = share >= SEEN
+    image = whole.image.crop(window)
+    return Part(f'{top:04d}_{left:04d}', image, boxes[seen], share[seen] < WHOLE)
+
+
 def areas(boxes: np.ndarray) -> np.ndarray:
     """(N,), in pixels."""
     return np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
 
 
-def write_split(folder: Path, photograph: Photograph, parts: list[Part]) -> None:
+def write_split(folder: Path, split: str, parts: list[Part]) -> None:
     """Write the images and the annotations of one split."""
-    split = photograph.split
     (folder / split).mkdir()
     (folder / 'annotations').mkdir(exist_ok=True)
     images: list[dict] = []
@@ -201,6 +225,6 @@ def write_split(folder: Path, photograph: Photograph, parts: list[Part]) -> None
         images=images,
         annotations=annotations,
         categories=[dict(id=1, name='tree')],
-        info=dict(description=f'Trees, {photograph.place}; see SOURCES.md'),
+        info=dict(description='Crowns of trees in aerial photographs; see SOURCES.md'),
     )
     (folder / f'annotations/instances_{split}.json').write_text(json.dumps(content))

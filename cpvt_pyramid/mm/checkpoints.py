@@ -8,8 +8,8 @@ from ..checkpoints import read_checkpoint
 
 
 @CheckpointLoader.register_scheme(
-    prefixes=['timm://', 'hf://', r'https?://.*\.safetensors$', r'.*\.safetensors$']
+    prefixes=['cpvt://', 'timm://', 'hf://', r'https?://.*\.safetensors$', r'.*\.safetensors$']
 )
 def load_from_cpvt_pyramid(filename: str, map_location: Optional[str] = None) -> dict:
-    """`timm://NAME`, `hf://OWNER/REPO/FILE`, and safetensors files at a path or an address."""
+    """`cpvt://NAME`, `timm://NAME`, `hf://OWNER/REPO/FILE`, and safetensors files."""
     return read_checkpoint(filename, map_location or 'cpu')

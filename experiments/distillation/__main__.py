@@ -4,8 +4,7 @@
 
 The student learns the teacher's feature maps at four strides and its logits on random crops of
 some twenty photographs, which have no labels. They are in packages that are installed, and in
-deepforest, which is downloaded, as is the teacher. cpvt_pyramid/weights/README.md says what comes of
-it.
+deepforest, which is downloaded, as is the teacher. cpvt_pyramid/weights/README.md has the results.
 """
 
 import sys

@@ -72,48 +72,50 @@ def corners(annotation: dict) -> tuple:
 
 def test_whole_photographs_have_the_boxes_of_the_package(package, boxes, tmp_path):
     assert trees.make_dataset(tmp_path / 'trees')
-    names = {'val': 1, 'florida': 2, 'california': 3}
-    for split, index in names.items():
-        name = list(SIZES)[index]
+    first, second, *others = SIZES
+    for split, names in dict(whole=[first, second], test=others).items():
         coco = COCO(tmp_path / f'trees/annotations/instances_{split}.json')
-        assert [corners(a) for a in coco.dataset['annotations']] == boxes[name]
-        assert not any(a['iscrowd'] for a in coco.dataset['annotations'])
-        [image] = coco.dataset['images']
-        with Image.open(tmp_path / 'trees' / split / image['file_name']) as opened:
-            assert opened.size == SIZES[name] == (image['width'], image['height'])
+        for image, name in zip(coco.dataset['images'], names, strict=True):
+            found = coco.imgToAnns[image['id']]
+            assert [corners(annotation) for annotation in found] == boxes[name]
+            assert not any(annotation['iscrowd'] for annotation in found)
+            with Image.open(tmp_path / 'trees' / split / image['file_name']) as opened:
+                assert opened.size == SIZES[name] == (image['width'], image['height'])
     sources = (tmp_path / 'trees/SOURCES.md').read_text()
     assert all(name in sources for name in SIZES)
 
 
-def test_tiles_cover_the_photograph_and_mark_what_they_cut(package, boxes, tmp_path):
-    """Each tile's pixels and boxes are those of the photograph at its place; every tree is whole in
-    one, and one that is not is ignored."""
-    trees.make_dataset(tmp_path / 'trees', tile=256, step=128)
-    name = next(iter(SIZES))
-    scene = np.asarray(Image.open(tmp_path / 'trees/scene.png'))
-    assert scene.shape[1::-1] == SIZES[name]
-    coco = COCO(tmp_path / 'trees/annotations/instances_train.json')
-    seen = np.zeros(scene.shape[:2], bool)
+@pytest.mark.parametrize('split', ['train', 'val'])
+def test_tiles_cover_the_photograph_and_mark_what_they_cut(split, package, boxes, tmp_path):
+    """Each tile's pixels and boxes are those of the photograph at its place, and a tree that is not
+    whole in it is ignored."""
+    trees.make_dataset(tmp_path / 'trees')
+    name = list(SIZES)[('train', 'val').index(split)]
+    scene = np.asarray(Image.open(tmp_path / f'trees/whole/{name}.png'))
+    coco = COCO(tmp_path / f'trees/annotations/instances_{split}.json')
+    seen = np.zeros(scene.shape[:2], int)
     whole = set()
     for image in coco.dataset['images']:
         top, left = map(int, Path(image['file_name']).stem.split('_'))
-        window = slice(top, top + 256), slice(left, left + 256)
-        with Image.open(tmp_path / 'trees/train' / image['file_name']) as tile:
-            assert (np.asarray(tile) == scene[window]).all()
-        seen[window] = True
-        shown = 0
+        bottom, right = top + image['height'], left + image['width']
+        with Image.open(tmp_path / 'trees' / split / image['file_name']) as tile:
+            assert (np.asarray(tile) == scene[top:bottom, left:right]).all()
+        seen[top:bottom, left:right] += 1
+        shown = set()
         for annotation in coco.imgToAnns[image['id']]:
             x1, y1, x2, y2 = corners(annotation)
-            assert 0 <= x1 < x2 <= 256 and 0 <= y1 < y2 <= 256
+            assert 0 <= x1 < x2 <= image['width'] and 0 <= y1 < y2 <= image['height']
             placed = x1 + left, y1 + top, x2 + left, y2 + top
             assert annotation['iscrowd'] == (placed not in boxes[name])
-            if not annotation['iscrowd']:
-                whole.add(placed)
-            shown += 1
+            shown.add(placed)
+        whole |= {box for box in boxes[name] if box in shown}
         inside = [b for b in boxes[name] if left <= b[0] and top <= b[1]]
-        inside = [b for b in inside if b[2] <= left + 256 and b[3] <= top + 256]
-        assert shown >= len(inside)
-    assert seen.all() and whole == set(boxes[name])
+        inside = [b for b in inside if b[2] <= right and b[3] <= bottom]
+        assert shown.issuperset(inside)
+    if split == 'val':
+        assert (seen == 1).all() and len(coco.dataset['images']) == 6
+    else:
+        assert (seen >= 1).all() and whole == set(boxes[name])
 
 
 def refusal(capsys, *arguments: str) -> str:

@@ -1,0 +1,114 @@
+"""One training of a detector of trees, and what it finds in photographs that it has not seen."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CONFIG = Path(__file__).parents[2] / 'configs/demo/trees_retinanet_cpvt_nano.py'
+PHOTOGRAPHS = {  # each at its own size; by name, the split and the file
+    'Yellowstone': ('whole', '2019_YELL_2_541000_4977000_image_crop.png'),
+    'Florida': ('test', 'OSBS_029.png'),
+    'California': ('test', 'SOAP_061.png'),
+}
+MATCH_IOU = 0.4  # of DeepForest's evaluation
+SCORE = 0.3
+
+ARMS = {  # by name, what it changes in the config
+    'distilled': [],
+    'scratch': ['model.backbone.init_cfg=None'],
+    'resnet18': [
+        'model.backbone._delete_=True',
+        'model.backbone.type=ResNet',
+        'model.backbone.depth=18',
+        'model.neck.in_channels=[64,128,256,512]',
+    ],
+}
+
+
+def train(arm: str, seed: int, folder: Path, options: list[str]) -> dict:
+    """Train a detector, unless the folder has it, and measure it; `options` are more changes."""
+    run = folder / f'{arm}-{seed}'
+    result = run / 'measures.json'
+    if result.is_file():
+        return json.loads(result.read_text())
+    command = [sys.executable, '-m', 'cpvt_pyramid', 'train', str(CONFIG), '--work-dir', str(run)]
+    command += ['--resume', '--no-pictures', '--cfg-options', f'randomness.seed={seed}']
+    command += [*ARMS[arm], *options]
+    run.mkdir(parents=True, exist_ok=True)
+    with open(run / 'output.txt', 'a') as output:
+        subprocess.run(
+            command,
+            check=True,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, 'OMP_NUM_THREADS': '1'},
+        )
+    checkpoint = Path((run / 'last_checkpoint').read_text().strip())
+    [config] = run.glob('*_nano.py')
+    found = dict(arm=arm, seed=seed, **measure(config, checkpoint))
+    result.write_text(json.dumps(found, indent=1))
+    return found
+
+
+def measure(config: Path, checkpoint: Path) -> dict[str, float]:
+    """AP, AP50, recall and precision on each photograph with boxes, at its own size."""
+    import torch
+    from mmdet.apis import inference_detector, init_detector
+    from mmengine.config import Config
+    from pycocotools.coco import COCO
+
+    torch.set_num_threads(1)
+    cfg = Config.fromfile(str(config))
+    model = init_detector(cfg, str(checkpoint), device='cpu')
+    found: dict[str, float] = {}
+    root = Path(cfg.data_root)
+    for name, (split, file) in PHOTOGRAPHS.items():
+        with contextlib.redirect_stdout(io.StringIO()):
+            truth = COCO(root / f'annotations/instances_{split}.json')
+        [image] = [i for i in truth.dataset['images'] if i['file_name'] == file]
+        instances = inference_detector(model, str(root / split / file)).pred_instances
+        boxes, scores = instances.bboxes, instances.scores
+        objects = torch.tensor([a['bbox'] for a in truth.imgToAnns[image['id']]])
+        objects[:, 2:] += objects[:, :2]
+        values = precision(truth, image['id'], boxes, scores) | at_score(boxes, scores, objects)
+        found |= {f'{name} {measure}': value for measure, value in values.items()}
+    return found
+
+
+def precision(truth, image_id: int, boxes, scores) -> dict[str, float]:
+    """AP and AP50 as in COCO, with up to 1000 detections."""
+    from pycocotools.cocoeval import COCOeval
+
+    detections = [
+        dict(image_id=image_id, category_id=1, bbox=[x1, y1, x2 - x1, y2 - y1], score=score)
+        for (x1, y1, x2, y2), score in zip(boxes.tolist(), scores.tolist())
+    ]
+    if not detections:
+        return dict(AP=0.0, AP50=0.0)
+    with contextlib.redirect_stdout(io.StringIO()):
+        evaluation = COCOeval(truth, truth.loadRes(detections), 'bbox')
+        evaluation.params.imgIds = [image_id]
+        evaluation.params.maxDets = [1000]
+        evaluation.evaluate()
+        evaluation.accumulate()
+    table = evaluation.eval['precision'][:, :, 0, 0, 0]  # IoU, recall
+    return dict(AP=float(table.mean()), AP50=float(table[0].mean()))
+
+
+def at_score(boxes, scores, objects) -> dict[str, float]:
+    """Recall and precision of the detections above the score, each matched to one object."""
+    from scipy.optimize import linear_sum_assignment
+    from torchvision.ops import box_iou
+
+    kept = boxes[scores > SCORE]
+    overlaps = box_iou(kept, objects).numpy()
+    rows, columns = linear_sum_assignment(overlaps, maximize=True)
+    matched = int((overlaps[rows, columns] >= MATCH_IOU).sum())
+    return {
+        'recall': matched / len(objects),
+        'precision': matched / len(kept) if len(kept) else 0.0,
+    }

@@ -11,7 +11,9 @@ model = dict(
         num_classes=1, in_channels=64, feat_channels=64, stacked_convs=2,
         # Crowns are about as wide as high, and 15 to 75 pixels in nine of ten cases.
         anchor_generator=dict(
-            octave_base_scale=3, scales_per_octave=3, ratios=[1.0], strides=[8, 16, 32])),
+            octave_base_scale=3, scales_per_octave=3, ratios=[1.0], strides=[8, 16, 32]),
+        reg_decoded_bbox=True,
+        loss_bbox=dict(_delete_=True, type='GIoULoss', loss_weight=2.0)),
     train_cfg=dict(assigner=dict(ignore_iof_thr=0.5)),
     test_cfg=dict(nms_pre=3000, nms=dict(iou_threshold=0.4), max_per_img=1000))
 
@@ -29,7 +31,7 @@ test_pipeline = _base_.test_pipeline
 test_pipeline[1] = dict(type='Resize', scale_factor=1.0)
 here = dict(data_root=data_root, metainfo=dict(classes=('tree',)))
 train_dataloader = dict(
-    batch_size=8, num_workers=1,
+    batch_size=4, num_workers=1,
     dataset=dict(
         **here, ann_file='annotations/instances_train.json', data_prefix=dict(img='train/'),
         filter_cfg=dict(filter_empty_gt=False, min_size=0), pipeline=train_pipeline))
@@ -46,10 +48,10 @@ test_dataloader = dict(
 val_evaluator = dict(ann_file=data_root + '/annotations/instances_val.json')
 test_evaluator = dict(ann_file=data_root + '/annotations/instances_test.json')
 
-train_cfg = dict(max_epochs=60, val_interval=20)
+train_cfg = dict(max_epochs=40, val_interval=10)
 param_scheduler = [
-    dict(type='OneCycleLR', eta_max=1e-3, pct_start=0.15, total_steps=60, by_epoch=True,
+    dict(type='OneCycleLR', eta_max=7e-4, pct_start=0.15, total_steps=40, by_epoch=True,
          convert_to_iter_based=True)]
 optim_wrapper = dict(clip_grad=dict(max_norm=5.0, norm_type=2))
-auto_scale_lr = dict(base_batch_size=8)
-default_hooks = dict(logger=dict(interval=10))
+auto_scale_lr = dict(base_batch_size=4)
+default_hooks = dict(logger=dict(interval=33), checkpoint=dict(save_best='coco/bbox_mAP_50'))

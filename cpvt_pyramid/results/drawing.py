@@ -24,6 +24,7 @@ INK = (33, 37, 41)  # text on white
 WHITE = (255, 255, 255)
 JPEG_QUALITY = 90
 JPEG_SIDE = 65_500  # pixels; libjpeg writes no larger picture
+NAMES = 0.2  # share of a picture that the names of its boxes may take
 READABLE = 384  # images with a shorter longer side are enlarged before drawing
 # Colours of medium lightness and chroma, a hexadecimal digit per channel. Each is the farthest in
 # OKLab (Ottosson 2020) from all before it.
@@ -45,12 +46,14 @@ def draw_boxes(
     classes: Sequence[str],
     palette: Sequence[Color] | None = None,
     masks: np.ndarray | None = None,
+    names: Sequence[str] | None = None,
 ) -> Image.Image:
     """The image with boxes, each with its class name and, where scores are given, its score; small
-    images are enlarged.
+    images are enlarged. Names that would hide too much are replaced by a legend.
 
     labels: indices into `classes`. palette: a colour per class; None takes `class_palette`.
     masks: (K, H, W) boolean, tinted and outlined in the colours of the boxes.
+    names: of the boxes, instead of those of their classes.
     """
     boxes = np.asarray(boxes, dtype=float).reshape(-1, 4)
     labels = np.asarray(labels, dtype=int).reshape(-1)
@@ -70,13 +73,17 @@ def draw_boxes(
     if masks is not None and len(masks):
         picture = _with_masks(picture, masks, order, colors)
     draw = ImageDraw.Draw(picture)
-    names = [classes[label] if label < len(classes) else str(label) for label in labels]
+    if names is None:
+        names = [classes[label] if label < len(classes) else str(label) for label in labels]
     if scores is not None:
         names = [f'{name} {float(score):.2f}' for name, score in zip(names, scores)]
+    sizes = [(letters.getlength(name) + 8, letters.size * 1.25) for name in names]
+    if sum(width * height for width, height in sizes) > NAMES * math.prod(picture.size):
+        thin = [frames[i] for i in order]
+        return _with_thin_frames(picture, thin, labels[order], classes, palette)
     chips: dict[int, tuple[float, ...]] = {}
     for i in order[::-1]:
-        size = (letters.getlength(names[i]) + 8, letters.size * 1.25)
-        chips[i] = _free_place(frames[i], size, picture.size, list(chips.values()))
+        chips[i] = _free_place(frames[i], sizes[i], picture.size, list(chips.values()))
 
     for i in order:
         # A dark rim keeps the frame visible on a background of its own colour.
@@ -105,12 +112,8 @@ def draw_frames(
     """
     palette = class_palette(classes, palette)
     picture = Image.fromarray(image)
-    draw = ImageDraw.Draw(picture)
-    width = max(1, round(max(picture.size) / 1000))
-    for box, label in list(zip(boxes, labels))[::-1]:
-        draw.rectangle(_inside(box, picture.size), None, palette[label % len(palette)], width)
-    present = [int(i) for i in np.unique(labels) if i < len(classes)]
-    return _with_legend(picture, present, classes, palette, 72)
+    frames = [_inside(box, picture.size) for box in boxes[::-1]]
+    return _with_thin_frames(picture, frames, labels[::-1], classes, palette)
 
 
 def draw_segmentation(
@@ -238,6 +241,22 @@ def _enlarged(image: np.ndarray, scale: int | None = None) -> Image.Image:
     scale = scale or max(1, min(16, math.ceil(READABLE / max(height, width))))
     picture = Image.fromarray(image)
     return picture.resize((width * scale, height * scale), Image.Resampling.BICUBIC)
+
+
+def _with_thin_frames(
+    picture: Image.Image,
+    frames: Sequence[Sequence[float]],
+    labels: np.ndarray,
+    classes: Sequence[str],
+    palette: Sequence[Color],
+) -> Image.Image:
+    """The picture with thin frames, the last one on top, above a legend of their classes."""
+    draw = ImageDraw.Draw(picture)
+    width = max(2, round(max(picture.size) / 1000))
+    for frame, label in zip(frames, labels):
+        draw.rectangle(frame, None, palette[label % len(palette)], width)
+    present = [int(i) for i in np.unique(labels) if i < len(classes)]
+    return _with_legend(picture, present, classes, palette, 72)
 
 
 def _with_masks(

@@ -168,3 +168,23 @@ def test_masks_of_higher_scores_are_on_top() -> None:
         tint[name] = int(np.argmax(picture.getpixel(place)))
     assert tint == {'first': 0, 'both': 0, 'second': 1}
     assert picture.getpixel((380, 20)) == (128, 128, 128)
+
+
+def test_names_of_many_boxes_hide_nothing() -> None:
+    """A grid of boxes that their names would cover: every box's inside stays as it is, and a legend
+    names the classes."""
+    corners = np.stack(np.meshgrid(np.arange(10, 390, 40), np.arange(10, 390, 40)), -1)
+    corners = corners.reshape(-1, 2)
+    boxes = np.concatenate([corners, corners + 30], 1)
+    labels = np.arange(len(boxes)) % 2
+    scores = np.linspace(0.3, 0.9, len(boxes))
+    for some in (scores, None):
+        picture = draw_boxes(GREY_SQUARE, boxes, labels, some, CLASSES)
+        assert picture.width == 400 and picture.height > 400
+        seen = np.array(picture)
+        palette = drawing.class_palette(CLASSES)
+        for (x1, y1, x2, y2), label in zip(boxes, labels):
+            assert (seen[y1 + 4 : y2 - 3, x1 + 4 : x2 - 3] == 128).all()
+            assert tuple(seen[y1, (x1 + x2) // 2]) == palette[label]
+    few = draw_boxes(GREY_SQUARE, boxes[:5], labels[:5], scores[:5], CLASSES)
+    assert few.size == (400, 400)  # with their names

@@ -347,10 +347,17 @@ def draw_errors(
         found = f'{classes[compared.labels[i]]} {compared.scores[i]:.2f}'
         texts.append(f'{found}, {ERRORS[types[i]]}')
     texts += [f'missed {classes[label]}' for label in compared.truth[missed]]
-    colors = [CRIMSON] * wrong.sum() + [ORANGE] * missed.sum()
+    kinds = np.repeat([0, 1], [wrong.sum(), missed.sum()])
     boxes = corners(np.concatenate([compared.boxes[wrong], compared.truth_boxes[missed]]))
-    numbers = np.arange(len(texts))
-    drawn = draw_boxes(np.array(picture), boxes * factor, numbers, None, texts, colors)
+    drawn = draw_boxes(
+        np.array(picture),
+        boxes * factor,
+        kinds,
+        None,
+        ('wrong', 'missed'),
+        (CRIMSON, ORANGE),
+        names=texts,
+    )
     return drawn, f'{name}: {wrong.sum()} wrong, {missed.sum()} missed{problem}'
 
 

@@ -1,11 +1,12 @@
 # `make demo` and `make test` include the set-up.
 PY := .venv/bin/python
-DETECTION := configs/demo/retinanet_cpvt_nano.py
+TREES := configs/demo/trees_retinanet_cpvt_nano.py
+DIGITS := configs/demo/retinanet_cpvt_nano.py
 SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 
-.PHONY: help setup packages demo demo-seg lab test coverage test-torch test-original-mm test-foreign \
-	test-timm test-transformers test-page docs docs-deploy dist release test-core lint lock table \
-	drift-table gpu-report cpu-report fuzz
+.PHONY: help setup packages demo demo-trees demo-digits demo-seg lab test coverage test-torch \
+	test-original-mm test-foreign test-timm test-transformers test-page docs docs-deploy dist release \
+	test-core lint lock table drift-table gpu-report cpu-report fuzz
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -19,17 +20,28 @@ packages:
 
 # An interrupted demo continues; existing data and trainings are kept.
 define run_demo
-	.venv/bin/cpvt demo-data
 	.venv/bin/cpvt train $(1) --work-dir $(2) --resume
 	.venv/bin/cpvt test $(1) $$(cat $(2)/last_checkpoint) --work-dir $(2)/test --out $(2)/results.pkl --show-dir $(2)/pictures
 	.venv/bin/cpvt analyse $(1) $(2)/results.pkl --out $(2)/analysis.html
 	@echo 'Open $(2)/analysis.html, $(2)/curves.png, $(2)/validation.html and the pictures in $(2)/pictures'
 endef
 
-demo: setup  ## train a detector on handwritten digits, evaluate it, draw its predictions
-	$(call run_demo,$(DETECTION),work_dirs/demo)
+demo: setup  ## train a detector of trees, evaluate it, draw its predictions; without a network, of digits
+	@if .venv/bin/cpvt demo-data trees; then $(MAKE) --no-print-directory demo-trees; \
+	else echo 'Continuing with handwritten digits, which need no network'; \
+	  $(MAKE) --no-print-directory demo-digits; fi
 
-demo-seg: demo  ## the same for a segmentor with the detector's backbone
+demo-trees: setup
+	.venv/bin/cpvt demo-data trees
+	$(call run_demo,$(TREES),work_dirs/demo)
+	.venv/bin/cpvt infer $(TREES) $$(cat work_dirs/demo/last_checkpoint) data/trees/whole --tile 512 --out-dir work_dirs/demo/whole
+
+demo-digits: setup  ## the same with handwritten digits, without a network
+	.venv/bin/cpvt demo-data digits
+	$(call run_demo,$(DIGITS),work_dirs/demo-digits)
+
+demo-seg: setup  ## the same for a segmentor of digits
+	.venv/bin/cpvt demo-data digits
 	$(call run_demo,$(SEGMENTATION),work_dirs/demo-seg)
 
 lab: packages  ## test the papers' claims about position on small models, in half an hour on 2 cores

@@ -2,17 +2,19 @@
 
 import hashlib
 import io
+import json
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save
 from support import load_tool
 
-from cpvt_pyramid import CPVTPyramid, load_weights
-from cpvt_pyramid.checkpoints.downloads import local_file
+from cpvt_pyramid import CPVTPyramid, load_weights, timm_models
+from cpvt_pyramid.checkpoints.downloads import IN_PACKAGE, local_file
 from experiments.position.given_models import load_model
 
 pytest.importorskip('huggingface_hub')
@@ -121,3 +123,35 @@ def test_tools_take_names_or_say_why_not_in_one_line(hub, tmp_path, capsys):
         assert load_tool(tool).main(arguments) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f'cpvt {tool.replace("_", "-")}: cannot download timm://nothing')
+
+
+# Weights that come with the package
+
+
+@pytest.mark.parametrize('path', sorted(IN_PACKAGE.glob('*.safetensors')), ids=lambda p: p.stem)
+def test_weights_in_the_package_load_completely(path):
+    """Into every kind of model, without a network; the file says what they were made of."""
+    name = f'cpvt://{path.stem}'
+    with safe_open(path, 'pt') as file:
+        about = json.loads(file.metadata()['distillation'])
+    arch = about['arch']
+    model = CPVTPyramid(arch)
+    before = model.state_dict()['patch_embeds.0.proj.weight'].clone()
+    report = load_weights(model, name)
+    assert not report.missing and not report.unused
+    weights = model.state_dict()
+    assert not torch.equal(weights['patch_embeds.0.proj.weight'], before)
+    assert all(value.isfinite().all() for value in weights.values())
+    classifier = timm_models.classifier(arch, num_classes=3)
+    assert load_weights(classifier, name).loaded == report.loaded
+
+
+def test_the_package_has_weights():
+    assert list(IN_PACKAGE.glob('*.safetensors'))
+
+
+def test_unknown_weights_of_the_package_are_named():
+    with pytest.raises(FileNotFoundError, match='no weights cpvt://resnet50 .* cpvt://pcpvt_nano'):
+        local_file('cpvt://resnet50')
+    with pytest.raises(FileNotFoundError, match='no weights'):
+        local_file('cpvt://../weights/pcpvt_nano')

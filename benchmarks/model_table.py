@@ -229,6 +229,7 @@ def published_weights() -> Iterator[list[str]]:
     import torch
 
     import cpvt_pyramid.timm_models  # noqa: F401  registers the models
+    from cpvt_pyramid.checkpoints.downloads import IN_PACKAGE
 
     for arch, backbone in BACKBONES.items():
         cfg = read(SEMANTIC_FPN.config.format(backbone.short))
@@ -248,6 +249,17 @@ def published_weights() -> Iterator[list[str]]:
             published = timm.create_model(timm_name)
         megabytes = 4 * size_of(published) / 1e6
         yield [f'`{name}`', model, source, 'Apache-2.0', f'{megabytes:.0f} MB', f'`{form}`']
+    for path in sorted(IN_PACKAGE.glob('*.safetensors')):
+        megabytes = path.stat().st_size / 1e6
+        source = 'this package, [distilled](pretraining.md#distilled-weights)'
+        yield [
+            f'`cpvt://{path.stem}`',
+            f'`{path.stem}`',
+            source,
+            'Apache-2.0',
+            f'{megabytes:.0f} MB',
+            '`ours`',
+        ]
 
 
 def formats() -> Iterator[list[str]]:

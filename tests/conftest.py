@@ -87,6 +87,20 @@ def sample_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope='session')
+def trees_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data set of trees, of small images without trees."""
+    from trees_package import random_boxes, use_package
+
+    from cpvt_pyramid.demo.trees import make_dataset
+
+    folder = tmp_path_factory.mktemp('trees')
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use_package(folder / 'cache', random_boxes(), monkeypatch)
+        make_dataset(folder / 'trees')
+    return folder / 'trees'
+
+
+@pytest.fixture(scope='session')
 def configs(sample_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Config files of a tiny detector and a tiny segmentor, by name."""
     pytest.importorskip('mmengine')

@@ -9,9 +9,7 @@ model = dict(
     data_preprocessor=dict(size=(160, 160)),
     backbone=dict(
         arch='pcpvt_nano', drop_path_rate=0.0,
-        # Start from the backbone of the other demo, which was trained on the same digits.
-        init_cfg=dict(
-            checkpoint='{{ fileDirname }}/../../work_dirs/demo/epoch_8.pth', prefix='backbone.')),
+        init_cfg=dict(checkpoint='cpvt://pcpvt_nano')),
     neck=dict(in_channels=[32, 64, 128, 192], out_channels=64),
     decode_head=dict(
         in_channels=[64, 64, 64, 64], channels=64, num_classes=11,

@@ -4,7 +4,8 @@ _base_ = '../retinanet_cpvt_s.py'
 data_root = '{{ fileDirname }}/../../data/trees'
 
 model = dict(
-    backbone=dict(arch='pcpvt_nano', drop_path_rate=0.0, init_cfg=None),
+    backbone=dict(
+        arch='pcpvt_nano', drop_path_rate=0.0, init_cfg=dict(checkpoint='cpvt://pcpvt_nano')),
     neck=dict(in_channels=[32, 64, 128, 192], out_channels=64, num_outs=3,
               add_extra_convs=False),
     bbox_head=dict(

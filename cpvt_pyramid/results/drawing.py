@@ -24,7 +24,7 @@ INK = (33, 37, 41)  # text on white
 WHITE = (255, 255, 255)
 JPEG_QUALITY = 90
 JPEG_SIDE = 65_500  # pixels; libjpeg writes no larger picture
-NAMES = 0.2  # share of a picture that the names of its boxes may take
+NAMES = 0.1  # share of a picture that the names of its boxes may take
 READABLE = 384  # images with a shorter longer side are enlarged before drawing
 # Colours of medium lightness and chroma, a hexadecimal digit per channel. Each is the farthest in
 # OKLab (Ottosson 2020) from all before it.

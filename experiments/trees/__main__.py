@@ -18,7 +18,9 @@ from cpvt_pyramid.tooling.command import UserError, check_at_least, run_command
 from cpvt_pyramid.tooling.files import make_folder, write_text
 from cpvt_pyramid.tooling.threads import usable_cores
 
-from .runs import ARMS, PHOTOGRAPHS, train
+from .runs import ARMS, MEASURES, PHOTOGRAPHS, train
+
+OURS = 'distilled'
 
 
 def compare(
@@ -66,35 +68,34 @@ def compare(
 
 
 def tables(runs: list[dict]) -> list:
-    """What each arm finds in each photograph, in %, and what the distilled weights gain."""
+    """What each arm finds in each photograph, in %, and what distilled weights gain, in points; the
+    p values of a column are adjusted for the number of its rows (Holm)."""
     from experiments.report import Table
-    from experiments.statistics import estimate, paired_difference, show_p
+    from experiments.statistics import estimate, holm, paired_difference, show_p
 
-    measures = [
-        f'{place} {name}' for place in PHOTOGRAPHS for name in ('AP', 'AP50', 'recall', 'precision')
-    ]
-    of_arm = {arm: {r['seed']: r for r in runs if r['arm'] == arm} for arm in ARMS}
+    of_arm = {arm: {run['seed']: run for run in runs if run['arm'] == arm} for arm in ARMS}
+    of_arm = {arm: of_seeds for arm, of_seeds in of_arm.items() if of_seeds}
+    names = [f'{place} {name}' for place in PHOTOGRAPHS for name in MEASURES]
+    header = [f'{arm}, {len(of_seeds)} seeds' for arm, of_seeds in of_arm.items()]
     rows = []
-    for arm, of_seeds in of_arm.items():
-        if of_seeds:
-            cells = [estimate([r[m] for r in of_seeds.values()]).show() for m in measures]
-            rows.append([arm, str(len(of_seeds)), *cells])
-    found = [Table('In %, over seeds', ['', 'seeds', *measures], rows)]
-    rows = []
-    for arm in list(ARMS)[1:]:
-        both = sorted(of_arm['distilled'].keys() & of_arm[arm].keys())
-        if len(both) > 1:
-            cells = []
-            for m in measures:
-                ours, theirs = ([of_arm[a][s][m] for s in both] for a in ('distilled', arm))
-                difference = paired_difference(ours, theirs)
-                cells.append(f'{difference.show(sign=True)} (p {show_p(difference.p)})')
-            rows.append([f'distilled minus {arm}', str(len(both)), *cells])
-    if rows:
-        found.append(
-            Table('Differences, in points, paired by seed', ['', 'seeds', *measures], rows)
-        )
-    return found
+    for name in names:
+        cells = [estimate([run[name] for run in of.values()]).show() for of in of_arm.values()]
+        rows.append([name, *cells])
+    gains = {}
+    for arm in of_arm:
+        both = sorted(of_arm.get(OURS, {}).keys() & of_arm[arm].keys())
+        if arm == OURS or len(both) < 2:
+            continue
+        found = []
+        for name in names:
+            ours = [of_arm[OURS][seed][name] for seed in both]
+            theirs = [of_arm[arm][seed][name] for seed in both]
+            found.append(paired_difference(ours, theirs))
+        gains[f'{OURS} minus {arm} (p)'] = zip(found, holm([one.p for one in found]))
+    for column in gains.values():
+        for row, (difference, p) in zip(rows, column):
+            row.append(f'{difference.show(sign=True)} ({show_p(p)})')
+    return [Table('Trees found, in %, mean and 95 % interval', ['', *header, *gains], rows)]
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

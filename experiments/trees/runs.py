@@ -14,6 +14,7 @@ PHOTOGRAPHS = {  # each at its own size; by name, the split and the file
     'Florida': ('test', 'OSBS_029.png'),
     'California': ('test', 'SOAP_061.png'),
 }
+MEASURES = ('AP', 'AP50', 'recall', 'precision')
 MATCH_IOU = 0.4  # of DeepForest's evaluation
 SCORE = 0.3
 

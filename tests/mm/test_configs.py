@@ -188,7 +188,7 @@ def test_other_models_differ_in_the_architecture_alone(name):
 
 @pytest.mark.parametrize('name', sorted(set(SMALLEST.values())))
 def test_trains_evaluates_and_predicts(
-    name, data, sample_dataset, tmp_path, downloads, monkeypatch
+    name, data, sample_dataset, trees_dataset, tmp_path, downloads, monkeypatch
 ):
     monkeypatch.setattr(Config, 'pretty_text', '')  # takes longer to lay out than a step to train
     monkeypatch.setenv('COCO_ROOT', f'{data}/coco')
@@ -197,16 +197,13 @@ def test_trains_evaluates_and_predicts(
     test_data = cfg.test_dataloader.dataset.data_root  # of the other splits, see below
     assert test_data.startswith(str(data)) or name.startswith('demo/')
     init_cfg = cfg.model.backbone.get('init_cfg')
-    if name.startswith('demo/'):  # they have their own classes, and one begins with the other
-        sample = f'{ROOT}/configs/demo/../../data/sample'
+    if name.startswith('demo/'):  # they have data of their own
+        folder = f'{ROOT}/configs/demo/../../data'
         for part in parts(cfg._cfg_dict):
             for key in ('data_root', 'ann_file'):
                 if key in part:
-                    part[key] = part[key].replace(sample, str(sample_dataset))
-        if init_cfg:
-            other = {f'backbone.{k}': v for k, v in CPVTPyramid('pcpvt_nano').state_dict().items()}
-            torch.save({'state_dict': other}, tmp_path / 'start')
-            init_cfg.checkpoint = str(tmp_path / 'start')
+                    path = part[key].replace(f'{folder}/sample', str(sample_dataset))
+                    part[key] = path.replace(f'{folder}/trees', str(trees_dataset))
 
     reports = []
     for backbone in (mm.CPVTPyramid, mm.DenseCPVT):

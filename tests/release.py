@@ -101,15 +101,15 @@ def try_wheel(python: str, wheel: Path, examples: Path, folder: Path) -> None:
     run('uv', 'venv', '--python', python, folder / 'venv')
     ours = folder / 'venv/bin/python'
     run('uv', 'pip', 'install', '--python', ours, f'{wheel}[app]')
-    model = examples / 'digits-detection.onnx'
-    run(ours, '-c', PROBE, model, examples / '1.jpg', cwd=folder)
+    model = examples / 'trees.onnx'
+    run(ours, '-c', PROBE, model, examples / 'trees/florida.jpg', cwd=folder)
     cpvt = folder / 'venv/bin/cpvt'
     listed = re.findall(r'^  (\S+)', run(cpvt, cwd=folder), re.M)
     assert {'train', 'new-config', 'run'} <= set(listed), listed
     for tool in listed:
         run(cpvt, tool, '--help', cwd=folder)
-    run(cpvt, 'run', model, examples, '--out-dir', 'out', cwd=folder)
-    assert (folder / 'out/4.overlay.jpg').is_file()
+    run(cpvt, 'run', model, examples / 'trees', '--out-dir', 'out', cwd=folder)
+    assert (folder / 'out/florida.overlay.jpg').is_file()
     table = run(cpvt, 'doctor', cwd=folder, codes=(0, 1))
     assert re.search(r'^ +ok +onnxruntime', table, re.M), table
 

@@ -179,7 +179,7 @@ class Detections(_Prediction):
         masks: (N, H, W) boolean, or None if the model has none.
 
     Examples:
-        >>> found = Predictor('examples/digits-detection.onnx')('examples/1.jpg')
+        >>> found = Predictor('examples/trees.onnx')('examples/trees/florida.jpg')
         >>> sure = found.above(0.5)
         >>> sure[0]['class'], round(sure[0]['score'], 2)
         ('seven', 0.8)
@@ -257,7 +257,7 @@ class LabelMap(_Prediction):
         labels: (H, W), indices into `classes`.
 
     Examples:
-        >>> found = Predictor('examples/digits-segmentation.onnx')('examples/1.jpg')
+        >>> found = Predictor('examples/digits.onnx')('examples/digits/1.jpg')
         >>> found.labels.shape == found.image.shape[:2]
         True
         >>> found[0]['class']

@@ -58,10 +58,10 @@ class Predictor:
         UserError: the model cannot be opened; one line that says why.
 
     Examples:
-        >>> predictor = Predictor('examples/digits-detection.onnx', score_thr=0.5)
-        >>> predictor('examples/1.jpg')
+        >>> predictor = Predictor('examples/trees.onnx', score_thr=0.3)
+        >>> predictor('examples/trees/florida.jpg')
         Detections(2: seven 0.80, one 0.71)
-        >>> for found in predictor(['examples/1.jpg', 'examples/2.jpg']):
+        >>> for found in predictor(['examples/trees/florida.jpg', 'examples/trees/california.jpg']):
         ...     picture = found.draw()
     """
 

@@ -63,7 +63,7 @@ def test_commands(photographs, tmp_path, monkeypatch):
     work.mkdir()
     threshold = tool.prepare(RETINANET, work, photographs / '0.jpg', exported=False)
     assert 0 < float(threshold) < 1
-    shutil.copy(ROOT / 'examples/digits-detection.onnx', work / 'model.onnx')
+    shutil.copy(ROOT / 'examples/trees.onnx', work / 'model.onnx')
     monkeypatch.chdir(tmp_path)  # the default folder is relative
     folder = tool.link(sorted(Path('photographs').iterdir()), 4, work)
     assert (folder / '0003.jpg').resolve() == photographs / '0.jpg'

@@ -58,7 +58,7 @@ def test_lines_begin_with_what_the_user_typed(monkeypatch, capfd, tmp_path):
     """Those of skipped files, too."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'torn.jpg').touch()
-    model = str(ROOT / 'examples/digits-detection.onnx')
+    model = str(ROOT / 'examples/trees.onnx')
     for inputs, status, line in (
         ('torn.jpg', 1, 'cpvt run: skipped torn.jpg: the file is empty'),
         ('no.jpg', 2, 'cpvt run: no image or folder at no.jpg'),

@@ -403,7 +403,7 @@ def test_clipping_is_never_quantized(photos):
 
 def test_names_of_parameters_tell_the_groups_of_a_model():
     """The softmax of the segmentor's probabilities is not attention."""
-    groups = groups_of(read_openvino(ROOT / 'examples/digits-segmentation.onnx'))
+    groups = groups_of(read_openvino(ROOT / 'examples/digits.onnx'))
     assert {name: len(nodes) for name, nodes in groups.items()} == {
         'products of queries, keys and values': 16,
         'resizing of maps': 20,

@@ -149,7 +149,7 @@ def test_the_documented_commands(untrained, sample_dataset):
         'CONFIG': config,
         'CHECKPOINT': checkpoint,
         'IMAGES': str(min((sample_dataset / 'coco/val2017').iterdir())),
-        'MODEL.onnx': str(ROOT / 'examples/digits-detection.onnx'),
+        'MODEL.onnx': str(ROOT / 'examples/trees.onnx'),
     }
     for command in re.findall(r'^    (cpvt .*)$', PAGE, re.M):
         words = [given.get(word, word) for word in shlex.split(command)[1:]]

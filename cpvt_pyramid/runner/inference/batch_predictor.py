@@ -36,8 +36,8 @@ class BatchPredictor:
 
     Examples:
         >>> import json
-        >>> predict = BatchPredictor('examples/digits-detection.onnx', score_thr=0.5)
-        >>> found = predict({'path': ['examples/1.jpg', 'none.jpg']})
+        >>> predict = BatchPredictor('examples/trees.onnx', score_thr=0.3)
+        >>> found = predict({'path': ['examples/trees/florida.jpg', 'none.jpg']})
         >>> [item['class'] for item in json.loads(found['records'][0])]
         ['seven', 'one']
         >>> found['error'].tolist()

@@ -31,7 +31,7 @@ def app(
     Args:
         model: a .onnx file of cpvt export.
         samples: folder of images to pick from, which everyone who opens the page sees; by
-            default that of the model.
+            default the folder with the model's name, or else the model's folder.
         backend: what runs the model.
         host: address to listen on; 0.0.0.0 lets other machines in, without a password.
         port: port to listen on; 0 takes a free one.
@@ -43,7 +43,8 @@ def app(
         from ..app import Page, Server, read_samples
 
     exported = ExportedModel(local_path(model), backend)
-    folder = Path(samples or Path(model).parent)
+    own = Path(model).with_suffix('')
+    folder = Path(samples) if samples else own if own.is_dir() else own.parent
     if not folder.is_dir():
         raise UserError(f'no folder at {folder}')
     page = Page(exported, read_samples(folder))

@@ -108,10 +108,10 @@ def driver() -> Iterator[webdriver.Chrome]:
     driver.quit()
 
 
-@pytest.fixture(scope='module', params=['detection', 'segmentation'])
+@pytest.fixture(scope='module', params=['trees', 'digits'])
 def page(request: pytest.FixtureRequest) -> Iterator[Server]:
-    model = ExportedModel(EXAMPLES / f'digits-{request.param}.onnx')
-    server = Server(Page(model, read_samples(EXAMPLES)), '127.0.0.1', 0)
+    model = ExportedModel(EXAMPLES / f'{request.param}.onnx')
+    server = Server(Page(model, read_samples(EXAMPLES / 'digits')), '127.0.0.1', 0)
     thread = threading.Thread(target=server.run, args=([server.listener],))
     thread.start()
     yield server
@@ -131,8 +131,8 @@ def browser(
 def test_a_dropped_image_is_shown_with_its_results(browser, page, tmp_path):
     model = page.page.model
     assert browser.text('name') == model.path.name and not browser.overflows()
-    browser.drop(EXAMPLES / '2.jpg')
-    expected = page.page.predict(EXAMPLES / '2.jpg')
+    browser.drop(EXAMPLES / 'digits/2.jpg')
+    expected = page.page.predict(EXAMPLES / 'digits/2.jpg')
     picture = browser.find('picture')
     assert browser.text('status') == f'2.jpg: {expected["summary"]}'
     assert picture.get_attribute('src') == expected['picture']
@@ -141,7 +141,7 @@ def test_a_dropped_image_is_shown_with_its_results(browser, page, tmp_path):
     assert browser.find('save').get_attribute('download') == '2.overlay.jpg'
     browser.set_slider('size', 320)
     assert browser.text('size-value') == '320 pixels'
-    expected = page.page.predict(EXAMPLES / '2.jpg', 320)
+    expected = page.page.predict(EXAMPLES / 'digits/2.jpg', 320)
     assert picture.get_attribute('src') == expected['picture']
     score = browser.find('score')
     assert score.is_displayed() == (model.kind_of_results == 'detections')
@@ -179,13 +179,13 @@ def test_samples_and_files_are_chosen_with_a_click(browser, page):
     assert all(image.get_property('naturalWidth') for image in browser.all('#samples img'))
     samples[2].click()
     browser.wait_for_result()
-    expected = page.page.predict(EXAMPLES / '3.jpg')
+    expected = page.page.predict(EXAMPLES / 'digits/3.jpg')
     assert browser.find('picture').get_attribute('src') == expected['picture']
     assert [sample.get_attribute('aria-pressed') for sample in samples].index('true') == 2
-    browser.find('file').send_keys(str(EXAMPLES / '4.jpg'))
+    browser.find('file').send_keys(str(EXAMPLES / 'digits/4.jpg'))
     browser.wait(lambda: browser.text('status').startswith('4.jpg'))
     browser.wait_for_result()
-    expected = page.page.predict(EXAMPLES / '4.jpg')
+    expected = page.page.predict(EXAMPLES / 'digits/4.jpg')
     assert browser.find('picture').get_attribute('src') == expected['picture']
     assert 'true' not in [sample.get_attribute('aria-pressed') for sample in samples]
 
@@ -202,5 +202,5 @@ def test_mistakes_are_told_in_one_line_and_the_page_goes_on(browser, page, tmp_p
     empty = "document.body.dispatchEvent(new DragEvent('drop', {dataTransfer: new DataTransfer()}))"
     browser.driver.execute_script(empty.replace('})', ', bubbles: true})'))
     assert browser.text('status') == 'Drop a file; this was none.'
-    browser.drop(EXAMPLES / '1.jpg')
+    browser.drop(EXAMPLES / 'digits/1.jpg')
     assert browser.find('picture').is_displayed()

@@ -21,13 +21,13 @@ def opened(name: str, **options: float) -> Predictor:
 
 
 def test_digits_are_found():
-    predictor = opened('digits-detection.onnx', score_thr=0.5, batch_size=2)
+    predictor = opened('trees.onnx', score_thr=0.3, batch_size=2)
     for found, digits in zip(predictor([EXAMPLES / name for name in DIGITS]), DIGITS.values()):
         names = [found.classes[label] for label in found.labels]
         for digit, (x, y) in digits.items():
             x1, y1, x2, y2 = found.boxes[names.index(digit)]
             assert x1 < x < x2 and y1 < y < y2
-    found = opened('digits-segmentation.onnx')(EXAMPLES / '2.jpg')
+    found = opened('digits.onnx')(EXAMPLES / 'digits/2.jpg')
     # Points on the strokes of a nine and a zero, and on the fur.
     names = [found.classes[found.labels[y, x]] for x, y in ((70, 63), (52, 110), (30, 30))]
     assert names == ['nine', 'zero', 'background']

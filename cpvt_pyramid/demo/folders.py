@@ -1,13 +1,12 @@
 """A data set's folder, which appears complete or not at all."""
 
 import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Union
 
 from ..tooling.command import UserError
-from ..tooling.files import make_folder
+from ..tooling.files import is_taken, new_folder
 
 MARKER = 'sample.json'  # the arguments, in the folder of a complete data set
 
@@ -33,16 +32,12 @@ def create_once(
     text = json.dumps(arguments) + '\n'
     if marker.is_file() and marker.read_bytes() == text.encode():
         return False
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if is_taken(folder):
         raise UserError(
             f'{folder} has other files, or a data set with other arguments or of another version; '
             'remove it, or name another folder'
         )
-    parent = make_folder(folder.parent)
-    with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=parent) as scratch:
-        new = Path(scratch, 'new')
-        new.mkdir()
+    with new_folder(folder) as new:
         write(new, arguments)
         (new / MARKER).write_text(text)
-        new.rename(folder)
     return True

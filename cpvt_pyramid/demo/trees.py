@@ -29,6 +29,7 @@ from typing import NamedTuple, Union
 import numpy as np
 from PIL import Image
 
+from ..tooling.tiles import Window, boxes_inside, coco_annotation, overlapping, side_by_side
 from .folders import create_once
 from .wheels import Package, open_wheel
 
@@ -42,8 +43,6 @@ FOLDER = 'deepforest/data'
 TILE = 384  # pixels, side of a tile of the training
 STEP = 192  # pixels between the corners of tiles, so that most trees are whole in one
 PARTS = 2, 3  # rows and columns of the photograph of the validation
-WHOLE = 0.99  # share of a box in a tile from which it is not cut
-SEEN = 0.1  # share from which a cut box is ignored instead of left out
 FORMAT = 1  # increased when the same arguments give other files
 
 
@@ -126,8 +125,10 @@ def write_dataset(folder: Path, arguments: dict) -> None:
                 splits['test'].append(whole)
                 continue
             splits['whole'].append(whole)
-            cut = overlapping if photograph.split == 'train' else disjoint
-            windows = cut(image.height, image.width)
+            if photograph.split == 'train':
+                windows = overlapping(image.height, image.width, TILE, STEP)
+            else:
+                windows = side_by_side(image.height, image.width, *PARTS)
             splits[photograph.split] += [part_of(whole, window) for window in windows]
     for split, parts in splits.items():
         write_split(folder, split, parts)
@@ -155,48 +156,11 @@ def read_boxes(wheel: zipfile.ZipFile, name: str) -> np.ndarray:
     return boxes
 
 
-def overlapping(height: int, width: int) -> list[tuple]:
-    """Tiles (left, top, right, bottom) that cover an image. The last ones of a row or column end at
-    the edge of the image."""
-    return [
-        (left, top, left + TILE, top + TILE)
-        for top in starts(height, TILE, STEP)
-        for left in starts(width, TILE, STEP)
-    ]
-
-
-def starts(length: int, side: int, step: int) -> list[int]:
-    """First pixels of the tiles along one side of an image."""
-    last = max(length - side, 0)
-    return [*range(0, last, step), last]
-
-
-def disjoint(height: int, width: int) -> list[tuple]:
-    """Parts (left, top, right, bottom) of an image, as equal as possible."""
-    rows, columns = PARTS
-    ys = [height * i // rows for i in range(rows + 1)]
-    xs = [width * i // columns for i in range(columns + 1)]
-    return [
-        (left, top, right, bottom)
-        for top, bottom in zip(ys, ys[1:])
-        for left, right in zip(xs, xs[1:])
-    ]
-
-
-def part_of(whole: Part, window: tuple) -> Part:
-    """What a photograph has in a window (left, top, right, bottom)."""
-    left, top, right, bottom = window
-    corner = np.array([left, top, left, top])
-    boxes = np.clip(whole.boxes - corner, 0, [right - left, bottom - top] * 2)
-    share = areas(boxes) / areas(whole.boxes)
-    seen = share >= SEEN
-    image = whole.image.crop(window)
-    return Part(f'{top:04d}_{left:04d}', image, boxes[seen], share[seen] < WHOLE)
-
-
-def areas(boxes: np.ndarray) -> np.ndarray:
-    """(N,), in pixels."""
-    return np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
+def part_of(whole: Part, window: Window) -> Part:
+    """What a photograph has in a window."""
+    inside = boxes_inside(whole.boxes, window)
+    name = f'{window.top:04d}_{window.left:04d}'
+    return Part(name, whole.image.crop(window), inside.boxes, inside.cut)
 
 
 def write_split(folder: Path, split: str, parts: list[Part]) -> None:
@@ -210,17 +174,9 @@ def write_split(folder: Path, split: str, parts: list[Part]) -> None:
         part.image.save(folder / split / file_name)
         width, height = part.image.size
         images.append(dict(id=number, file_name=file_name, width=width, height=height))
-        for (left, top, right, bottom), cut in zip(part.boxes.tolist(), part.cut.tolist()):
-            annotations.append(
-                dict(
-                    id=len(annotations) + 1,
-                    image_id=number,
-                    category_id=1,
-                    iscrowd=int(cut),
-                    bbox=[left, top, right - left, bottom - top],
-                    area=(right - left) * (bottom - top),
-                )
-            )
+        for corners, cut in zip(part.boxes.tolist(), part.cut.tolist()):
+            annotation = coco_annotation(len(annotations) + 1, number, 1, corners, cut)
+            annotations.append(annotation)
     content = dict(
         images=images,
         annotations=annotations,

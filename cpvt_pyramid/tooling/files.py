@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,23 @@ def atomic_write(path: Union[str, Path], suffix: str = '') -> Iterator[Path]:
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def is_taken(folder: Path) -> bool:
+    """Whether there is something that a new folder would replace."""
+    return folder.is_symlink() or folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A hidden folder next to `path`, to be filled; it is renamed to `path` on success, and removed
+    on any failure. `path` must not exist, or be an empty folder."""
+    parent = make_folder(path.parent)
+    with tempfile.TemporaryDirectory(prefix=f'.{path.name}.', dir=parent) as scratch:
+        new = Path(scratch, 'new')
+        new.mkdir()
+        yield new
+        new.rename(path)
 
 
 def write_text(path: Union[str, Path], text: str) -> None:

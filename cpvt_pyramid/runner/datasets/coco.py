@@ -33,6 +33,7 @@ ID_FIELDS = {
     'categories': ['id'],
     'annotations': ['id', 'image_id', 'category_id'],
 }
+TILES = 'cpvt_tiles'  # in `info` of a file that cpvt tile-data wrote: its arguments
 SHIFTED, FURTHER = 3, 0.05  # pixels and share of a box by which it may differ from its polygons
 
 

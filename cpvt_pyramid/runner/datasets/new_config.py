@@ -22,6 +22,7 @@ from ...tooling.files import atomic_write, check_file, files_below
 from ..config.load import load_config
 from ..config.parts import kind_of
 from .coco import (
+    TILES,
     Objects,
     Split,
     content_of_images,
@@ -41,6 +42,9 @@ from .yolo import read_yolo
 HERE = '{{ fileDirname }}'
 CONFIG_SUFFIXES = '.py', '.yaml', '.yml', '.json'  # that mmengine reads
 SEED = 0  # of the validation split
+COUNTED = 100  # detections of an image that COCO's AP counts
+IGNORING = 'MaxIoUAssigner', 'ATSSAssigner', 'ApproxMaxIoUAssigner'  # with `ignore_iof_thr`
+IGNORED_FROM = 0.5  # share of an anchor or proposal on objects to be ignored
 READERS = read_coco_files, read_yolo, read_voc  # the first that finds its layout counts
 
 
@@ -55,7 +59,10 @@ class Data(NamedTuple):
     datasets: dict[str, dict]  # of train, val and test, without the settings they share
     lines: list[str]  # what was found, for people
     sizes: np.ndarray  # (N, 2) heights and widths of the training images
-    objects: np.ndarray = np.zeros((0, 3))  # (M, 3): root of the area, size of the image
+    # (M, 3) of objects that are not ignored: root of the area, size of the image
+    objects: np.ndarray = np.zeros((0, 3))
+    has_ignored: bool = False  # training images have objects that do not count (`iscrowd`)
+    is_tiled: bool = False  # training images are tiles that cpvt tile-data cut
 
     @property
     def metainfo(self) -> dict[str, Any]:
@@ -355,19 +362,40 @@ def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Ge
             datasets[key]['filter_cfg'] = dict(filter_empty_gt=False, min_size=1)
         else:
             datasets[key]['test_mode'] = True
-        images, objects = content['images'], content['annotations']
-        common = objects_by_class(content).most_common()
+        images, every = content['images'], content['annotations']
+        objects = [annotation for annotation in every if not annotation['iscrowd']]
+        common = objects_by_class({**content, 'annotations': objects}).most_common()
         shown = ', '.join(f'{name} {count}' for name, count in common[:8])
         shown += ' ... {} {}'.format(*common[-1]) if len(common) > 8 else ''
         empty = len(images) - len({a['image_id'] for a in objects})
-        lines.append(
-            f'{key}: {len(images)} images ({empty} without objects), {len(objects)} objects: '
-            f'{shown}'
-        )
+        line = f'{key}: {len(images)} images ({empty} without objects), {len(objects)} objects'
+        if shown:
+            line += f': {shown}'
+        if len(objects) < len(every):
+            line += f'; {len(every) - len(objects)} more are ignored'
+        lines.append(line)
+        most = max(Counter(a['image_id'] for a in objects).values(), default=0)
+        if key != 'train' and most > COUNTED:
+            lines.append(
+                f"note: an image of the {key} data has {most} objects, and COCO's AP counts "
+                f'{COUNTED} detections of an image; cpvt tile-data cuts images'
+            )
     sizes = {image['id']: (image['height'], image['width']) for image in train['images']}
-    sides = [max(a['bbox'][2] * a['bbox'][3], 0) ** 0.5 for a in train['annotations']]
-    objects = [(s, *sizes[a['image_id']]) for s, a in zip(sides, train['annotations'])]
-    return Data(found, datasets, lines, np.array([*sizes.values()], float), np.array(objects))
+    objects = [
+        (max(a['bbox'][2] * a['bbox'][3], 0) ** 0.5, *sizes[a['image_id']])
+        for a in train['annotations']
+        if not a['iscrowd']
+    ]
+    info = train.get('info')
+    return Data(
+        found,
+        datasets,
+        lines,
+        np.array([*sizes.values()], float),
+        np.array(objects),
+        has_ignored=len(objects) < len(train['annotations']),
+        is_tiled=isinstance(info, dict) and TILES in info,
+    )
 
 
 def label_map_data(
@@ -455,14 +483,14 @@ def config_text(
     """The text of the config `out` for the data in `root`, and lines for people about it; `cfg` is
     the config at `base`."""
     here = Path(os.path.abspath(out)).parent
-    scaled = Scales.of(cfg, data.sizes, task)
+    scaled = Scales.of(cfg, data.sizes, task, data.is_tiled)
     recipe = adapted_recipe(cfg, len(data.sizes))
     settings = {
         '_base_': relative(Path(os.path.abspath(base)), here),
         'data_root': f'{HERE}/{relative(Path(os.path.abspath(root)), here)}',
         'metainfo': data.metainfo,
     }
-    changes = model_changes(cfg.model, len(data.found.classes), scaled)
+    changes = model_changes(cfg.model, len(data.found.classes), scaled, data.has_ignored)
     if changes:
         settings['model'] = changes
     for key, pipeline in (
@@ -472,10 +500,13 @@ def config_text(
     ):
         if pipeline:
             reduce_zero_label = data.datasets['train'].get('reduce_zero_label')
-            settings[key] = scaled.pipeline(pipeline, reduce_zero_label)
+            is_test = key == 'test_pipeline'
+            settings[key] = scaled.pipeline(pipeline, reduce_zero_label, is_test)
     settings |= data_settings(cfg, data, task, recipe.batch) | recipe.settings
     comments = dict(recipe.comments)
-    if scaled.scale != 1:
+    if scaled.keeps_resolution:
+        comments['train_pipeline'] = 'Images keep their resolution, as with cpvt infer --tile.'
+    elif scaled.scale != 1:
         comments['train_pipeline'] = f'The base resizes to {scaled.before}.'
     head = (
         f'# {len(data.found.classes)} classes ({data.found.layout}). Written by cpvt new-config.\n'
@@ -483,6 +514,11 @@ def config_text(
         f'#   cpvt train {out.name}\n'
     )
     lines = [scaled.line(data.sizes, data.objects), recipe.line]
+    if data.has_ignored and not ignore_objects(deepcopy(cfg.model.to_dict())):
+        lines.append(
+            'note: the model of the base cannot ignore objects in training: those that are ignored '
+            'count as background'
+        )
     return head + text_of_settings(settings, comments), lines
 
 
@@ -512,8 +548,9 @@ def data_settings(cfg: Config, data: Data, task: str, batch_size: int) -> dict[s
     return settings
 
 
-def model_changes(model: Any, classes: int, scaled: Scales) -> dict:
-    """What changes in a model for another number of classes and size of crops."""
+def model_changes(model: Any, classes: int, scaled: Scales, has_ignored: bool = False) -> dict:
+    """What changes in a model for another number of classes and size of crops, and for data with
+    objects to be ignored."""
     changed = deepcopy(model.to_dict())
     count = set_classes(changed, classes)
     if not count:
@@ -521,7 +558,22 @@ def model_changes(model: Any, classes: int, scaled: Scales) -> dict:
     size = changed.get('data_preprocessor', {}).get('size')
     if size and scaled.scale < 1:
         changed['data_preprocessor']['size'] = scaled.crops(size)
+    if has_ignored:
+        ignore_objects(changed)
     return difference(model.to_dict(), changed)
+
+
+def ignore_objects(config: Any) -> bool:
+    """Let all assigners of a model's config that can leave out anchors and proposals on objects to
+    be ignored do so; by default they are background. Returns whether there is such an assigner."""
+    if isinstance(config, (list, tuple)):
+        return any([ignore_objects(child) for child in config])
+    if not isinstance(config, dict):
+        return False
+    is_able = config.get('type') in IGNORING
+    if is_able and config.get('ignore_iof_thr', -1) <= 0:
+        config['ignore_iof_thr'] = IGNORED_FROM
+    return any([is_able, *map(ignore_objects, config.values())])
 
 
 def set_classes(config: Any, classes: int) -> int:

@@ -25,43 +25,58 @@ SMALL = 16  # pixels; objects that are smaller in the network's input are hard t
 class Scales(NamedTuple):
     """How the scales of a recipe change for images of other sizes."""
 
-    before: tuple[int, ...]  # scale of the base's test images
+    before: tuple[int, ...]  # scale of the base's test images, or of its training images
     scale: float  # factor on scales
     is_segmentation: bool
+    # Tests do not resize images, and training does so only by the base's random factors: as
+    # cpvt infer --tile, which does not either
+    keeps_resolution: bool = False
 
     @classmethod
-    def of(cls, cfg: Config, sizes: np.ndarray, task: str) -> 'Scales':
-        before: tuple[int, ...] = ()
-        for step in steps(pipeline_of(cfg, 'val')):
-            before = before or long_and_short(step)
+    def of(cls, cfg: Config, sizes: np.ndarray, task: str, tiled: bool = False) -> 'Scales':
+        """For images of some (N, 2) heights and widths; `tiled`: they are tiles of larger ones."""
         is_segmentation = task == 'segmentation'
+        tests = pipeline_of(cfg, 'val')
+        keeps_resolution = not is_segmentation and (tiled or are_unscaled(tests))
+        before = first_scale(tests)
+        if keeps_resolution and not before:
+            before = first_scale(pipeline_of(cfg, 'train'))
         if not before:
-            return cls((), 1, is_segmentation)
+            return cls((), 1, is_segmentation, keeps_resolution)
         by_long = max(before) / sizes.max(1)
         by_short = min(before) / sizes.min(1)
         enlarged = np.median(np.minimum(by_long, by_short))  # by the base
-        if is_segmentation:
+        if keeps_resolution:
+            scale = 1 / enlarged
+        elif is_segmentation:
             scale = min(1 / enlarged, LARGER)
         else:
             scale = min(ENLARGED / enlarged, 1)
-        scale = 1 if abs(scale - 1) < 0.05 else scale
-        return cls(before, scale, is_segmentation)
+        is_same = abs(scale - 1) < (1e-9 if keeps_resolution else 0.05)
+        return cls(before, 1 if is_same else scale, is_segmentation, keeps_resolution)
 
     def line(self, sizes: np.ndarray, objects: np.ndarray) -> str:
         """One line about the sizes of images and objects; the arguments are those of `Data`."""
         (height, width), (low, narrow) = np.median(sizes, 0).astype(int), sizes.min(0).astype(int)
         line = f'images: {width} x {height} pixels (median), {narrow} x {low} at least'
-        if not self.before:
+        if self.keeps_resolution:
+            line += '; not resized'
+        elif self.before:
+            line += f'; resized to {self.scaled(self.before)}'
+        else:
             return line
-        after = self.scaled(self.before)
-        line += f'; resized to {after}'
         if len(objects):
-            long, short = objects[:, 1:].max(1), objects[:, 1:].min(1)
-            sides = objects[:, 0] * np.minimum(max(after) / long, min(after) / short)
+            sides = objects[:, 0]
+            if not self.keeps_resolution:
+                after = self.scaled(self.before)
+                long, short = objects[:, 1:].max(1), objects[:, 1:].min(1)
+                sides = sides * np.minimum(max(after) / long, min(after) / short)
             tiny = (sides < SMALL).mean()
             line += f'; objects have {np.median(sides):.0f} x {np.median(sides):.0f} pixels then'
             if tiny > 0.2:
-                line += f', and {tiny:.0%} are smaller than {SMALL}: consider a larger scale'
+                line += f', and {tiny:.0%} are smaller than {SMALL}'
+                if not self.keeps_resolution:
+                    line += ': consider a larger scale, or cpvt tile-data for large images'
         return line
 
     def scaled(self, value: Any) -> Any:
@@ -71,13 +86,18 @@ class Scales(NamedTuple):
 
     def crops(self, size: Sequence[int]) -> tuple[int, ...]:
         if not self.is_segmentation:
-            return self.scaled(tuple(size))
+            # Larger images are no reason for larger crops.
+            smaller = self._replace(scale=min(self.scale, 1)) if self.keeps_resolution else self
+            return smaller.scaled(tuple(size))
         return tuple(math.ceil(side * min(self.scale, 1) / 32) * 32 for side in size)
 
-    def pipeline(self, pipeline: Any, reduce_zero_label: bool) -> Any:
+    def pipeline(self, pipeline: Any, reduce_zero_label: bool, is_test: bool = False) -> Any:
         """A pipeline of the base with other scales."""
         pipeline = deepcopy(pipeline)
         for step in steps(pipeline):
+            if is_test and self.keeps_resolution and kind_of(step) == 'Resize':
+                step.pop('scale', None)
+                step['scale_factor'] = 1.0
             for key in ('scale', 'scales', 'max_size'):
                 if step.get(key) and not isinstance(step[key], float):  # a factor
                     step[key] = self.scaled(step[key])
@@ -146,6 +166,8 @@ def adapted_recipe(cfg: Config, images: int) -> Recipe:
         if kind_of(hook or {}) == 'EMAHook':  # averages over 1 / momentum steps
             momentum = max(hook.get('momentum', 2e-4), 10 / iterations)
             settings['default_hooks'][name] = dict(momentum=float(f'{momentum:.2g}'))
+    for scheduler in as_list(settings.get('param_scheduler')):
+        lr = scheduler.get('eta_max') or lr  # the highest of OneCycleLR
     epochs = f'{length} epochs, ' if by_epoch else ''
     line = f'training: {epochs}{iterations} iterations of {batch} images on {machine}'
     return Recipe(settings, comments, batch, f'{line}, learning rate {lr}')
@@ -178,6 +200,16 @@ def adapted_scheduler(
 def pipeline_of(cfg: Config, split: str) -> list:
     loader = cfg.get(f'{split}_dataloader') or cfg.train_dataloader
     return deepcopy(next(leaves(loader.dataset)).get('pipeline') or [])
+
+
+def are_unscaled(tests: list) -> bool:
+    """Whether a pipeline of a base explicitly leaves images in their size."""
+    return any(kind_of(step) == 'Resize' and step.get('scale_factor') == 1 for step in steps(tests))
+
+
+def first_scale(pipeline: list) -> tuple[int, ...]:
+    """The scale of the first transform of a pipeline that has one; () if none has."""
+    return next(filter(None, map(long_and_short, steps(pipeline))), ())
 
 
 def long_and_short(step: dict) -> tuple[int, ...]:

@@ -62,7 +62,9 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
         if lists.splits:
             split = lists.split(path, stem_of(path))
         else:
-            split = files.split_of(dirname(path)) or files.split_of(dirname(image)) or 'train'
+            split = files.assigned_split(path) or files.assigned_split(image)
+            split = split or files.split_of(dirname(path)) or files.split_of(dirname(image))
+            split = split or 'train'
         if split and image in sizes:
             outlines[split].setdefault(image, []).extend(
                 o._replace(label=classes.index(name), points=o.points - shift)

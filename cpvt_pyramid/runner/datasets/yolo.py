@@ -191,7 +191,8 @@ def labelled_images(files: Files) -> tuple[dict[str, list[str]], dict[str, str]]
     for name in files.images:
         folder = os.path.dirname(name)
         if folder in folders:
-            found[files.split_of(folder) or 'train'].append(name)
+            split = files.assigned_split(name) or files.split_of(folder)
+            found[split or 'train'].append(name)
     images = {split: found[split] for split in SPLITS if split in found}
     return images, files.splits_by_name(sorted(folders))
 

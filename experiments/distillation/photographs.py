@@ -60,7 +60,7 @@ AERIAL = Source(
         'SOAP_031.png',
         'AWPE Pigeon Lake 2020 DJI_0005.JPG',
     ),
-    'MIT (the package); NEON and the University of Alberta (the photographs)',
+    'MIT, as part of the package; the first two are photographs of NEON (CC0)',
 )
 
 SMALLEST_CROP = 64  # pixels, side of the part of a photograph that is enlarged or reduced

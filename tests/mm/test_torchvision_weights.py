@@ -97,7 +97,7 @@ def test_the_page_about_torchvision(tmp_path, monkeypatch):
     assert set(names['predictions'][1]) == {'boxes', 'scores', 'labels'}
 
     demo = build_model(load_config(str(ROOT / 'configs/demo/retinanet_cpvt_nano.py')), 'cpu')
-    checkpoint = tmp_path / 'work_dirs/demo/epoch_8.pth'
+    checkpoint = tmp_path / 'work_dirs/demo-digits/epoch_8.pth'
     checkpoint.parent.mkdir(parents=True)
     torch.save(dict(state_dict=demo.state_dict()), checkpoint)
     exec(of_mm, names)

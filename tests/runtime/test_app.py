@@ -493,3 +493,19 @@ def test_mistakes_on_the_command_line(model, capsys):
             assert main(arguments) == 2
             (line,) = capsys.readouterr().err.splitlines()
             assert complaint in line
+
+
+def test_samples_are_in_the_folder_with_the_name_of_the_model(model, photos, monkeypatch, capsys):
+    startup = app.Server.startup
+
+    async def start_and_stop(server: app.Server, *given: Any, **options: Any) -> None:
+        await startup(server, *given, **options)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(app.Server, 'startup', start_and_stop)
+    path = model('detection')
+    folder = path.with_suffix('')
+    folder.mkdir()
+    Image.fromarray(photos[0]).save(folder / 'sample.png')
+    main([str(path), '--port', '0'])
+    assert f', with 1 samples of {folder}; stop' in capsys.readouterr().out

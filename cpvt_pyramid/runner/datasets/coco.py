@@ -386,9 +386,15 @@ def check_coco(
         defects.add('annotation files without annotations', path.name)
     annotated = {annotation['image_id'] for annotation in good['annotations']}
     for image in images:
-        if image['id'] not in annotated:
+        if image['id'] not in annotated and not is_tiled(content):
             defects.warn('images without annotations', image['file_name'])
     return Checked(defects.problems(), len(content['images']), decoded, good)
+
+
+def is_tiled(content: dict[str, Any]) -> bool:
+    """Whether the images of a COCO file are tiles that cpvt tile-data cut."""
+    info = content.get('info')
+    return isinstance(info, dict) and TILES in info
 
 
 def usable_content(

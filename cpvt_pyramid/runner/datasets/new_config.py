@@ -22,10 +22,10 @@ from ...tooling.files import atomic_write, check_file, files_below
 from ..config.load import load_config
 from ..config.parts import kind_of
 from .coco import (
-    TILES,
     Objects,
     Split,
     content_of_images,
+    is_tiled,
     may_be_coco,
     objects_by_class,
     read_coco,
@@ -386,7 +386,6 @@ def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Ge
         for a in train['annotations']
         if not a['iscrowd']
     ]
-    info = train.get('info')
     return Data(
         found,
         datasets,
@@ -394,7 +393,7 @@ def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Ge
         np.array([*sizes.values()], float),
         np.array(objects),
         has_ignored=len(objects) < len(train['annotations']),
-        is_tiled=isinstance(info, dict) and TILES in info,
+        is_tiled=is_tiled(train),
     )
 
 

@@ -297,7 +297,7 @@ class SplitWriter:
 
     def lines(self) -> list[str]:
         """What was written, for people."""
-        with_objects = {a['image_id'] for a in self.annotations}
+        with_objects = {a['image_id'] for a in self.annotations if not a['iscrowd']}
         lost = self.objects - self.whole
         line = (
             f'{self.name}: {len(self.images)} tiles of {self.sources} images '

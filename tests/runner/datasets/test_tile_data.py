@@ -3,6 +3,7 @@
 import errno
 import json
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
 import layouts
@@ -22,6 +23,7 @@ from cpvt_pyramid.runner.datasets.defects import Defects
 from cpvt_pyramid.runner.datasets.new_config import find_objects, new_config
 from cpvt_pyramid.runner.datasets.recipes import Scales
 from cpvt_pyramid.runner.datasets.tile_data import tile_data
+from cpvt_pyramid.tooling.rasters import open_raster
 from cpvt_pyramid.tooling.tiles import SEEN, WHOLE, boxes_inside, overlapping, side_by_side
 
 RETINANET = ROOT / 'configs/retinanet_cpvt_s.py'
@@ -132,7 +134,7 @@ def test_tiles_of_every_layout(layout: Callable, tmp_path: Path):
     tile_data(tmp_path / 'data', tiles, TILE, STEP, boxes_only=True)
     source = find_objects(tmp_path / 'data', Defects())
     defects = Defects()
-    found = find_objects(tiles, defects)
+    found = find_objects(tiles, defects)  # tiles without objects are no mistake
     assert not defects.problems() and found.layout == 'COCO' and found.classes == source.classes
     total = 0
     for split in found.splits:
@@ -252,13 +254,34 @@ def test_tiffs_of_bands_keep_them_and_are_read_once(tmp_path, monkeypatch):
             transform=transform,
         ) as file:
             file.write(values)
+    lines = []
+
+    class Watched:
+        def __init__(self, image) -> None:
+            self.image = image
+
+        def __getattr__(self, name: str):
+            return getattr(self.image, name)
+
+        def read(self, window):
+            lines.extend(range(*window[0]))
+            return self.image.read(window=window)
+
+    @contextmanager
+    def watched(path, user, **options):
+        with open_raster(path, user, **options) as image:
+            yield Watched(image)
+
+    monkeypatch.setattr('cpvt_pyramid.runner.datasets.tile_data.open_raster', watched)
     tile_data(tmp_path / 'data', tmp_path / 'tiles', 64, 32)
+    assert lines == [*range(150)] * 2  # of train and val
     for record in read(tmp_path / 'tiles', 'train')['images']:
         left, top = record['left'], record['top']
         with rasterio.open(tmp_path / 'tiles/train' / record['file_name']) as tile:
             expected = values[:, top : top + record['height'], left : left + record['width']]
             assert (tile.read() == expected).all()
-            assert tile.transform * (0, 0) == transform * (left, top)
+            place = tile.transform.c, tile.transform.f
+            assert place == (1000 + left / 2, 2000 - top / 2)
 
 
 # Refused
@@ -311,12 +334,14 @@ def test_arguments_and_places(tmp_path, capsys):
 
 
 def test_damaged_images(tmp_path, capsys):
-    """A header that is complete, and no pixels."""
-    layouts.yolo_of_splits(tmp_path / 'data')
-    image = tmp_path / 'data/images/train/001.png'
-    image.write_bytes(image.read_bytes()[:60])
+    """A header that is complete, and half of the pixels."""
+    for split, scenes in layouts.SPLITS:
+        fill(tmp_path / 'data', scenes, f'{split}/{{}}.bmp', yolo, f'{split}/{{}}.txt')
+    write(tmp_path / 'data/classes.txt', '\n'.join(CLASSES))
+    image = tmp_path / 'data/train/001.bmp'
+    image.write_bytes(image.read_bytes()[:7000])
     error = refusal(capsys, tmp_path / 'data')
-    assert '001.png: not a complete image' in error and '--skip-bad' in error
+    assert '001.bmp: not a complete image' in error and '--skip-bad' in error
     out = str(tmp_path / 'tiles')
     command.main([str(tmp_path / 'data'), '--tile', '48', '--skip-bad', '--out', out])
     assert 'warning: left out' in capsys.readouterr().out

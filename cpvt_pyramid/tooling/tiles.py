@@ -51,7 +51,7 @@ def starts(length: int, tile: int, step: int) -> list[int]:
     return [*range(0, last, step), last]
 
 
-def side_by_side(height: int, width: int, rows: int, columns: int) -> list[Window]:
+def disjoint(height: int, width: int, rows: int, columns: int) -> list[Window]:
     """The parts of an image in rows and columns of equal sizes, up to a pixel."""
     ys = [height * i // rows for i in range(rows + 1)]
     xs = [width * i // columns for i in range(columns + 1)]
@@ -79,7 +79,7 @@ def areas(boxes: np.ndarray) -> np.ndarray:
     return np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
 
 
-def coco_annotation(
+def box_annotation(
     number: int, image: int, category: int, corners: list[float], is_ignored: bool
 ) -> dict:
     """An object of a COCO file: its id, those of its image and category, and its box.

@@ -32,7 +32,9 @@ EXTRAS = {
     'cpvt_pyramid/tooling/': [],
     'cpvt_pyramid/torchvision_models.py': ['torchvision'],
     'cpvt_pyramid/': ['torch'],
+    'experiments/distillation/': ['lab', 'hub', 'timm'],
     'experiments/ports/': ['lab', 'mm'],
+    'experiments/trees/': ['lab', 'mm'],
     'experiments/': ['lab'],
     'tools/mmcv_build.py': ['torch'],
     'tools/': [],
@@ -47,6 +49,7 @@ OPTIONAL = {
     'cpvt_pyramid/results/drawing.py': {'matplotlib'},
     'cpvt_pyramid/results/formats.py': {'rasterio'},
     'cpvt_pyramid/results/predictions.py': {'pandas', 'supervision'},
+    'cpvt_pyramid/runner/datasets/tile_data.py': {'rasterio'},
     'cpvt_pyramid/runner/inference/': {'rasterio', 'ray'},
     'cpvt_pyramid/tooling/files.py': {'filelock'},  # for runner/
     'cpvt_pyramid/tooling/charts.py': {'markupsafe', 'matplotlib'},

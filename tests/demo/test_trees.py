@@ -29,7 +29,7 @@ def corners(annotation: dict) -> tuple:
 
 
 def test_whole_photographs_have_the_boxes_of_the_package(package, boxes, tmp_path):
-    assert trees.make_dataset(tmp_path / 'trees')
+    assert trees.make_trees(tmp_path / 'trees')
     first, second, *others = SIZES
     for split, names in dict(whole=[first, second], test=others).items():
         coco = COCO(tmp_path / f'trees/annotations/instances_{split}.json')
@@ -47,7 +47,7 @@ def test_whole_photographs_have_the_boxes_of_the_package(package, boxes, tmp_pat
 def test_tiles_cover_the_photograph_and_mark_what_they_cut(split, package, boxes, tmp_path):
     """Each tile's pixels and boxes are those of the photograph at its place, and a tree that is not
     whole in it is ignored."""
-    trees.make_dataset(tmp_path / 'trees')
+    trees.make_trees(tmp_path / 'trees')
     name = list(SIZES)[('train', 'val').index(split)]
     scene = np.asarray(Image.open(tmp_path / f'trees/whole/{name}.png'))
     coco = COCO(tmp_path / f'trees/annotations/instances_{split}.json')

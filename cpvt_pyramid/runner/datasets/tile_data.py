@@ -26,10 +26,10 @@ from ...tooling.rasters import ReadError, open_raster
 from ...tooling.tiles import (
     Window,
     areas,
+    box_annotation,
     boxes_inside,
-    coco_annotation,
+    disjoint,
     overlapping,
-    side_by_side,
 )
 from ..rasters import read_image
 from .coco import TILES, Objects, Split, content_of_images
@@ -46,7 +46,7 @@ CACHE = 64 * 2**20  # bytes of GDAL's block cache
 OFTEN = 0.25  # share of objects that are whole in no tile, from which a line says what to do
 
 
-class Tiling(NamedTuple):
+class SplitTiling(NamedTuple):
     """How the images of a split are cut.
 
     Attributes:
@@ -61,7 +61,7 @@ class Tiling(NamedTuple):
         """The tiles of an image, row by row."""
         if self.step is None:
             rows, columns = (math.ceil(side / self.tile) for side in (height, width))
-            return side_by_side(height, width, rows, columns)
+            return disjoint(height, width, rows, columns)
         return overlapping(height, width, self.tile, self.step)
 
 
@@ -107,7 +107,7 @@ def tile_data(
     with new_folder(target) as folder, progress(total, 'images') as update:
         (folder / 'annotations').mkdir()
         for name, split in splits.items():
-            tiling = Tiling(tile, step if name == 'train' else None)
+            tiling = SplitTiling(tile, step if name == 'train' else None)
             writer = SplitWriter(folder, name, split, tiling)
             for image in split.content['images']:
                 try:
@@ -181,7 +181,7 @@ def splits_of(found: Objects, data: Path) -> tuple[dict[str, Split], list[str]]:
 class SplitWriter:
     """Writes the tiles of the images of a split, and its COCO file."""
 
-    def __init__(self, folder: Path, name: str, split: Split, tiling: Tiling) -> None:
+    def __init__(self, folder: Path, name: str, split: Split, tiling: SplitTiling) -> None:
         self.folder = folder
         self.name = name
         self.split = split
@@ -220,7 +220,7 @@ class SplitWriter:
                 category = objects[index]['category_id']
                 ignored = cut or bool(is_ignored[index])
                 count = len(self.annotations)
-                annotation = coco_annotation(count + 1, number, category, corners, ignored)
+                annotation = box_annotation(count + 1, number, category, corners, ignored)
                 self.annotations.append(annotation)
         self.sources += 1
         self.objects += int(is_object.sum())

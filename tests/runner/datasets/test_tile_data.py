@@ -24,7 +24,7 @@ from cpvt_pyramid.runner.datasets.new_config import find_objects, new_config
 from cpvt_pyramid.runner.datasets.recipes import Scales
 from cpvt_pyramid.runner.datasets.tile_data import tile_data
 from cpvt_pyramid.tooling.rasters import open_raster
-from cpvt_pyramid.tooling.tiles import SEEN, WHOLE, boxes_inside, overlapping, side_by_side
+from cpvt_pyramid.tooling.tiles import SEEN, WHOLE, boxes_inside, disjoint, overlapping
 
 RETINANET = ROOT / 'configs/retinanet_cpvt_s.py'
 TREES = ROOT / 'configs/demo/trees_retinanet_cpvt_nano.py'
@@ -47,7 +47,7 @@ def test_windows_cover_every_pixel(height, width, tile, data):
     assert seen.all()
     seen[:] = 0
     rows, columns = -(-height // tile), -(-width // tile)
-    for left, top, right, bottom in side_by_side(height, width, rows, columns):
+    for left, top, right, bottom in disjoint(height, width, rows, columns):
         assert 0 < right - left <= tile and 0 < bottom - top <= tile
         seen[top:bottom, left:right] += 1
     assert (seen == 1).all()

@@ -182,7 +182,7 @@ class Detections(_Prediction):
         >>> found = Predictor('examples/trees.onnx')('examples/trees/florida.jpg')
         >>> sure = found.above(0.5)
         >>> sure[0]['class'], round(sure[0]['score'], 2)
-        ('seven', 0.8)
+        ('tree', 0.64)
         >>> sure.draw().save('overlay.png')
     """
 

@@ -38,8 +38,8 @@ class BatchPredictor:
         >>> import json
         >>> predict = BatchPredictor('examples/trees.onnx', score_thr=0.3)
         >>> found = predict({'path': ['examples/trees/florida.jpg', 'none.jpg']})
-        >>> [item['class'] for item in json.loads(found['records'][0])]
-        ['seven', 'one']
+        >>> [item['class'] for item in json.loads(found['records'][0])][:2]
+        ['tree', 'tree']
         >>> found['error'].tolist()
         ['', 'no such file']
     """

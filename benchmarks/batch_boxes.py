@@ -40,7 +40,7 @@ TITLES = ('padding reaches the features', 'cpvt_pyramid')
 MILLISECONDS = 1500  # of a frame
 
 
-def draw(
+def batch_boxes(
     config: str,
     checkpoint: str,
     photograph: str,
@@ -162,7 +162,7 @@ def frame_of(halves: list[Image.Image], caption: str) -> Image.Image:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_command(draw, argv)
+    return run_command(batch_boxes, argv)
 
 
 if __name__ == '__main__':

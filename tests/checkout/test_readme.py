@@ -87,9 +87,9 @@ def test_make(command):
 IS_OURS = re.compile(r'(cpvt|(python )?tools/\S+) ')
 PAGES = {
     page: [
-        re.sub(r'^srun | \|\| {$', '', line.strip())
+        re.sub(r'^srun |^\$ | \|\| {$', '', line.strip())
         for line in (ROOT / f'docs/{page}.md').read_text().splitlines()
-        if re.match(rf' {{4}}(srun )?{IS_OURS.pattern}', line)
+        if re.match(rf' {{4}}(srun |\$ )?{IS_OURS.pattern}', line)
     ]
     for page in ('clusters', 'own_data', 'training')
 }

@@ -203,7 +203,7 @@ def test_the_error_of_a_missing_set_is_a_command_that_creates_it(layout, tmp_pat
     missing = tmp_path / 'my data/sample'
     dataset = dict(type='CocoDataset', data_root=f'{missing}/{layout}', ann_file='a.json')
     cfg = Config(dict(train_dataloader=dict(dataset=dataset)))
-    with pytest.raises(UserError, match='Create it with: cpvt demo-data --root ') as raised:
+    with pytest.raises(UserError, match='Create it with: cpvt demo-data digits --root ') as raised:
         check_data(cfg, 'train')
     command = shlex.split(str(raised.value).partition('Create it with: cpvt demo-data ')[2])
     monkeypatch.chdir(tmp_path)

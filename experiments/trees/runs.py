@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cpvt_pyramid.tooling.command import UserError
+from cpvt_pyramid.tooling.files import write_text
+
 CONFIG = Path(__file__).parents[2] / 'configs/demo/trees_retinanet_cpvt_nano.py'
 PHOTOGRAPHS = {  # each at its own size; by name, the split and the file
     'Yellowstone': ('whole', '2019_YELL_2_541000_4977000_image_crop.png'),
@@ -22,6 +25,7 @@ ARMS = {  # by name, what it changes in the config
     'distilled': [],
     'scratch': ['model.backbone.init_cfg=None'],
     'resnet18': [
+        'model.data_preprocessor.type=DetDataPreprocessor',  # a ResNet knows no valid region
         'model.backbone._delete_=True',
         'model.backbone.type=ResNet',
         'model.backbone.depth=18',
@@ -31,7 +35,11 @@ ARMS = {  # by name, what it changes in the config
 
 
 def train(arm: str, seed: int, folder: Path, options: list[str]) -> dict:
-    """Train a detector, unless the folder has it, and measure it; `options` are more changes."""
+    """Train a detector, unless the folder has it, and measure it; `options` are more changes.
+
+    Raises:
+        UserError: the training failed.
+    """
     run = folder / f'{arm}-{seed}'
     result = run / 'measures.json'
     if result.is_file():
@@ -40,18 +48,15 @@ def train(arm: str, seed: int, folder: Path, options: list[str]) -> dict:
     command += ['--resume', '--no-pictures', '--cfg-options', f'randomness.seed={seed}']
     command += [*ARMS[arm], *options]
     run.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
     with open(run / 'output.txt', 'a') as output:
-        subprocess.run(
-            command,
-            check=True,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, 'OMP_NUM_THREADS': '1'},
-        )
+        done = subprocess.run(command, stdout=output, stderr=output, env=environment)
+    if done.returncode:
+        raise UserError(f'a training failed; {run}/output.txt says why')
     checkpoint = Path((run / 'last_checkpoint').read_text().strip())
     [config] = run.glob('*_nano.py')
     found = dict(arm=arm, seed=seed, **measure(config, checkpoint))
-    result.write_text(json.dumps(found, indent=1))
+    write_text(result, json.dumps(found, indent=1))
     return found
 
 

@@ -4,8 +4,13 @@ import json
 
 import pytest
 import torch
+from mmdet.structures import DetDataSample
+from mmengine.registry import init_default_scope
+from mmengine.structures import InstanceData
 from pycocotools.coco import COCO
 
+from cpvt_pyramid.runner.config.load import load_config
+from cpvt_pyramid.runner.models import build_model
 from experiments.trees import __main__ as trees
 from experiments.trees import runs
 
@@ -64,3 +69,37 @@ def test_the_table_pairs_runs_by_seed(tmp_path, capsys):
 def test_no_finished_run_is_one_line(tmp_path, capsys):
     assert trees.main(['--work-dir', str(tmp_path / 'new'), '--finished']) == 2
     assert 'no finished run' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('arm', runs.ARMS)
+def test_every_arm_takes_images_that_are_padded(arm):
+    """The photographs have sides that are no multiples of 32, and crops of the training are."""
+    init_default_scope('mmdet')
+    cfg = load_config(runs.CONFIG, runs.ARMS[arm])
+    model = build_model(cfg, 'cpu')
+    sizes = [(100, 70), (64, 96)]
+    samples = []
+    for size in sizes:
+        instances = InstanceData(bboxes=torch.tensor([[5.0, 5, 40, 45]]), labels=torch.tensor([0]))
+        ignored = InstanceData(bboxes=torch.tensor([[50.0, 5, 70, 45]]), labels=torch.tensor([0]))
+        meta = dict(img_shape=size, ori_shape=size, scale_factor=(1.0, 1.0))
+        sample = DetDataSample(metainfo=meta, gt_instances=instances, ignored_instances=ignored)
+        samples.append(sample)
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in sizes]
+    data = model.data_preprocessor(dict(inputs=images, data_samples=samples), training=True)
+    losses = model.train()(**data, mode='loss')
+    total = sum(value.sum() for parts in losses.values() for value in parts)
+    total.backward()
+    assert all(p.grad is not None for p in model.backbone.parameters() if p.requires_grad)
+    with torch.no_grad():
+        (found,) = model.eval().test_step(dict(inputs=images[:1], data_samples=samples[:1]))
+    assert found.pred_instances.bboxes.shape[1] == 4
+
+
+def test_a_training_that_fails_is_one_line(tmp_path, capsys):
+    options = ['--arms', 'scratch', '--seeds', '1', '--workers', '1']
+    options += ['--cfg-options', 'nothing=1']
+    assert trees.main(['--work-dir', str(tmp_path), *options]) == 2
+    error = capsys.readouterr().err
+    assert f'{tmp_path}/scratch-0/output.txt says why' in error and 'Traceback' not in error
+    assert "name 'nothing'" in (tmp_path / 'scratch-0/output.txt').read_text()

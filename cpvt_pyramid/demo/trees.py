@@ -1,7 +1,7 @@
 """Aerial photographs of trees with hand-drawn boxes, from the package deepforest.
 
     from cpvt_pyramid.demo.trees import make_trees
-    make_trees('data/trees')    # as cpvt demo-data --trees
+    make_trees('data/trees')    # as cpvt demo-data trees
 
 The package's wheel is downloaded and read, not installed. There are four photographs. The largest
 is cut into overlapping tiles, for training, and a second one of the same forest into six parts, for

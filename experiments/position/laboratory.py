@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -110,6 +110,12 @@ class Variant(NamedTuple):
     class_token: bool = True
     grid: Union[int, tuple[int, ...]] = 6  # of the training, see `RunSettings`
     paper: str = ''  # what the CPVT paper reports, top-1 of DeiT-tiny on ImageNet
+
+    @property
+    def of_model(self) -> dict[str, Any]:
+        """The fields that settings of a training have, too."""
+        names = 'position', 'peg', 'options', 'class_token'
+        return {name: getattr(self, name) for name in names}
 
 
 # CPVT (arXiv 2102.10882), as in `PEGConfig` and experiments/position/findings/protocol.md
@@ -232,10 +238,7 @@ class Lab:
         preset = self.preset
         return RunSettings(
             model=model,
-            position=variant.position,
-            peg=variant.peg,
-            options=variant.options,
-            class_token=variant.class_token,
+            **variant.of_model,
             seed=self.seed,
             steps=preset.steps,
             batch=preset.batch,

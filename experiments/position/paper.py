@@ -226,10 +226,7 @@ def settings_of(lab: Lab, name: str, variant: Variant) -> ClassifierSettings:
     """The settings of a row's training, but for seed and learning rate."""
     preset = lab.preset
     return ClassifierSettings(
-        position=variant.position,
-        peg=variant.peg,
-        options=variant.options,
-        class_token=variant.class_token,
+        **variant.of_model,
         steps=preset.steps,
         batch=preset.batch,
         pictures=preset.pictures,
@@ -395,12 +392,7 @@ def rows_table(rows: dict[str, Trained]) -> Table:
 
 def parameters_of(variant: Variant) -> int:
     """The number of parameters of a row's model."""
-    settings = ClassifierSettings(
-        position=variant.position,
-        peg=variant.peg,
-        options=variant.options,
-        class_token=variant.class_token,
-    )
+    settings = ClassifierSettings(**variant.of_model)
     return sum(parameter.numel() for parameter in settings.build().parameters())
 
 

@@ -338,8 +338,9 @@ def write_pngs(
 
 
 def write_tiffs(path: Path, size: Size, windows: Sequence[Window], files: Sequence[Path]) -> None:
-    """Write parts of a TIFF, for a window and a file each, with its bands, sample type and
-    georeference. The windows are row by row; each line of the image is read once.
+    """Write parts of a TIFF, for a window and a file each, with its bands, sample type and affine
+    georeference; ground control points are left out. The windows are row by row; each line of the
+    image is read once.
 
     Raises:
         ReadError: not a complete image.

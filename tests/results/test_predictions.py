@@ -140,7 +140,7 @@ def test_the_documented_example(capsys, monkeypatch):
     exec(code, {})
     text, *items = capsys.readouterr().out.splitlines()
     assert text.startswith(re.search(r'# (Detections\(.*?), \.\.\.', code)[1])
-    assert len(items) == 2
+    assert len(items) == 3
 
 
 def test_the_documented_commands(untrained, sample_dataset):

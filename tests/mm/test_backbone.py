@@ -169,11 +169,12 @@ print(*(entry.rpartition(' ')[0] for entry in after - before), sep='\\n')
 
 def test_importing_the_plugin_registers_its_names_and_changes_nothing_else():
     ran = run(sys.executable, '-c', SNAPSHOT)
-    assert {*ran.stdout.splitlines()[-8:]} == {
+    assert {*ran.stdout.splitlines()[-9:]} == {
         'model CPVTPyramid',
         'model DenseCPVT',
         'optimizer wrapper constructor LayerDecayConstructor',
         'optim_wrapper BFloat16OptimWrapper',
+        'scheme cpvt://',
         'scheme timm://',
         'scheme hf://',
         r'scheme https?://.*\.safetensors$',

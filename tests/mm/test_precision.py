@@ -59,7 +59,10 @@ def tiny(cfg: Config) -> dict:
 def data_for(model: nn.Module, sizes: list) -> dict:
     boxes = (8, 10, 40, 50), (30, 20, 75, 90)
     segmentor = hasattr(model, 'decode_head')
-    return random_data(segmentor, sizes, boxes=boxes, labels=(3, 5), classes=11, masks=True)
+    labels = (3, 5)
+    if getattr(getattr(model, 'bbox_head', None), 'num_classes', None) == 1:
+        labels = (0, 0)
+    return random_data(segmentor, sizes, boxes=boxes, labels=labels, classes=11, masks=True)
 
 
 @contextmanager

@@ -24,5 +24,5 @@ def test_notebook(tmp_path, monkeypatch):
     names = {'display': shown.append}
     for cell in cells:
         exec(TransformerManager().transform_cell(cell.source), names)
-    assert len(shown) == 4 + 1 and all(isinstance(picture, Image) for picture in shown)
+    assert len(shown) == 3 + 1 and all(isinstance(picture, Image) for picture in shown)
     assert (tmp_path / 'retinanet.onnx').is_file()

@@ -488,6 +488,9 @@ def drift(family: Family, model: nn.Module, one_size: bool = False) -> Drift:
         family = family._replace(sizes=(family.sizes[0], (height, width - 28)))
     single = batch(family, model, 1)
     pair = batch(family, model, 2)
+    precision = next(model.parameters()).dtype
+    for data in (single, pair):
+        data['inputs'] = data['inputs'].to(precision)
     small = single['inputs'].shape[-2:]
     large = pair['inputs'].shape[-2:]
     assert small == large or not one_size

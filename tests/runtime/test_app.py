@@ -29,7 +29,7 @@ import pytest
 from PIL import Image
 
 from cpvt_pyramid import app
-from cpvt_pyramid.cli.app import main
+from cpvt_pyramid.cli.app import main, samples_of
 from cpvt_pyramid.cli.run import main as run_main
 from cpvt_pyramid.results.drawing import jpeg_of
 from cpvt_pyramid.runtime import Predictor
@@ -495,17 +495,8 @@ def test_mistakes_on_the_command_line(model, capsys):
             assert complaint in line
 
 
-def test_samples_are_in_the_folder_with_the_name_of_the_model(model, photos, monkeypatch, capsys):
-    startup = app.Server.startup
-
-    async def start_and_stop(server: app.Server, *given: Any, **options: Any) -> None:
-        await startup(server, *given, **options)
-        signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(app.Server, 'startup', start_and_stop)
-    path = model('detection')
-    folder = path.with_suffix('')
-    folder.mkdir()
-    Image.fromarray(photos[0]).save(folder / 'sample.png')
-    main([str(path), '--port', '0'])
-    assert f', with 1 samples of {folder}; stop' in capsys.readouterr().out
+def test_samples_are_in_the_folder_with_the_name_of_the_model(tmp_path):
+    model = tmp_path / 'trees.onnx'
+    assert samples_of(model) == tmp_path
+    (tmp_path / 'trees').mkdir()
+    assert samples_of(model) == tmp_path / 'trees'

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from cpvt_pyramid.tooling.command import UserError, imports_of, prepare_for_torch, run_command
 from cpvt_pyramid.tooling.files import check_file
@@ -23,18 +23,16 @@ prepare_for_torch()  # before torch is imported
 
 with imports_of('batch_boxes', 'mm'):
     import numpy as np
-    import torch
     from mmengine.config import Config
     from PIL import Image, ImageDraw
-    from torch import Tensor, nn
 
+    from benchmarks.models.detections import detect, found_alone
     from cpvt_pyramid.results.drawing import font
     from cpvt_pyramid.runner.inference.grouping import divide_batches
 
 SAME = (80, 220, 255)
 CHANGED = (255, 140, 0)
 INK = (33, 37, 41)
-PIXELS, SCORE = 0.5, 0.005  # a smaller change of a box is none
 PANEL = 400  # pixels, width of a half
 TITLES = ('padding reaches the features', 'cpvt_pyramid')
 MILLISECONDS = 1500  # of a frame
@@ -106,32 +104,6 @@ def boxes_in_batches(
     if ours:
         divide_batches(model)
     return [detect(model, image), *(detect(model, image, other) for other in others)]
-
-
-@torch.no_grad()
-def detect(model: nn.Module, *images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The boxes and scores of the first image in a batch."""
-    from mmdet.structures import DetDataSample
-
-    samples: list[Any] = []
-    tensors: list[Tensor] = []
-    for image in images:
-        shape = image.shape[:2]
-        meta = dict(img_shape=shape, ori_shape=shape, scale_factor=(1.0, 1.0))
-        samples.append(DetDataSample(metainfo=meta))
-        bgr = np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1))
-        tensors.append(torch.from_numpy(bgr))
-    found = model.test_step(dict(inputs=tensors, data_samples=samples))[0].pred_instances
-    return found.bboxes.numpy(), found.scores.numpy()
-
-
-def found_alone(
-    boxes: np.ndarray, scores: np.ndarray, alone: np.ndarray, alone_scores: np.ndarray
-) -> np.ndarray:
-    """Which boxes are the same when the image is alone, (N,)."""
-    moved = np.abs(boxes[:, None] - alone).max(2)
-    rescored = np.abs(scores[:, None] - alone_scores)
-    return ((moved <= PIXELS) & (rescored <= SCORE)).any(1)
 
 
 def half_of(image: np.ndarray, boxes: np.ndarray, same: np.ndarray) -> Image.Image:

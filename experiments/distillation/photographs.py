@@ -3,7 +3,7 @@
 import importlib.resources
 import io
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 import numpy as np
 import torch
@@ -12,20 +12,33 @@ from PIL import Image
 from torch import Tensor
 
 from cpvt_pyramid.demo.trees import DEEPFOREST
-from cpvt_pyramid.demo.wheels import open_wheel
+from cpvt_pyramid.demo.wheels import Package, open_wheel
+
+MACHINE_VISION_TOOLBOX = Package(
+    'mvtb-data',
+    '1.6.1',
+    'mvtb_data-1.6.1-py3-none-any.whl',
+    '0ca9c30e100fa272421068a167ea6529085ff8f4afdca72e5fad681c52cabdbf',
+)
 
 
 class Source(NamedTuple):
-    """Photographs in a package: its folder within the package, their files and their licence."""
+    """Photographs in a package.
 
-    package: str
+    Attributes:
+        package: the name of one that is installed, or one whose wheel is downloaded.
+        folder: of the files, within the package or wheel.
+        files: their names.
+        licence: theirs.
+    """
+
+    package: Union[str, Package]
     folder: str
     files: tuple[str, ...]
     licence: str
 
 
-# Not in this list: the photographs of trees on which detectors are validated and tested.
-INSTALLED = (
+SCIKITS = (
     Source(
         'skimage',
         'data',
@@ -51,8 +64,34 @@ INSTALLED = (
     Source('sklearn', 'datasets/images', ('china.jpg', 'flower.jpg'), 'CC BY 2.0'),
     Source('matplotlib', 'mpl-data/sample_data', ('grace_hopper.jpg',), 'public domain'),
 )
-AERIAL = Source(
-    'deepforest',
+PLACES = Source(
+    MACHINE_VISION_TOOLBOX,
+    'mvtbdata/images',
+    (
+        'building2-3.png',
+        *(f'campus/P10{number}.png' for number in (70491, *range(70493, 70502))),
+        *(f'campus/P10{number}.png' for number in (*range(70503, 70508), 70509, 70510)),
+        *(f'campus/P10{number}.png' for number in (70512, 70514, 70515)),
+        'church.png',
+        'eiffel-1.png',
+        'eiffel-2.png',
+        *(f'flowers{number}.png' for number in range(1, 10)),
+        'lab-scene.png',
+        'mosaic/aerial-08.png',
+        'mosaic/aerialphoto.png',
+        'notre-dame.png',
+        'parks.png',
+        'road.png',
+        'rocks2-l.png',
+        'roof.png',
+        'street.png',
+        'walls-l.png',
+    ),
+    'MIT, as part of the package',
+)
+# Not in this list: the photographs of trees on which detectors are validated and tested.
+FORESTS = Source(
+    DEEPFOREST,
     'deepforest/data',
     (
         '2019_YELL_2_528000_4978000_image_crop2.png',
@@ -61,21 +100,23 @@ AERIAL = Source(
     ),
     'MIT, as part of the package; the first two are photographs of NEON (CC0)',
 )
+GROUPS = (SCIKITS, (PLACES,), (FORESTS,))
 
 SMALLEST_CROP = 64  # pixels, side of the part of a photograph that is enlarged or reduced
 MIXED = 0.5  # share of the batches in which pairs of crops are blended
 
 
-def load_photographs() -> list[Tensor]:
-    """All photographs, each (3, H, W) uint8."""
-    files = [
-        importlib.resources.files(source.package).joinpath(source.folder, name).read_bytes()
-        for source in INSTALLED
-        for name in source.files
-    ]
-    with open_wheel(DEEPFOREST) as wheel:
-        files += [wheel.read(f'{AERIAL.folder}/{name}') for name in AERIAL.files]
-    return [decoded(content) for content in files]
+def load_photographs() -> list[list[Tensor]]:
+    """The photographs of each group, each (3, H, W) uint8."""
+    return [[image for source in group for image in images_of(source)] for group in GROUPS]
+
+
+def images_of(source: Source) -> list[Tensor]:
+    if isinstance(source.package, Package):
+        with open_wheel(source.package) as wheel:
+            return [decoded(wheel.read(f'{source.folder}/{name}')) for name in source.files]
+    folder = importlib.resources.files(source.package).joinpath(source.folder)
+    return [decoded(folder.joinpath(name).read_bytes()) for name in source.files]
 
 
 def decoded(content: bytes) -> Tensor:
@@ -91,17 +132,18 @@ class Crops:
     2106.05237), section 3.
 
     Args:
-        photographs: (3, H, W) uint8 each. The chance of one grows with the root of its area.
+        groups: of photographs, each (3, H, W) uint8. All groups have the same chance; within a
+            group, that of a photograph grows with the root of its area.
         side: of a crop, in pixels.
         seed: of everything random.
     """
 
-    def __init__(self, photographs: list[Tensor], side: int, seed: int) -> None:
-        self.photographs = photographs
+    def __init__(self, groups: list[list[Tensor]], side: int, seed: int) -> None:
+        self.groups = groups
         self.side = side
         self.rng = np.random.default_rng(seed)
-        areas = np.array([photograph[0].numel() for photograph in photographs], float)
-        self.chances = np.sqrt(areas) / np.sqrt(areas).sum()
+        lengths = [np.sqrt([photograph[0].numel() for photograph in group]) for group in groups]
+        self.chances = [group / group.sum() for group in lengths]
 
     def batch(self, count: int) -> Tensor:
         """(count, 3, side, side) float32 from 0 to 1."""
@@ -113,7 +155,9 @@ class Crops:
 
     def crop(self) -> Tensor:
         """(3, side, side) float32 from 0 to 1."""
-        photograph = self.photographs[self.rng.choice(len(self.photographs), p=self.chances)]
+        group = self.rng.integers(len(self.groups))
+        number = self.rng.choice(len(self.groups[group]), p=self.chances[group])
+        photograph = self.groups[group][number]
         height, width = photograph.shape[1:]
         # The zoom is uniform in octaves; the aspect ratio from 3:4 to 4:3.
         largest = min(height, width, 4 * self.side)

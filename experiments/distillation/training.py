@@ -1,13 +1,13 @@
 """The training of the student."""
 
 import json
-import math
 import time
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
 from tqdm import tqdm
 
 from cpvt_pyramid import CPVTPyramid
@@ -51,12 +51,23 @@ def distance(student: Tensor, teacher: Tensor) -> Tensor:
     return F.kl_div(ours, theirs, reduction='batchmean', log_target=True) * TEMPERATURE**2
 
 
-def schedule(step: int, steps: int) -> float:
-    """Factor of the learning rate: a linear warm-up, then half a cosine."""
-    warm_up = max(1, round(WARM_UP * steps))
-    if step < warm_up:
-        return (step + 1) / warm_up
-    return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (steps - warm_up)))
+def optimizers_of(student: Student, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon (Jordan et al. 2024) for the matrices of the backbone, AdamW for all other parameters.
+
+    Muon's steps are scaled to the size of AdamW's (arXiv 2502.16982), so that both have one
+    learning rate.
+    """
+    matrices = [p for p in student.backbone.parameters() if p.ndim == 2]
+    others = set(student.parameters()).difference(matrices)
+    groups = [
+        dict(params=[p for p in student.parameters() if p in others and p.ndim > 1]),
+        dict(params=[p for p in student.parameters() if p.ndim <= 1], weight_decay=0.0),
+    ]
+    decay = dict(lr=lr, weight_decay=WEIGHT_DECAY)
+    return [
+        torch.optim.Muon(matrices, adjust_lr_fn='match_rms_adamw', **decay),
+        torch.optim.AdamW(groups, **decay),
+    ]
 
 
 def train(out: str, arch: str, steps: int, batch: int, side: int, lr: float, seed: int) -> None:
@@ -65,11 +76,11 @@ def train(out: str, arch: str, steps: int, batch: int, side: int, lr: float, see
     teacher = Teacher()
     teacher.calibrate(torch.cat([crops.batch(batch) for _ in range(CALIBRATION)]))
     student = Student(arch, teacher.channels, classes=1000)
-    decayed = [p for p in student.parameters() if p.ndim > 1]
-    others = [p for p in student.parameters() if p.ndim <= 1]
-    groups = [dict(params=decayed), dict(params=others, weight_decay=0.0)]
-    optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=WEIGHT_DECAY)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step, steps))
+    optimizers = optimizers_of(student, lr)
+    schedulers = [
+        OneCycleLR(optimizer, lr, steps, pct_start=WARM_UP, cycle_momentum=False)
+        for optimizer in optimizers
+    ]
     totals = torch.zeros(len(TAPS) + 1)
     seconds = time.monotonic()
     for step in (progress := tqdm(range(steps), 'distillation', disable=None)):
@@ -79,11 +90,12 @@ def train(out: str, arch: str, steps: int, batch: int, side: int, lr: float, see
         losses = [F.mse_loss(x, y) for x, y in zip(found, wanted)]
         losses.append(LOGITS * distance(logits, wanted_logits))
         loss = torch.stack(losses)
-        optimizer.zero_grad()
+        student.zero_grad()
         loss.sum().backward()
         nn.utils.clip_grad_norm_(student.parameters(), 5.0)
-        optimizer.step()
-        scheduler.step()
+        for optimizer, scheduler in zip(optimizers, schedulers):
+            optimizer.step()
+            scheduler.step()
         totals += loss.detach()
         if (step + 1) % 100 == 0:
             names = [*(f'stride {stride}' for stride in TAPS), 'logits']

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from cpvt_pyramid.tooling.command import UserError
@@ -80,24 +81,27 @@ def measure(config: Path, checkpoint: Path) -> dict[str, float]:
         boxes, scores = instances.bboxes, instances.scores
         objects = torch.tensor([a['bbox'] for a in truth.imgToAnns[image['id']]])
         objects[:, 2:] += objects[:, :2]
-        values = precision(truth, image['id'], boxes, scores) | at_score(boxes, scores, objects)
+        values = precision(truth, {image['id']: (boxes, scores)})
+        values |= at_score(boxes, scores, objects)
         found |= {f'{name} {measure}': value for measure, value in values.items()}
     return found
 
 
-def precision(truth, image_id: int, boxes, scores) -> dict[str, float]:
-    """AP and AP50 as in COCO, with up to 1000 detections."""
+def precision(truth, found: Mapping[int, tuple]) -> dict[str, float]:
+    """AP and AP50 as in COCO, with up to 1000 detections in an image, from the boxes (N, 4) and
+    scores (N,) that were found in images of these ids."""
     from pycocotools.cocoeval import COCOeval
 
     detections = [
         dict(image_id=image_id, category_id=1, bbox=[x1, y1, x2 - x1, y2 - y1], score=score)
+        for image_id, (boxes, scores) in found.items()
         for (x1, y1, x2, y2), score in zip(boxes.tolist(), scores.tolist())
     ]
     if not detections:
         return dict(AP=0.0, AP50=0.0)
     with contextlib.redirect_stdout(io.StringIO()):
         evaluation = COCOeval(truth, truth.loadRes(detections), 'bbox')
-        evaluation.params.imgIds = [image_id]
+        evaluation.params.imgIds = list(found)
         evaluation.params.maxDets = [1000]
         evaluation.evaluate()
         evaluation.accumulate()

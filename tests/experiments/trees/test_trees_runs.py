@@ -36,10 +36,10 @@ def truth(tmp_path) -> COCO:
 
 def test_precision_is_that_of_one_photograph(truth):
     boxes = torch.tensor([[0.0, 0, 10, 10], [20, 0, 30, 10], [60, 0, 70, 10]])
-    found = runs.precision(truth, 2, boxes, torch.tensor([0.9, 0.8, 0.7]))
+    found = runs.precision(truth, {2: (boxes, torch.tensor([0.9, 0.8, 0.7]))})
     # Two of three objects before the first wrong one: 67 of 101 recalls have precision 1.
     assert found['AP50'] == pytest.approx(67 / 101) and found['AP'] == pytest.approx(67 / 101)
-    assert runs.precision(truth, 2, boxes[:0], torch.zeros(0)) == dict(AP=0.0, AP50=0.0)
+    assert runs.precision(truth, {2: (boxes[:0], torch.zeros(0))}) == dict(AP=0.0, AP50=0.0)
 
 
 def test_recall_and_precision_match_each_object_once():

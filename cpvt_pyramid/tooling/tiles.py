@@ -24,12 +24,12 @@ class BoxesInside(NamedTuple):
     """What a window has of N boxes: M of them.
 
     Attributes:
-        index: (M,), which of the N boxes.
+        chosen: (M,), which of the N boxes.
         boxes: (M, 4), their parts in the window, in pixels of the window.
         cut: (M,), True where a part is less than the box.
     """
 
-    index: np.ndarray
+    chosen: np.ndarray
     boxes: np.ndarray
     cut: np.ndarray
 
@@ -70,8 +70,8 @@ def boxes_inside(boxes: np.ndarray, window: Window) -> BoxesInside:
     share = np.divide(areas(parts), size, out=np.zeros(len(boxes)), where=size > 0)
     cut = share < WHOLE
     is_sliver = cut & (parts[:, 2:] - parts[:, :2] < 1).any(axis=1)
-    index = np.flatnonzero((share >= SEEN) & ~is_sliver)
-    return BoxesInside(index, parts[index], cut[index])
+    chosen = np.flatnonzero((share >= SEEN) & ~is_sliver)
+    return BoxesInside(chosen, parts[chosen], cut[chosen])
 
 
 def areas(boxes: np.ndarray) -> np.ndarray:

@@ -215,7 +215,7 @@ class SplitWriter:
         for window, file_name in self._write(path, size):
             number = self._record(image, window, file_name)
             inside = boxes_inside(boxes, window)
-            is_whole[inside.index[~inside.cut]] = True
+            is_whole[inside.chosen[~inside.cut]] = True
             for index, corners, cut in zip(*(part.tolist() for part in inside)):
                 category = objects[index]['category_id']
                 ignored = cut or bool(is_ignored[index])

@@ -93,7 +93,7 @@ def test_boxes_are_whole_or_cut_and_come_back_to_their_places(image, tile, data)
 def test_boxes_without_area_and_slivers_are_left_out():
     window = (10, 0, 20, 20)
     boxes = np.array([[12, 5, 12, 9], [5, 5, 10.5, 9], [9.2, 5, 10.9, 9], [30, 1, 40, 5]])
-    assert not len(boxes_inside(boxes, window).index)
+    assert not len(boxes_inside(boxes, window).chosen)
 
 
 # Data sets

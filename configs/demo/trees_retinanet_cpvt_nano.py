@@ -49,9 +49,9 @@ test_dataloader = dict(
 val_evaluator = dict(ann_file=data_root + '/annotations/instances_val.json')
 test_evaluator = dict(ann_file=data_root + '/annotations/instances_test.json')
 
-train_cfg = dict(max_epochs=50, val_interval=10)
+train_cfg = dict(max_epochs=30, val_interval=10)
 param_scheduler = [
-    dict(type='OneCycleLR', eta_max=7e-4, pct_start=0.15, total_steps=50, by_epoch=True,
+    dict(type='OneCycleLR', eta_max=7e-4, pct_start=0.15, total_steps=30, by_epoch=True,
          convert_to_iter_based=True)]
 optim_wrapper = dict(clip_grad=dict(max_norm=5.0, norm_type=2))
 auto_scale_lr = dict(base_batch_size=4)

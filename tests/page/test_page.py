@@ -111,12 +111,18 @@ def driver() -> Iterator[webdriver.Chrome]:
 @pytest.fixture(scope='module', params=['trees', 'digits'])
 def page(request: pytest.FixtureRequest) -> Iterator[Server]:
     model = ExportedModel(EXAMPLES / f'{request.param}.onnx')
-    server = Server(Page(model, read_samples(EXAMPLES / 'digits')), '127.0.0.1', 0)
+    server = Server(Page(model, read_samples(EXAMPLES / request.param)), '127.0.0.1', 0)
     thread = threading.Thread(target=server.run, args=([server.listener],))
     thread.start()
     yield server
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture
+def photos(page: Server) -> list[Path]:
+    """The model's samples."""
+    return sorted((EXAMPLES / page.page.model.path.stem).iterdir())
 
 
 @pytest.fixture(params=SCREENS)
@@ -128,30 +134,32 @@ def browser(
     assert browser.complaints() == []
 
 
-def test_a_dropped_image_is_shown_with_its_results(browser, page, tmp_path):
+def test_a_dropped_image_is_shown_with_its_results(browser, page, photos):
     model = page.page.model
+    photo = photos[1]
     assert browser.text('name') == model.path.name and not browser.overflows()
-    browser.drop(EXAMPLES / 'digits/2.jpg')
-    expected = page.page.predict(EXAMPLES / 'digits/2.jpg')
+    assert browser.text('size-value') == (
+        f'{model.resize[0]} pixels' if model.resize else 'unscaled'
+    )
+    browser.drop(photo)
+    expected = page.page.predict(photo)
     picture = browser.find('picture')
-    assert browser.text('status') == f'2.jpg: {expected["summary"]}'
+    assert browser.text('status') == f'{photo.name}: {expected["summary"]}'
     assert picture.get_attribute('src') == expected['picture']
     assert picture.get_attribute('alt') == expected['summary']
     assert picture.is_displayed() and browser.find('preview').is_displayed()
-    assert browser.find('save').get_attribute('download') == '2.overlay.jpg'
+    assert browser.find('save').get_attribute('download') == f'{photo.stem}.overlay.jpg'
+    browser.shoot(model.about['task'])
+    assert not browser.overflows()
     browser.set_slider('size', 320)
     assert browser.text('size-value') == '320 pixels'
-    expected = page.page.predict(EXAMPLES / 'digits/2.jpg', 320)
+    expected = page.page.predict(photo, 320)
     assert picture.get_attribute('src') == expected['picture']
     score = browser.find('score')
     assert score.is_displayed() == (model.kind_of_results == 'detections')
     if score.is_displayed():
         browser.set_slider('score', 1)
-        assert browser.text('status') == '2.jpg: nothing'
-        browser.set_slider('score', 0.5)
-    browser.set_slider('size', model.resize[0])
-    browser.shoot(model.about['task'])
-    assert not browser.overflows()
+        assert browser.text('status') == f'{photo.name}: nothing'
 
 
 def test_the_button_compares_the_device_with_pytorch(browser, page):
@@ -168,29 +176,24 @@ def test_the_button_compares_the_device_with_pytorch(browser, page):
     assert not browser.overflows()
 
 
-def test_samples_and_files_are_chosen_with_a_click(browser, page):
+def test_samples_and_files_are_chosen_with_a_click(browser, page, photos):
     samples = browser.all('#samples button')
-    assert [sample.get_attribute('title') for sample in samples] == [
-        '1.jpg',
-        '2.jpg',
-        '3.jpg',
-        '4.jpg',
-    ]
+    assert [sample.get_attribute('title') for sample in samples] == [p.name for p in photos]
     assert all(image.get_property('naturalWidth') for image in browser.all('#samples img'))
     samples[2].click()
     browser.wait_for_result()
-    expected = page.page.predict(EXAMPLES / 'digits/3.jpg')
+    expected = page.page.predict(photos[2])
     assert browser.find('picture').get_attribute('src') == expected['picture']
     assert [sample.get_attribute('aria-pressed') for sample in samples].index('true') == 2
-    browser.find('file').send_keys(str(EXAMPLES / 'digits/4.jpg'))
-    browser.wait(lambda: browser.text('status').startswith('4.jpg'))
+    browser.find('file').send_keys(str(photos[0]))
+    browser.wait(lambda: browser.text('status').startswith(photos[0].name))
     browser.wait_for_result()
-    expected = page.page.predict(EXAMPLES / 'digits/4.jpg')
+    expected = page.page.predict(photos[0])
     assert browser.find('picture').get_attribute('src') == expected['picture']
     assert 'true' not in [sample.get_attribute('aria-pressed') for sample in samples]
 
 
-def test_mistakes_are_told_in_one_line_and_the_page_goes_on(browser, page, tmp_path):
+def test_mistakes_are_told_in_one_line_and_the_page_goes_on(browser, page, photos, tmp_path):
     name = 'a "b" & <i>c</i> ü 数.jpg'
     path = tmp_path / 'text'
     path.write_text('no image')
@@ -202,5 +205,5 @@ def test_mistakes_are_told_in_one_line_and_the_page_goes_on(browser, page, tmp_p
     empty = "document.body.dispatchEvent(new DragEvent('drop', {dataTransfer: new DataTransfer()}))"
     browser.driver.execute_script(empty.replace('})', ', bubbles: true})'))
     assert browser.text('status') == 'Drop a file; this was none.'
-    browser.drop(EXAMPLES / 'digits/1.jpg')
+    browser.drop(photos[0])
     assert browser.find('picture').is_displayed()

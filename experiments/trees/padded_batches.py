@@ -54,39 +54,31 @@ SETTINGS = {
 
 
 def padded_batches(
-    *,
-    work_dir: str = 'work_dirs/trees_seeds',
-    seeds: int = 5,
-    seed: int = 0,
-    workers: Optional[int] = None,
+    *, work_dir: str = 'work_dirs/trees_seeds', workers: Optional[int] = None
 ) -> None:
-    """Test what is trained, and print the tables.
+    """Test all that is trained, and print the tables.
 
     Args:
         work_dir: folder of the trainings, and of the results
-        seeds: number of seeds
-        seed: the first one
         workers: tests at the same time, of one thread each (default: the number of cores)
     """
-    check_at_least('--seeds', seeds, 1)
-    check_at_least('--seed', seed, 0)
     check_at_least('--workers', workers, 1)
     folder = make_folder(work_dir)
-    jobs = []
-    for setting in SETTINGS.values():
-        for number in range(seed, seed + seeds):
-            run = folder / f'{setting.arm}-{number}'
-            if not (run / 'measures.json').is_file():
-                raise UserError(
-                    f'{run} has no finished training; run: python -m experiments.trees '
-                    f'--arms {setting.arm}'
-                )
-            jobs.append((measure, (run, setting)))
+    runs = {}
+    for name, setting in SETTINGS.items():
+        finished = sorted(folder.glob(f'{setting.arm}-*/measures.json'))
+        if not finished:
+            raise UserError(
+                f'no finished training in {folder}; run: python -m experiments.trees '
+                f'--arms {setting.arm}'
+            )
+        runs[name] = [path.parent for path in finished]
 
     from experiments.parallel import in_parallel
 
+    jobs = [(measure, (run, SETTINGS[name])) for name in SETTINGS for run in runs[name]]
     measures = iter(in_parallel(jobs, workers or usable_cores(), 'tests'))
-    results = {name: [next(measures) for _ in range(seeds)] for name in SETTINGS}
+    results = {name: [next(measures) for _ in of_name] for name, of_name in runs.items()}
     text = '\n\n'.join(table.markdown() for table in tables(results))
     draw(results, folder / 'padded_batches.png')
     write_text(folder / 'padded_batches.md', text + '\n')
@@ -171,7 +163,7 @@ def tables(results: dict[str, list[dict[str, list[float]]]]) -> list:
                 p = next(adjusted)
                 shown = '' if math.isnan(p) else f' ({show_p(p)})'
                 cells.append(difference.show(sign=True) + shown)
-            rows.append([name, *cells])
+            rows.append([f'{name}, {len(runs)} seeds', *cells])
         title = f'{place}: AP50 alone, in %, and its change in a batch, in points (p)'
         made.append(Table(title, ['', 'alone', *shares], rows))
     rows = [

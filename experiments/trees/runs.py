@@ -30,6 +30,7 @@ ARMS = {  # by name, what it changes in the config
         'model.backbone._delete_=True',
         'model.backbone.type=ResNet',
         'model.backbone.depth=18',
+        'model.backbone.norm_eval=False',  # from random weights, statistics must be learned
         'model.neck.in_channels=[64,128,256,512]',
     ],
 }

@@ -88,6 +88,7 @@ def test_every_arm_takes_images_that_are_padded(arm):
     images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in sizes]
     data = model.data_preprocessor(dict(inputs=images, data_samples=samples), training=True)
     losses = model.train()(**data, mode='loss')
+    assert all(module.training for module in model.backbone.modules())  # also BatchNorm
     total = sum(value.sum() for parts in losses.values() for value in parts)
     total.backward()
     assert all(p.grad is not None for p in model.backbone.parameters() if p.requires_grad)

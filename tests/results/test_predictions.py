@@ -140,6 +140,7 @@ def test_the_documented_example(capsys, monkeypatch):
     exec(code, {})
     text, *items = capsys.readouterr().out.splitlines()
     assert text.startswith(re.search(r'# (Detections\(.*?), \.\.\.', code)[1])
+    assert len(items) == 6
     shown = [float(score) for score in re.findall(r'tree (\d\.\d\d)', text)]
     sure = [score for score in shown if score >= 0.5]
     assert 0 < len(sure) <= len(items)

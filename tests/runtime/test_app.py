@@ -495,8 +495,13 @@ def test_mistakes_on_the_command_line(model, capsys):
             assert complaint in line
 
 
-def test_samples_are_in_the_folder_with_the_name_of_the_model(tmp_path):
-    model = tmp_path / 'trees.onnx'
-    assert samples_of(model) == tmp_path
-    (tmp_path / 'trees').mkdir()
-    assert samples_of(model) == tmp_path / 'trees'
+def test_samples_are_in_the_folder_with_the_name_of_the_model(model, photos, monkeypatch, capsys):
+    monkeypatch.setattr(app.Server, 'run', lambda server, sockets: sockets[0].close())
+    path = model('detection')
+    assert samples_of(path) == path.parent
+    folder = path.with_suffix('')
+    folder.mkdir()
+    assert samples_of(path) == folder
+    Image.fromarray(photos[0]).save(folder / 'sample.png')
+    main([str(path), '--port', '0'])
+    assert f', with 1 samples of {folder}; stop' in capsys.readouterr().out

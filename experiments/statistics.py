@@ -34,6 +34,13 @@ def show_p(p: float) -> str:
     return '< 0.001' if p < 0.001 else f'{p:.3f}'
 
 
+def with_p(difference: Estimate, p: float) -> str:
+    """As in '+2.4 ± 1.1 (0.012)'; without the p value if there is none."""
+    if math.isnan(p):
+        return difference.show(sign=True)
+    return f'{difference.show(sign=True)} ({show_p(p)})'
+
+
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean, interval and p value by Student's t distribution."""
     values = np.asarray(values, float)

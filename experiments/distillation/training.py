@@ -58,10 +58,11 @@ def optimizers_of(student: Student, lr: float) -> list[torch.optim.Optimizer]:
     learning rate.
     """
     matrices = [p for p in student.backbone.parameters() if p.ndim == 2]
-    others = set(student.parameters()).difference(matrices)
+    by_muon = set(matrices)
+    others = [p for p in student.parameters() if p not in by_muon]
     groups = [
-        dict(params=[p for p in student.parameters() if p in others and p.ndim > 1]),
-        dict(params=[p for p in student.parameters() if p.ndim <= 1], weight_decay=0.0),
+        dict(params=[p for p in others if p.ndim > 1]),
+        dict(params=[p for p in others if p.ndim <= 1], weight_decay=0.0),
     ]
     decay = dict(lr=lr, weight_decay=WEIGHT_DECAY)
     return [

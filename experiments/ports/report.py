@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments import figures
 from experiments.report import Table
-from experiments.statistics import Estimate, estimate, holm, paired_difference, show_p
+from experiments.statistics import Estimate, estimate, holm, paired_difference, with_p
 
 from .settings import ARMS, BATCHES, CHANGES, COMPARED, METRICS, PADDING, REFERENCE, SVT
 
@@ -99,12 +99,6 @@ def compared(
         cells = [with_p(found[arm, key], adjusted[arm, key]) for key in keys]
         rows.append([arm, *cells])
     return Table(title, ['', *map(name, keys)], rows)
-
-
-def with_p(found: Estimate, p: float) -> str:
-    if math.isnan(p):
-        return found.show(sign=True)
-    return f'{found.show(sign=True)} ({show_p(p)})'
 
 
 def changed_boxes(runs: Runs) -> Table:

@@ -71,7 +71,7 @@ def tables(runs: list[dict]) -> list:
     """What each arm finds in each photograph, in %, and what distilled weights gain, in points; the
     p values of a column are adjusted for the number of its rows (Holm)."""
     from experiments.report import Table
-    from experiments.statistics import estimate, holm, paired_difference, show_p
+    from experiments.statistics import estimate, holm, paired_difference, with_p
 
     of_arm = {arm: {run['seed']: run for run in runs if run['arm'] == arm} for arm in ARMS}
     of_arm = {arm: of_seeds for arm, of_seeds in of_arm.items() if of_seeds}
@@ -94,7 +94,7 @@ def tables(runs: list[dict]) -> list:
         gains[f'{OURS} minus {arm} (p)'] = zip(found, holm([one.p for one in found]))
     for column in gains.values():
         for row, (difference, p) in zip(rows, column):
-            row.append(f'{difference.show(sign=True)} ({show_p(p)})')
+            row.append(with_p(difference, p))
     return [Table('Trees found, in %, mean and 95 % interval', ['', *header, *gains], rows)]
 
 

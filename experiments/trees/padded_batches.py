@@ -11,8 +11,6 @@ and with the boxes that are not there when the photograph is alone, and a figure
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import math
 import sys
@@ -29,6 +27,10 @@ prepare_for_torch()  # before torch is imported
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)  # of the padded image that is padding; 0: alone
 PLACES = {'Yellowstone': 'val', 'Florida and California': 'test'}  # and their splits
 NEIGHBOR = 'whole/2019_YELL_2_528000_4978000_image_crop2.png'  # a corner of it, of any size
+
+
+# What `measure` returns for each run of a setting.
+Results = dict[str, list[dict[str, list[float]]]]
 
 
 class Setting(NamedTuple):
@@ -93,19 +95,17 @@ def measure(run: Path, setting: Setting) -> dict[str, list[float]]:
     import torch
     from mmdet.apis import init_detector
     from mmengine.config import Config
-    from pycocotools.coco import COCO
 
     from benchmarks.models.detections import detect, found_alone
     from cpvt_pyramid.runner.inference.grouping import divide_batches
     from cpvt_pyramid.runtime.images import load_image
 
-    from .runs import SCORE, precision
+    from .runs import SCORE, files_of, load_truth, precision
 
     torch.set_num_threads(1)
-    [config] = run.glob('*_nano.py')
+    config, checkpoint = files_of(run)
     cfg = Config.fromfile(str(config))
     cfg.model.data_preprocessor.type = setting.preprocessor
-    checkpoint = (run / 'last_checkpoint').read_text().strip()
     model = init_detector(cfg, checkpoint, device='cpu')
     if setting.by_size:
         divide_batches(model)
@@ -115,8 +115,7 @@ def measure(run: Path, setting: Setting) -> dict[str, list[float]]:
     counts = [0] * len(SHARES)
     changes = [0] * len(SHARES)
     for place, split in PLACES.items():
-        with contextlib.redirect_stdout(io.StringIO()):
-            truth = COCO(root / f'annotations/instances_{split}.json')
+        truth = load_truth(root, split)
         found: list[dict[int, Any]] = [{} for _ in SHARES]
         for image_id, image in truth.imgs.items():
             photograph = load_image(root / split / image['file_name'])
@@ -139,45 +138,47 @@ def larger(height: int, width: int, share: float) -> tuple[int, int]:
     return round(height * factor), round(width * factor)
 
 
-def tables(results: dict[str, list[dict[str, list[float]]]]) -> list:
-    """For each place the AP50 alone, and how much it changes with padding, paired by seed and with
-    p values that are adjusted for the number of differences (Holm); and the boxes that differ."""
+def tables(results: Results) -> list:
+    return [*(precision_table(results, place) for place in PLACES), changes_table(results)]
+
+
+def precision_table(results: Results, place: str):
+    """The AP50 alone, and how much it changes with padding, paired by seed and with p values that
+    are adjusted for the number of differences (Holm)."""
     from experiments.report import Table
-    from experiments.statistics import estimate, holm, paired_difference, show_p
+    from experiments.statistics import estimate, holm, paired_difference, with_p
 
-    shares = [f'{share:.0%} padding' for share in SHARES[1:]]
-    made = []
-    for place in PLACES:
-        differences = {
-            name: [
-                paired_difference([run[place][i] for run in runs], [run[place][0] for run in runs])
-                for i in range(1, len(SHARES))
-            ]
-            for name, runs in results.items()
-        }
-        adjusted = iter(holm([one.p for of_name in differences.values() for one in of_name]))
-        rows = []
-        for name, runs in results.items():
-            cells = [estimate([run[place][0] for run in runs]).show()]
-            for difference in differences[name]:
-                p = next(adjusted)
-                shown = '' if math.isnan(p) else f' ({show_p(p)})'
-                cells.append(difference.show(sign=True) + shown)
-            rows.append([f'{name}, {len(runs)} seeds', *cells])
-        title = f'{place}: AP50 alone, in %, and its change in a batch, in points (p)'
-        made.append(Table(title, ['', 'alone', *shares], rows))
-    rows = [
-        [
-            name,
-            *(estimate([run['changed'][i] for run in runs]).show() for i in range(1, len(SHARES))),
-        ]
-        for name, runs in results.items()
-    ]
-    made.append(Table('Boxes that are not there alone, in %', ['', *shares], rows))
-    return made
+    differences = {}
+    for name, runs in results.items():
+        alone, *padded = zip(*(run[place] for run in runs))
+        differences[name] = [paired_difference(values, alone) for values in padded]
+    p_values = [difference.p for of_name in differences.values() for difference in of_name]
+    adjusted = iter(holm(p_values))
+    rows = []
+    for name, runs in results.items():
+        alone = estimate([run[place][0] for run in runs]).show()
+        changes = [with_p(difference, next(adjusted)) for difference in differences[name]]
+        rows.append([f'{name}, {len(runs)} seeds', alone, *changes])
+    title = f'{place}: AP50 alone, in %, and its change in a batch, in points (p)'
+    return Table(title, ['', 'alone', *share_names()], rows)
 
 
-def draw(results: dict[str, list[dict[str, list[float]]]], path: Path) -> None:
+def changes_table(results: Results):
+    from experiments.report import Table
+    from experiments.statistics import estimate
+
+    rows = []
+    for name, runs in results.items():
+        _, *padded = zip(*(run['changed'] for run in runs))
+        rows.append([name, *(estimate(values).show() for values in padded)])
+    return Table('Boxes that are not there alone, in %', ['', *share_names()], rows)
+
+
+def share_names() -> list[str]:
+    return [f'{share:.0%} padding' for share in SHARES[1:]]
+
+
+def draw(results: Results, path: Path) -> None:
     """A panel for each place and one for the boxes: means over the seeds and their intervals."""
     import numpy as np
 

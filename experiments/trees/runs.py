@@ -55,28 +55,39 @@ def train(arm: str, seed: int, folder: Path, options: list[str]) -> dict:
         done = subprocess.run(command, stdout=output, stderr=output, env=environment)
     if done.returncode:
         raise UserError(f'a training failed; {run}/output.txt says why')
-    checkpoint = Path((run / 'last_checkpoint').read_text().strip())
-    [config] = run.glob('*_nano.py')
-    found = dict(arm=arm, seed=seed, **measure(config, checkpoint))
+    found = dict(arm=arm, seed=seed, **measure(run))
     write_text(result, json.dumps(found, indent=1))
     return found
 
 
-def measure(config: Path, checkpoint: Path) -> dict[str, float]:
+def files_of(run: Path) -> tuple[Path, str]:
+    """The config of a finished training, and its last checkpoint."""
+    [config] = run.glob('*_nano.py')
+    return config, (run / 'last_checkpoint').read_text().strip()
+
+
+def load_truth(root: Path, split: str):
+    """The COCO annotations of a split, without the lines that pycocotools prints."""
+    from pycocotools.coco import COCO
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        return COCO(root / f'annotations/instances_{split}.json')
+
+
+def measure(run: Path) -> dict[str, float]:
     """AP, AP50, recall and precision on each photograph with boxes, at its own size."""
     import torch
     from mmdet.apis import inference_detector, init_detector
     from mmengine.config import Config
-    from pycocotools.coco import COCO
 
     torch.set_num_threads(1)
+    config, checkpoint = files_of(run)
     cfg = Config.fromfile(str(config))
-    model = init_detector(cfg, str(checkpoint), device='cpu')
+    model = init_detector(cfg, checkpoint, device='cpu')
     found: dict[str, float] = {}
     root = Path(cfg.data_root)
     for name, (split, file) in PHOTOGRAPHS.items():
-        with contextlib.redirect_stdout(io.StringIO()):
-            truth = COCO(root / f'annotations/instances_{split}.json')
+        truth = load_truth(root, split)
         [image] = [i for i in truth.dataset['images'] if i['file_name'] == file]
         instances = inference_detector(model, str(root / split / file)).pred_instances
         boxes, scores = instances.bboxes, instances.scores

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
 from torchmetrics.functional.classification import multiclass_jaccard_index
 
 FORMAT = 2  # increased when the same settings give other results
@@ -28,8 +29,29 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def muon_and_adamw(
+    matrices: Sequence[nn.Parameter], model: nn.Module, lr: float, weight_decay: float
+) -> list[torch.optim.Optimizer]:
+    """Muon (Jordan et al. 2024) for some matrices of a model, AdamW for its other parameters.
+
+    Muon's steps are scaled to the size of AdamW's (arXiv 2502.16982), so that both have one
+    learning rate. Vectors have no weight decay.
+    """
+    by_muon = set(matrices)
+    others = [p for p in model.parameters() if p.requires_grad and p not in by_muon]
+    groups = [
+        dict(params=[p for p in others if p.ndim > 1]),
+        dict(params=[p for p in others if p.ndim <= 1], weight_decay=0.0),
+    ]
+    decay = dict(lr=lr, weight_decay=weight_decay)
+    return [
+        torch.optim.Muon(matrices, adjust_lr_fn='match_rms_adamw', **decay),
+        torch.optim.AdamW(groups, **decay),
+    ]
+
+
 def optimize(
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     loss_at: Callable[[int], Tensor],
     steps: int,
     warm_up: float,
@@ -38,25 +60,31 @@ def optimize(
     """Train for one cycle of the learning rate; returns the losses, means over tenths of the steps.
 
     Args:
-        optimizer: with the peak learning rate.
+        optimizers: of the model's parameters, with the peak learning rates.
         loss_at: the loss of a step, from 0.
         steps: their number; a loss that is not finite ends the training.
         warm_up: share of the steps before the peak.
         clip: largest norm of the gradients.
     """
-    (group,) = optimizer.param_groups
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, group['lr'], steps, pct_start=warm_up)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    parameters = [parameter for group in groups for parameter in group['params']]
+    schedules = []
+    for optimizer in optimizers:
+        peaks = [group['lr'] for group in optimizer.param_groups]
+        schedules.append(OneCycleLR(optimizer, peaks, steps, pct_start=warm_up))
     losses = []
     for step in range(steps):
         loss = loss_at(step)
         losses.append(loss.item())
         if not math.isfinite(losses[-1]):
             break
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(group['params'], clip)
-        optimizer.step()
-        schedule.step()
+        nn.utils.clip_grad_norm_(parameters, clip)
+        for optimizer, schedule in zip(optimizers, schedules):
+            optimizer.step()
+            schedule.step()
     tenths = np.array_split(losses, min(10, len(losses)))
     return [float(np.mean(tenth)) for tenth in tenths]
 

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from tqdm import tqdm
 
 from cpvt_pyramid import CPVTPyramid
+from experiments.training import muon_and_adamw
 
 from .photographs import Crops, load_photographs
 from .teacher import TAPS, WEIGHTS, Teacher
@@ -52,23 +53,9 @@ def distance(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def optimizers_of(student: Student, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) for the matrices of the backbone, AdamW for all other parameters.
-
-    Muon's steps are scaled to the size of AdamW's (arXiv 2502.16982), so that both have one
-    learning rate.
-    """
+    """Muon for the matrices of the backbone, AdamW for all other parameters."""
     matrices = [p for p in student.backbone.parameters() if p.ndim == 2]
-    by_muon = set(matrices)
-    others = [p for p in student.parameters() if p not in by_muon]
-    groups = [
-        dict(params=[p for p in others if p.ndim > 1]),
-        dict(params=[p for p in others if p.ndim <= 1], weight_decay=0.0),
-    ]
-    decay = dict(lr=lr, weight_decay=WEIGHT_DECAY)
-    return [
-        torch.optim.Muon(matrices, adjust_lr_fn='match_rms_adamw', **decay),
-        torch.optim.AdamW(groups, **decay),
-    ]
+    return muon_and_adamw(matrices, student, lr, WEIGHT_DECAY)
 
 
 def train(out: str, arch: str, steps: int, batch: int, side: int, lr: float, seed: int) -> None:

@@ -230,7 +230,7 @@ def train(settings: RunSettings) -> tuple[DigitReader, list[float]]:
     def loss_at(step: int) -> Tensor:
         return model.loss(training_batch(settings, step))
 
-    losses = optimize(optimizer, loss_at, settings.steps, warm_up=0.2, clip=5.0)
+    losses = optimize([optimizer], loss_at, settings.steps, warm_up=0.2, clip=5.0)
     return model.eval(), losses
 
 

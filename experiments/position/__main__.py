@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .laboratory import Lab
 
-TRAINED = ('encodings', 'placement', 'resolution', 'canvas', 'paper')
+TRAINED = ('encodings', 'placement', 'resolution', 'canvas', 'coordinates', 'paper')
 MEASURED = ('probe', 'padding', 'shift', 'attention', 'registers')
 
 
@@ -37,6 +37,7 @@ def position_lab(
             'placement',
             'resolution',
             'canvas',
+            'coordinates',
             'paper',
             'probe',
             'padding',

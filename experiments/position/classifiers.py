@@ -5,14 +5,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from cpvt_pyramid.archs import ColumnarArch
 from cpvt_pyramid.columnar import CPVT
+from experiments.training import muon_and_adamw
 
 from .fashion import CLASSES, read_fashion
-from .runs import Settings
+from .runs import WEIGHT_DECAY, Settings
 
 SIDE = 28  # of the training photographs, in pixels
 # A patch of 2 makes 14 x 14 tokens, as many as the paper's patch of 16 at 224 pixels.
@@ -51,6 +52,12 @@ class ClassifierSettings(Settings):
             pretrain_img_size=SIDE,
             in_channels=1,
         )
+
+    def optimizers(self, model: CPVT) -> list[torch.optim.Optimizer]:
+        """Muon for the matrices of the blocks, AdamW for the rest. AdamW alone, as in the paper,
+        learns much less in so few steps."""
+        matrices = [layer.weight for layer in model.blocks.modules() if type(layer) is nn.Linear]
+        return muon_and_adamw(matrices, model, self.lr, WEIGHT_DECAY)
 
     def loss(self, model: CPVT, step: int, device: str) -> Tensor:
         """The loss of a training step, from 0."""

@@ -29,6 +29,7 @@ class Preset(NamedTuple):
     encodings: tuple[str, ...] = ()  # all if empty
     placements: tuple[str, ...] = ()  # all if empty
     canvases: tuple[str, ...] = ()  # all if empty
+    coordinates: tuple[str, ...] = ()  # all if empty
 
 
 PRESETS = {
@@ -44,6 +45,7 @@ PRESETS = {
         encodings=('none', 'peg'),
         placements=('after block 0', 'random and frozen'),
         canvases=('peg', 'peg, random canvas'),
+        coordinates=('learned table', 'FIRE'),
     ),
     'default': Preset(steps=400, seeds=3, rates=(2e-3, 5e-3)),
     'full': Preset(
@@ -85,7 +87,7 @@ PAPER_PRESETS = {
     'default': Preset(
         steps=800,
         seeds=5,
-        rates=(1e-3, 2e-3, 5e-3),
+        rates=(2e-3, 5e-3, 1e-2),
         pictures=10_000,
         scales=PAPER_SCALES,
         scaled_pictures=1000,
@@ -93,7 +95,7 @@ PAPER_PRESETS = {
     'full': Preset(
         steps=4000,
         seeds=5,
-        rates=(1e-3, 2e-3, 5e-3),
+        rates=(2e-3, 5e-3, 1e-2),
         pictures=10_000,
         scales=PAPER_SCALES,
         scaled_pictures=2000,

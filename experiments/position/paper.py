@@ -158,7 +158,8 @@ NOTES = (
     'learning rate, and 10,000 to test. A photograph has 28 x 28 pixels, which a patch of 2 makes '
     '14 x 14 tokens, as many as the paper has. Models: CPVT with {depth} blocks of {dim} channels. '
     'Training photographs are random crops of {area:.0%} to 100% of the area, resized to 28 pixels '
-    'and mirrored at random; in the paper, whose training is that of DeiT, they begin at 8%.',
+    'and mirrored at random; in the paper, whose training is that of DeiT, they begin at 8%. Muon '
+    'trains the matrices of the blocks, AdamW the other parameters; in the paper AdamW trains all.',
     'All rows take one learning rate, as in the paper. It is the best of {rates} for the learned '
     'table, with a seed and photographs that no table has: if it favors a row, it is that one.',
     "Blocks -1, 0, 3, 6 and 10 of the paper's 12 are -1, 0, 1, 3 and 4 of the {depth} here, and 0 "

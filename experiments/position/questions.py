@@ -6,6 +6,7 @@ from cpvt_pyramid.lab.probes import Subject
 from experiments.report import LabAnswer
 
 from .attention import measure_attention
+from .coordinates import compare_coordinates
 from .encodings import compare_encodings, compare_placements
 from .laboratory import Lab
 from .padding import measure_padding
@@ -21,6 +22,7 @@ TRAINED: dict[str, Callable[[Lab], LabAnswer]] = {
     'placement': compare_placements,
     'resolution': compare_sizes,
     'canvas': compare_canvases,
+    'coordinates': compare_coordinates,
     'paper': compare_with_paper,
 }
 # About given models and the side of their images in pixels; or, without any, the lab's models.

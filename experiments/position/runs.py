@@ -33,6 +33,7 @@ from .tasks import TASKS, answers_of
 BOX_OVERLAP = 0.5  # of a detection that counts
 LEAST_SCORE = 0.01  # of a detection
 BATCH_TOKENS = 64 * 1024  # in evaluation
+WEIGHT_DECAY = 0.02
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,14 @@ class Settings:
     def build(self) -> nn.Module:
         """The untrained model."""
         raise NotImplementedError
+
+    def optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """The optimizers of a model's parameters, with the peak learning rate."""
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        adamw = torch.optim.AdamW(
+            parameters, self.lr, betas=(0.9, 0.99), weight_decay=WEIGHT_DECAY, fused=True
+        )
+        return [adamw]
 
     def loss(self, model: nn.Module, step: int, device: str) -> Tensor:
         """The loss of a training step, from 0."""
@@ -211,15 +220,12 @@ def run_all(
 def train(settings: Settings, device: str = 'cpu') -> tuple[nn.Module, list[float]]:
     """The trained model, in evaluation mode, and its losses: means over tenths of the training."""
     model = settings.build().to(device)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(
-        parameters, settings.lr, betas=(0.9, 0.99), weight_decay=0.02, fused=True
-    )
 
     def loss_at(step: int) -> Tensor:
         return settings.loss(model, step, device)
 
-    losses = optimize(optimizer, loss_at, settings.steps, warm_up=0.1, clip=1.0)
+    optimizers = settings.optimizers(model)
+    losses = optimize(optimizers, loss_at, settings.steps, warm_up=0.1, clip=1.0)
     return model.cpu().eval(), losses
 
 

@@ -96,10 +96,7 @@ def compare_canvases(lab: Lab) -> LabAnswer:
 
 def tests_of(scales: Sequence[float], cell: int) -> Tests:
     """Canvases of other sizes, pictures resized to the same sizes, and both in other shapes."""
-    tests = canvases(scales)
-    for scale in scales:
-        side = round(SIDE * cell * scale)
-        tests[f'zoom {scale:g}'] = SizeTest(SQUARE, (side, side))
+    tests = {**canvases(scales), **zooms(scales, cell)}
     for name, grid in ASPECTS.items():
         tests[f'canvas {name}'] = SizeTest(grid)
         ratio = grid[1] / grid[0]
@@ -111,6 +108,14 @@ def tests_of(scales: Sequence[float], cell: int) -> Tests:
 
 def canvases(scales: Sequence[float]) -> Tests:
     return {f'canvas {s:g}': SizeTest((n, n)) for s, n in zip(scales, sides_of(scales))}
+
+
+def zooms(scales: Sequence[float], cell: int) -> Tests:
+    tests = {}
+    for scale in scales:
+        side = round(SIDE * cell * scale)
+        tests[f'zoom {scale:g}'] = SizeTest(SQUARE, (side, side))
+    return tests
 
 
 def sides_of(scales: Sequence[float]) -> list[int]:

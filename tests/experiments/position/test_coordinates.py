@@ -1,0 +1,128 @@
+"""Encodings with coordinates that are scaled."""
+
+import math
+
+import pytest
+import torch
+
+from cpvt_pyramid.position import Grid, LearnedPosition
+from experiments.position.coordinates import (
+    ENCODINGS,
+    Coordinates,
+    CoordinateSettings,
+    ScaledGrid,
+    ScaledTable,
+)
+from experiments.position.runs import RunSettings
+from experiments.training import digest
+
+POSITIONS = sorted({variant.position for variant in ENCODINGS.values()})
+TRAINED, LARGER = 48, 96  # pixels
+
+
+def logits_of(model, image):
+    with torch.no_grad():
+        return torch.cat(list(model(image).logits.values()), 1)
+
+
+def plain_and_scaled(position, rescale=1.0):
+    """The lab's model and the same with scaled coordinates, with equal weights that matter."""
+    plain = RunSettings(position=position).build().eval()
+    scaled = CoordinateSettings(position=position, rescale=rescale).build().eval()
+    names = dict.fromkeys(scaled.state_dict())
+    assert len(names) == len(plain.state_dict())
+    torch.manual_seed(1)
+    weights = [0.3 * torch.randn_like(x) for x in plain.state_dict().values()]
+    for model in (plain, scaled):
+        model.load_state_dict(dict(zip(model.state_dict(), weights)))
+    return plain, scaled
+
+
+@pytest.mark.parametrize('position', POSITIONS)
+@pytest.mark.parametrize('is_normalized', [False, True])
+def test_at_the_size_of_the_training_nothing_changes(position, is_normalized):
+    plain, scaled = plain_and_scaled(position)
+    scaled.coordinates.normalized = is_normalized
+    image = torch.randn(2, 3, TRAINED, TRAINED)
+    torch.testing.assert_close(logits_of(scaled, image), logits_of(plain, image))
+
+
+@pytest.mark.parametrize('position', ['rope', 'rope+peg', 'alibi'])
+def test_counted_coordinates_are_those_of_the_encoding(position):
+    plain, scaled = plain_and_scaled(position)
+    image = torch.randn(2, 3, LARGER, TRAINED)
+    counted = logits_of(scaled, image)
+    torch.testing.assert_close(counted, logits_of(plain, image))
+    scaled.coordinates.normalized = True
+    assert (logits_of(scaled, image) - counted).abs().max() > 1e-3
+
+
+def test_a_normalized_table_is_interpolated():
+    plain, scaled = plain_and_scaled('learned')
+    image = torch.randn(2, 3, LARGER, TRAINED)
+    expected = logits_of(plain, image)
+    assert (logits_of(scaled, image) - expected).abs().max() > 1e-2
+    scaled.coordinates.normalized = True
+    torch.testing.assert_close(logits_of(scaled, image), expected)
+
+
+def test_a_counted_table_repeats_its_last_entries():
+    table = LearnedPosition(4, (6, 6), 'bicubic')
+    torch.nn.init.normal_(table.table)
+    scaled = ScaledTable(table, Coordinates(6, 1.0)).eval()
+    found = scaled(torch.zeros(1, 9, 7, 4))
+    torch.testing.assert_close(found[:, :6, :6], table.table)
+    torch.testing.assert_close(found[:, 8, :6], table.table[:, 5])
+    torch.testing.assert_close(found[:, 8, 6], table.table[:, 5, 5])
+
+
+def test_normalized_coordinates_by_hand():
+    coordinates = Coordinates(6, 1.0)
+    assert coordinates.scale(12, 1.0) == 1
+    coordinates.normalized = True
+    grid = ScaledGrid(12, 6)
+    grid.row_scale, grid.column_scale = coordinates.scale(12, 1.0), coordinates.scale(6, 1.0)
+    rows, columns = grid.centers(1, torch.zeros(1))
+    assert rows[:3].tolist() == [-0.25, 0.25, 0.75] and rows[-1] == 5.25
+    assert columns.tolist() == [0, 1, 2, 3, 4, 5]
+    with_keys, _ = grid.centers(2, torch.zeros(1))  # of cells of 2 x 2 tokens
+    assert with_keys[:2].tolist() == [0, 1]
+    assert Grid(12, 6).centers(1, torch.zeros(1))[0][1] == 1
+
+
+def test_fire_is_relative_to_the_training():
+    _, scaled = plain_and_scaled('fire')
+    encoding = scaled.backbone.blocks[0].attn.position
+    encoding.c.data.fill_(0.5)
+    lengths = torch.tensor([12])
+    counted = encoding.relative_offsets(12, lengths)
+    assert counted.shape == (1, 23)
+    torch.testing.assert_close(
+        counted[0, -1].item(), math.log(0.5 * 11 + 1) / math.log(0.5 * 6 + 1)
+    )
+    scaled.coordinates.normalized = True
+    halved = encoding.relative_offsets(12, lengths)[0, -1].item()
+    torch.testing.assert_close(halved, math.log(0.5 * 5.5 + 1) / math.log(0.5 * 6 + 1))
+
+
+@pytest.mark.parametrize('position', POSITIONS)
+def test_rescaling_is_random_in_training_alone(position):
+    _, scaled = plain_and_scaled(position, rescale=2.0)
+    image = torch.randn(2, 3, TRAINED, TRAINED)
+    assert torch.equal(logits_of(scaled, image), logits_of(scaled, image))
+    scaled.train()
+    assert (logits_of(scaled, image) - logits_of(scaled, image)).abs().max() > 1e-4
+
+
+def test_factors_are_uniform_in_octaves():
+    torch.manual_seed(0)
+    drawn = torch.tensor([Coordinates(6, 2.0).draw(True) for _ in range(2000)]).log2()
+    assert -1 <= drawn.min() < -0.98 and 0.98 < drawn.max() <= 1
+    assert abs(float(drawn.mean())) < 0.05
+    assert Coordinates(6, 2.0).draw(False) == 1 and Coordinates(6, 1.0).draw(True) == 1
+
+
+def test_runs_have_names_of_their_own():
+    plain = RunSettings(position='rope')
+    names = {digest(CoordinateSettings(position='rope', rescale=r)) for r in (1.0, 2.0)}
+    assert len(names | {digest(plain)}) == 3

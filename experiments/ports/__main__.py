@@ -31,7 +31,7 @@ NOTES = (
 
 def compare_ports(
     *,
-    preset: Literal['smoke', 'small', 'full'] = 'small',
+    preset: Literal['smoke', 'small', 'full', 'unpadded'] = 'small',
     work_dir: str = 'work_dirs/ports',
     seed: int = 0,
     seeds: Optional[int] = None,
@@ -43,8 +43,9 @@ def compare_ports(
     """Train what is missing, and write the report.
 
     Args:
-        preset: amount of work: small takes 20 minutes of one core, full 100; smoke takes seconds,
-            and shows nothing
+        preset: amount of work: small takes 20 minutes of one core, full 100; unpadded trains
+            without padding, in steps of pictures of one size; smoke takes seconds, and shows
+            nothing
         work_dir: folder of all results
         seed: first seed of the tables
         seeds: number of seeds (default: the preset's)
@@ -118,7 +119,8 @@ class Training(NamedTuple):
 
     def settings(self, arm: str, **options: Any) -> RunSettings:
         preset = self.preset
-        rest = dict(steps=preset.steps, batch=preset.batch, pictures=preset.pictures)
+        names = 'steps', 'batch', 'same_size', 'pictures'
+        rest = {name: getattr(preset, name) for name in names}
         return RunSettings(**{**ARMS[arm], **rest, **options})
 
     def train(self, todo: Sequence[RunSettings], label: str) -> list[dict]:

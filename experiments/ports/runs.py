@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -66,17 +66,24 @@ class Sample(NamedTuple):
     classes: Tensor  # (H, W), 0 is background, 1 + c class c
 
 
-def draw(settings: RunSettings, split: str, stream: int, index: int, landscape: bool) -> Sample:
-    """A picture of the demo's data set, of one of `SIZES`; its split is 'train' or that of the
-    settings."""
+def draw(
+    settings: RunSettings,
+    split: str,
+    stream: int,
+    index: int,
+    landscape: bool,
+    size: Optional[tuple[int, int]] = None,
+) -> Sample:
+    """A picture of the demo's data set, of one of `SIZES` or of this one; its split is 'train' or
+    that of the settings."""
     in_training = split == 'train'
     rng = np.random.default_rng((settings.seed, in_training, stream, index))
-    width, height = SIZES[rng.choice(len(SIZES), p=SHARES)]
-    size = (width, height) if landscape else (height, width)
+    width, height = size or random_size(rng)
+    drawn = (width, height) if landscape else (height, width)
     photographs = photographs_of('val' if split == 'test' else 'train')
     training_scans, other_scans = scans_of(settings.seed)
     scans = training_scans if in_training else other_scans
-    picture = digits.draw_picture(rng, photographs, scans, size)
+    picture = digits.draw_picture(rng, photographs, scans, drawn)
     boxes = []
     labels = []
     areas = []
@@ -99,6 +106,11 @@ def draw(settings: RunSettings, split: str, stream: int, index: int, landscape: 
     )
 
 
+def random_size(rng: np.random.Generator) -> tuple[int, int]:
+    """Width and height of a landscape picture."""
+    return SIZES[rng.choice(len(SIZES), p=SHARES)]
+
+
 @cache
 def photographs_of(split: str) -> dict:
     names = [name for name, one in digits.PHOTOGRAPHS.items() if one.split == split]
@@ -117,8 +129,10 @@ def scans_of(seed: int) -> list[np.ndarray]:
 
 def training_batch(settings: RunSettings, step: int) -> list[Sample]:
     """All portrait or all landscape, as mmdetection groups training images."""
-    landscape = np.random.default_rng((settings.seed, 2, step)).random() < 0.5
-    return [draw(settings, 'train', step, i, landscape) for i in range(settings.batch)]
+    rng = np.random.default_rng((settings.seed, 2, step))
+    landscape = rng.random() < 0.5
+    size = random_size(rng) if settings.same_size else None
+    return [draw(settings, 'train', step, i, landscape, size) for i in range(settings.batch)]
 
 
 def evaluation(settings: RunSettings) -> list[Sample]:

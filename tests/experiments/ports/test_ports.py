@@ -18,6 +18,18 @@ from experiments.ports.settings import ARMS, REFERENCE, SVT, RunSettings
 TINY = RunSettings(seed=3, steps=3, batch=2, pictures=8, scales=(1,))
 
 
+@pytest.mark.parametrize('same_size', [False, True])
+def test_whether_a_step_is_padded(same_size):
+    settings = replace(TINY, batch=4, same_size=same_size)
+    sizes = []
+    for step in range(40):
+        batch = runs.training_batch(settings, step)
+        sizes.append({tuple(sample.image.shape[1:]) for sample in batch})
+        assert len({int(height > width) for height, width in sizes[-1]} - {0}) <= 1
+    assert (max(map(len, sizes)) == 1) == same_size
+    assert len(set().union(*sizes)) == 5  # in all steps, all sizes: 128 x 128 and two, turned too
+
+
 def test_the_smallest_preset(tmp_path, monkeypatch, capsys):
     command = ['--preset', 'smoke', '--work-dir', str(tmp_path), '--workers', '1', '--seed', '7']
     assert main([*command, '--finished']) == 2

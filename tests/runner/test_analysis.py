@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mmdet.evaluation import CocoMetric
 from PIL import Image
 from pycocotools import mask as mask_utils
 from pycocotools.coco import COCO
@@ -108,6 +109,45 @@ def test_average_precisions_are_those_of_pycocotools(metric):
     for row, values in zip(numbers['classes'], np.moveaxis(precision, -1, 0)):
         expected_ap = values.mean() if (values > -1).any() else math.nan
         assert row['AP'] == pytest.approx(expected_ap, nan_ok=True)
+
+
+def test_more_than_a_hundred_objects_in_an_image(tmp_path):
+    """MMDetection's AP counts 100 detections of an image, its other averages 1000."""
+    rng = np.random.default_rng(0)
+    corners = [(30 * column, 30 * row) for row in range(15) for column in range(10)]
+    boxes = np.array([(x, y, 20 + i % 9, 20 + i % 7) for i, (x, y) in enumerate(corners)], float)
+    content = {
+        'images': [{'id': 4, 'file_name': '4.png', 'height': 450, 'width': 300}],
+        'categories': [{'id': 2, 'name': 'cat'}],
+        'annotations': [
+            dict(id=i, image_id=4, category_id=2, iscrowd=0, bbox=box, area=box[2] * box[3])
+            for i, box in enumerate(boxes.tolist(), 1)
+        ],
+    }
+    found = boxes + rng.normal(0, 1, boxes.shape)
+    scores = rng.random(len(boxes))
+    results = [
+        dict(image_id=4, category_id=2, bbox=box, score=score)
+        for box, score in zip(found.tolist(), scores.tolist())
+    ]
+    evaluated = evaluate_detections(indexed_coco(content), results, {'cat': 2}, 'bbox')
+    assert len(evaluated.images[0].labels) == 150
+    numbers = averages(evaluated.precision)
+
+    (tmp_path / 'truth.json').write_text(json.dumps(content))
+    metric = CocoMetric(str(tmp_path / 'truth.json'), outfile_prefix=str(tmp_path / 'a'))
+    metric.dataset_meta = {'classes': ('cat',)}
+    instances = dict(
+        bboxes=torch.from_numpy(np.hstack([found[:, :2], found[:, :2] + found[:, 2:]])),
+        scores=torch.from_numpy(scores),
+        labels=torch.zeros(len(boxes), dtype=torch.long),
+    )
+    sample = dict(img_id=4, ori_shape=(450, 300), pred_instances=instances)
+    metric.process({}, [sample])
+    expected = metric.evaluate(1)
+    assert numbers['AP50'] > 0.9 and numbers['AP'] < 0.8
+    for name, key in (('AP', 'mAP'), ('AP50', 'mAP_50'), ('AP75', 'mAP_75'), ('AP small', 'mAP_s')):
+        assert numbers[name] == pytest.approx(expected[f'coco/bbox_{key}'], abs=6e-4), name
 
 
 def iou_of(one: Sequence[float], other: Sequence[float]) -> float:

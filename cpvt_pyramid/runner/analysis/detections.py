@@ -30,6 +30,8 @@ from .results import read_detections
 
 COLORS = '#2f6fde', '#e88c1e', '#d1343e'  # of curves
 GREEN, ORANGE, CRIMSON = (40, 167, 69), (255, 159, 28), (230, 57, 70)
+# Detections of an image and class that count: in AP, and in the other averages of MMDetection
+COUNTED = (100, 1000)
 SIZES = ('all', 'small', 'medium', 'large')  # COCO's areas: below 32 x 32 pixels, 96 x 96, above
 
 
@@ -90,7 +92,8 @@ class Evaluation(NamedTuple):
     """Detections evaluated by pycocotools, and compared with the objects at an IoU of 0.5."""
 
     classes: list[str]
-    precision: np.ndarray  # (10, 101, K, 4) by IoU, recall, class and size; -1 without objects
+    # (10, 101, K, 4, 2) by IoU, recall, class, size and `COUNTED`; -1 without objects
+    precision: np.ndarray
     images: list[Compared]
     crowds: int  # annotations that are ignored
 
@@ -115,12 +118,13 @@ def evaluate_detections(
     coco_eval = COCOeval(truth, found, metric)
     categories = list(names.values())
     coco_eval.params.catIds = categories
+    coco_eval.params.maxDets = list(COUNTED)
     with redirect_stdout(io.StringIO()):
         coco_eval.evaluate()
         coco_eval.accumulate()
-    # (10, 101, K, 4); the categories are sorted inside
+    # The categories are sorted inside.
     order = np.searchsorted(coco_eval.params.catIds, categories)
-    precision = coco_eval.eval['precision'][..., -1][:, :, order]
+    precision = coco_eval.eval['precision'][:, :, order]
     images = list(compared_images(coco_eval, truth, found, categories, metric))
     crowds = sum(annotation['iscrowd'] for annotation in truth.anns.values())
     return Evaluation(list(names), precision, images, crowds)
@@ -196,18 +200,19 @@ def compared_image(
 
 
 def averages(precision: np.ndarray) -> dict[str, float]:
-    """The averages that pycocotools reports of precisions (10, 101, ..., 4), see `Evaluation`."""
+    """The averages that MMDetection reports of precisions (10, 101, ..., 4, 2), see
+    `Evaluation`."""
 
     def mean(values: np.ndarray) -> float:
         values = values[values > -1]
         return float(values.mean()) if values.size else math.nan
 
     found = {
-        'AP': mean(precision[..., 0]),
-        'AP50': mean(precision[0, ..., 0]),
-        'AP75': mean(precision[5, ..., 0]),
+        'AP': mean(precision[..., 0, 0]),
+        'AP50': mean(precision[0, ..., 0, 1]),
+        'AP75': mean(precision[5, ..., 0, 1]),
     }
-    return found | {f'AP {size}': mean(precision[..., i]) for i, size in enumerate(SIZES) if i}
+    return found | {f'AP {size}': mean(precision[..., i, 1]) for i, size in enumerate(SIZES) if i}
 
 
 def add_detections(
@@ -237,8 +242,10 @@ def add_detections(
     )
     shown = {name: '–' if math.isnan(v) else f'{100 * v:.1f}' for name, v in overall.items()}
     note = (
-        'AP from 0 to 1, as pycocotools computes it; small is an area below 32 × 32 pixels, large '
-        'above 96 × 96. The best score is the threshold with the highest F1 at an IoU of 0.5. '
+        f'Numbers are from 0 to 1, as MMDetection computes them: AP of the {COUNTED[0]} best '
+        f'detections of an image and class, other averages of {COUNTED[1]}. Small is an area below '
+        '32 × 32 pixels, large above 96 × 96. The best score is the threshold with the highest F1 '
+        'at an IoU of 0.5. '
         'Click on a head to sort.'
     )
     table = pages.html_table(list(rows[0]), [list(row.values()) for row in rows])
@@ -280,7 +287,7 @@ def error_section(kind: str, errors: Errors, evaluation: Evaluation) -> pages.Ma
         means = np.where(exists, values, 0).sum(1) / np.maximum(exists.sum(1), 1)
         return charts.Curve(name, list(zip(detection_errors.RECALLS, means)), color, width)
 
-    precision = evaluation.precision[..., 0]
+    precision = evaluation.precision[..., 0, 1]
     curves = [
         curve(name, precision[0, :, [label]].T)
         for label, name in enumerate(evaluation.classes)

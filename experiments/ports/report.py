@@ -35,6 +35,8 @@ def tables(runs: Runs) -> list[Table]:
         batching(runs, scales),
         changed_boxes(runs),
     ]
+    if not others:
+        return found
     for metric in METRICS:
         keys = [(metric, batch, scale) for batch in BATCHES for scale in others]
         found.append(accuracy(f'{metric} at other sizes, in %', runs, keys))

@@ -198,8 +198,11 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        rescaled = ', rescaled in training' if self.is_rescaled else ''
-        return f'{self.encoding}{rescaled}: {self.kind}'
+        return f'{training_name(self.encoding, self.is_rescaled)}: {self.kind}'
+
+
+def training_name(name: str, is_rescaled: bool) -> str:
+    return f'{name}, rescaled in training' if is_rescaled else name
 
 
 Measured = dict[Row, list[dict[str, dict[str, float]]]]  # for each seed, by test and metric
@@ -265,8 +268,8 @@ def train_variants(lab: Lab) -> list[Trained]:
     done = run_all(todo, lab.runs_folder, lab.workers, lab.device)
     trained = []
     for i, (name, is_rescaled) in enumerate(variants_of(lab)):
-        suffix = ', rescaled in training' if is_rescaled else ''
-        trained.append(Trained(name + suffix, ENCODINGS[name], done[i :: len(settings)]))
+        of_seeds = done[i :: len(settings)]
+        trained.append(Trained(training_name(name, is_rescaled), ENCODINGS[name], of_seeds))
     return trained
 
 
@@ -310,8 +313,8 @@ def kinds_table(found: Measured, tests: dict[str, SizeTest]) -> Table:
     pairs = {}
     for row in found:
         if row.kind == NORMALIZED:
-            rescaled = ', rescaled in training' if row.is_rescaled else ''
-            pairs[row.encoding + rescaled] = row, row._replace(kind=COUNTED)
+            name = training_name(row.encoding, row.is_rescaled)
+            pairs[name] = row, row._replace(kind=COUNTED)
     return pairs_table('Normalized less counted coordinates', found, pairs, list(tests))
 
 
@@ -359,8 +362,7 @@ def draw(path: Path, found: Measured, scales: Sequence[float]) -> None:
                 for (is_rescaled, coordinates), look in looks.items():
                     row = Row(name, is_rescaled, coordinates)
                     columns = [values_of(found, row, f'{kind} {s:g}') for s in scales]
-                    rescaled = ', rescaled in training' if is_rescaled else ''
-                    label = coordinates + rescaled
+                    label = training_name(coordinates, is_rescaled)
                     values = 100 * np.transpose(columns)
                     lines += figures.curve(axis, scales, values, label=label, **look)
                 if kind == 'canvas':

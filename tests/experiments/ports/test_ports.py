@@ -137,11 +137,12 @@ def test_average_precision_and_mean_iou_by_hand():
     assert runs.accuracy(samples, wrong) == pytest.approx(dict(AP=0, mIoU=background / 5))
 
 
-def test_the_page_has_what_its_runs_say():
+@pytest.mark.parametrize('name', ['training', 'unpadded'])
+def test_the_page_has_what_its_runs_say(name):
     """Tables from the JSON file, and a difference of two arms by scipy."""
     findings = ROOT / 'experiments/ports/findings'
-    page = (findings / 'training.md').read_text()
-    data = json.loads((findings / 'training.json').read_text())['data']['runs']
+    page = (findings / f'{name}.md').read_text()
+    data = json.loads((findings / f'{name}.json').read_text())['data']['runs']
     for table in report.tables(data):
         assert table.markdown() in page, table.title
     a, b = (

@@ -5,7 +5,7 @@
 
 The package's wheel is downloaded and read, not installed. There are four photographs. The largest
 is cut into overlapping tiles, for training, and a second one of the same forest into six parts, for
-validation, because COCO's metrics count at most 100 detections of an image. Those of two other
+validation, because COCO's AP counts at most 100 detections of an image. Those of two other
 forests are for tests. In COCO's layout:
 
     ROOT/annotations/instances_{train,val,test,whole}.json

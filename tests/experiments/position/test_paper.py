@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from support import ROOT
 
 from cpvt_pyramid.position import PEGConfig
 from cpvt_pyramid.tooling.command import UserError
@@ -353,6 +354,26 @@ def test_the_json_alone_gives_the_table(answered):
     accuracies = [one['metrics']['accuracy'] for one in rows[paper.PEG]]
     (shown,) = [row for row in found['tables'][4]['rows'] if row[0] == paper.PEG]
     assert shown[1].split(' ± ')[0] == f'{100 * np.mean(accuracies):.1f}'
+
+
+def test_the_page_has_what_its_runs_say():
+    findings = ROOT / 'experiments/position/findings'
+    page = (findings / 'paper.md').read_text()
+    data = json.loads((findings / 'paper.json').read_text())['data']
+    rows = {}
+    for row in data:
+        results = []
+        for one in row['runs']:
+            settings = ClassifierSettings(**one['settings'])
+            rest = one['metrics'], one['losses'], one['failure'], 0.0, findings
+            results.append(Result(settings, *rest))
+        rows[row['name']] = Trained(row['name'], paper.all_rows()[row['name']], results)
+    sides = [int(name.split()[0]) for name in data[0]['runs'][0]['metrics'] if 'px' in name]
+    claims = paper.claims_table(rows, paper.OF_SIZES, "The paper's claims about larger pictures")
+    assert claims.markdown() in page
+    assert paper.sizes_table(rows, sides).markdown() in page
+    assert paper.changes_table(rows, sides).markdown() in page
+    assert paper.rows_table(rows).markdown() in page
 
 
 def test_the_seeds_are_trained_one_after_the_other(photographs, tmp_path, monkeypatch):

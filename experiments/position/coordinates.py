@@ -4,32 +4,27 @@ Every model is trained once, and tested twice with the same weights: with coordi
 tokens, as in the training, and with coordinates that are scaled to the length of the training.
 """
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cpvt_pyramid.columnar import Column
 from cpvt_pyramid.position import FIRE, ALiBi, AttentionPosition, Grid, LearnedPosition, RoPE
-from cpvt_pyramid.tooling.files import write_text
 from experiments import figures
-from experiments.parallel import in_parallel
 from experiments.report import LabAnswer, Table
 from experiments.statistics import estimate, holm, paired_difference, with_p
-from experiments.training import one_thread
 
 from .encodings import MEASURES, protocol, runs_data
-from .laboratory import Lab, Trained, Variant, metric_of
-from .models import LabModel
-from .runs import Result, RunSettings, evaluate_answers, run_all, tuned
-from .sizes import SizeTest, bag_percents, canvases, zooms
+from .laboratory import Lab, Variant
+from .models import CELLS, LabModel
+from .runs import RunSettings
+from .sizes import Found, bag_percents, canvases, percents_by_scale, tested, values_of, zooms
 
 RESCALE = 2.0  # as in DINOv3 (arXiv 2508.10104)
 COUNTED = 'counted'
@@ -189,46 +184,30 @@ class CoordinateSettings(RunSettings):
 # The question
 
 
-class Row(NamedTuple):
-    """A trained variant and how it is tested."""
-
-    encoding: str
-    is_rescaled: bool
-    kind: str
-
-    @property
-    def name(self) -> str:
-        return f'{training_name(self.encoding, self.is_rescaled)}: {self.kind}'
-
-
-def training_name(name: str, is_rescaled: bool) -> str:
-    return f'{name}, rescaled in training' if is_rescaled else name
-
-
-Measured = dict[Row, list[dict[str, dict[str, float]]]]  # for each seed, by test and metric
-
-
 def compare_coordinates(lab: Lab) -> LabAnswer:
     """Rotation or counting: encodings with counted and with normalized coordinates."""
-    trained = train_variants(lab)
-    cell = trained[0].runs[0].settings.build().cell
+    names = list(lab.preset.coordinates or ENCODINGS)
+    variants = {}
+    settings = []
+    for name in names:
+        for rescale in (1.0, RESCALE):
+            variants[training_name(name, rescale)] = ENCODINGS[name]
+            common = lab.settings(ENCODINGS[name])
+            settings.append(CoordinateSettings(**vars(common), rescale=rescale))
+    trained = lab.train_with(variants, settings)
     scales = lab.preset.scales
-    tests = {**canvases(scales), **zooms(scales, cell)}
-    jobs = []
-    for one in trained:
-        jobs += [(at_both_kinds, (run, tests, lab.preset.scaled_pictures)) for run in one.runs]
-    results = iter(in_parallel(jobs, lab.workers, 'coordinates'))
-    found: Measured = {}
-    for one, (encoding, is_rescaled) in zip(trained, variants_of(lab)):
-        of_seeds = [next(results) for _ in one.runs]
-        for kind in KINDS:
-            found[Row(encoding, is_rescaled, kind)] = [of_seed[kind] for of_seed in of_seeds]
-    tables = [accuracy_table(found, tests, metric) for metric in ('position', 'control')]
+    sizes = {**canvases(scales), **zooms(scales, CELLS['column'])}
+    tests = {}
+    for kind in KINDS:
+        for size, test in sizes.items():
+            tests[f'{kind} {size}'] = test._replace(normalized=kind == NORMALIZED)
+    found = tested(lab, trained, tests, 'coordinates')
+    tables = [accuracy_table(found, list(sizes), metric) for metric in ('position', 'control')]
     if lab.seeds > 1:
-        tables.append(kinds_table(found, tests))
-        tables.append(rescaling_table(found, tests))
+        tables.append(kinds_table(found, list(sizes)))
+        tables.append(rescaling_table(found, names, list(sizes)))
     picture = 'coordinates.png'
-    draw(lab.folder / picture, found, scales)
+    draw(lab.folder / picture, found, names, scales)
     notes = [
         *protocol(lab),
         'Every model is trained at 6x6 cells and tested twice with the same weights. Counted: '
@@ -244,128 +223,97 @@ def compare_coordinates(lab: Lab) -> LabAnswer:
         'control task says how much of a loss is that a digit looks different to a token.',
     ]
     title = 'What fails on larger pictures, rotation or counting?'
-    data = {'runs': runs_data(trained), 'tests': {row.name: found[row] for row in found}}
+    data = {'runs': runs_data(trained), 'tests': found}
     return LabAnswer('coordinates', title, notes, tables, [picture], data)
 
 
-def variants_of(lab: Lab) -> list[tuple[str, bool]]:
-    """Names of encodings, each with and without rescaling."""
-    names = lab.preset.coordinates or ENCODINGS
-    return [(name, is_rescaled) for name in names for is_rescaled in (False, True)]
-
-
-def train_variants(lab: Lab) -> list[Trained]:
-    """Tune and train all variants, seed by seed."""
-    settings = []
-    for name, is_rescaled in variants_of(lab):
-        common = lab.settings(ENCODINGS[name])
-        rescale = RESCALE if is_rescaled else 1.0
-        settings.append(CoordinateSettings(**vars(common), rescale=rescale))
-    rates = tuned(settings, lab.preset.rates, lab.runs_folder, lab.workers, lab.device)
-    todo = []
-    for seed in range(lab.seed, lab.seed + lab.seeds):
-        todo += [replace(one, lr=lr, seed=seed) for one, lr in zip(settings, rates)]
-    done = run_all(todo, lab.runs_folder, lab.workers, lab.device)
-    trained = []
-    for i, (name, is_rescaled) in enumerate(variants_of(lab)):
-        of_seeds = done[i :: len(settings)]
-        trained.append(Trained(training_name(name, is_rescaled), ENCODINGS[name], of_seeds))
-    return trained
-
-
-def at_both_kinds(
-    result: Result, tests: dict[str, SizeTest], pictures: int
-) -> dict[str, dict[str, dict[str, float]]]:
-    """The metrics of a trained model, by kind of coordinates and test; kept in a file next to the
-    run's."""
-    path = result.path.with_name(f'{result.path.stem}-coordinates-{pictures}.json')
-    known = json.loads(path.read_text()) if path.exists() else {kind: {} for kind in KINDS}
-    todo = {name: test for name, test in tests.items() if name not in known[COUNTED]}
-    if todo:
-        with one_thread():
-            model = result.load()
-            for name, test in todo.items():
-                scenes = result.settings.draw('test', pictures, 0, test.grid)
-                for kind in KINDS:
-                    model.coordinates.normalized = kind == NORMALIZED
-                    known[kind][name] = evaluate_answers(model, scenes, test.size)
-        write_text(path, json.dumps(known))
-    return {kind: {name: known[kind][name] for name in tests} for kind in KINDS}
+def training_name(name: str, rescale: float) -> str:
+    """The name of an encoding that is trained with this rescaling; 1: without."""
+    return name if rescale == 1 else f'{name}, rescaled in training'
 
 
 # Tables and figure
 
 
-def values_of(found: Measured, row: Row, test: str, metric: str = 'position') -> list[float]:
-    return [metric_of(of_seed[test], metric) for of_seed in found[row]]
-
-
-def accuracy_table(found: Measured, tests: dict[str, SizeTest], metric: str) -> Table:
+def accuracy_table(found: Found, sizes: Sequence[str], metric: str) -> Table:
     rows = []
-    for row in found:
-        cells = [estimate(values_of(found, row, test, metric)).show() for test in tests]
-        rows.append([row.name, *cells, str(len(found[row]))])
-    return Table(f'{MEASURES[metric]} in %', ['', *tests, 'seeds'], rows)
+    for name, of_seeds in found.items():
+        for kind in KINDS:
+            cells = []
+            for size in sizes:
+                cells.append(estimate(values_of(of_seeds, f'{kind} {size}', metric)).show())
+            rows.append([f'{name}: {kind}', *cells, str(len(of_seeds))])
+    return Table(f'{MEASURES[metric]} in %', ['', *sizes, 'seeds'], rows)
 
 
-def kinds_table(found: Measured, tests: dict[str, SizeTest]) -> Table:
+class Compared(NamedTuple):
+    """A trained variant and its coordinates in the tests."""
+
+    name: str
+    kind: str
+
+
+def kinds_table(found: Found, sizes: Sequence[str]) -> Table:
     """What normalized coordinates change."""
-    pairs = {}
-    for row in found:
-        if row.kind == NORMALIZED:
-            name = training_name(row.encoding, row.is_rescaled)
-            pairs[name] = row, row._replace(kind=COUNTED)
-    return pairs_table('Normalized less counted coordinates', found, pairs, list(tests))
+    pairs = {name: (Compared(name, NORMALIZED), Compared(name, COUNTED)) for name in found}
+    return pairs_table('Normalized less counted coordinates', found, pairs, sizes)
 
 
-def rescaling_table(found: Measured, tests: dict[str, SizeTest]) -> Table:
+def rescaling_table(found: Found, names: Sequence[str], sizes: Sequence[str]) -> Table:
     """What rescaling in training changes."""
     pairs = {}
-    for row in found:
-        if row.is_rescaled:
-            pairs[f'{row.encoding}: {row.kind}'] = row, row._replace(is_rescaled=False)
-    return pairs_table('With less without rescaling in training', found, pairs, list(tests))
+    for name in names:
+        for kind in KINDS:
+            rescaled = Compared(training_name(name, RESCALE), kind)
+            pairs[f'{name}: {kind}'] = rescaled, Compared(name, kind)
+    return pairs_table('With less without rescaling in training', found, pairs, sizes)
 
 
 def pairs_table(
-    title: str, found: Measured, pairs: dict[str, tuple[Row, Row]], tests: Sequence[str]
+    title: str,
+    found: Found,
+    pairs: dict[str, tuple[Compared, Compared]],
+    sizes: Sequence[str],
 ) -> Table:
-    """The differences of pairs of rows in the tasks that need position."""
+    """The differences of pairs in the tasks that need position."""
+
+    def values(one: Compared, size: str) -> list[float]:
+        return values_of(found[one.name], f'{one.kind} {size}', 'position')
+
     differences = {}
-    for name, (row, base) in pairs.items():
-        for test in tests:
-            values, of_base = values_of(found, row, test), values_of(found, base, test)
-            differences[name, test] = paired_difference(values, of_base)
-    adjusted = holm([one.p for one in differences.values()])
-    shown = {key: with_p(one, p) for (key, one), p in zip(differences.items(), adjusted)}
-    rows = [[name, *(shown[name, test] for test in tests)] for name in pairs]
+    for row, (one, base) in pairs.items():
+        for size in sizes:
+            differences[row, size] = paired_difference(values(one, size), values(base, size))
+    adjusted = holm([difference.p for difference in differences.values()])
+    shown = {}
+    for (key, difference), p in zip(differences.items(), adjusted):
+        shown[key] = with_p(difference, p)
+    rows = [[row, *(shown[row, size] for size in sizes)] for row in pairs]
     count = sum(not math.isnan(p) for p in adjusted)
     title = f'{title}, in points, paired by seed (p, adjusted for {count} comparisons, Holm)'
-    return Table(title, ['', *tests], rows)
+    return Table(title, ['', *sizes], rows)
 
 
-def draw(path: Path, found: Measured, scales: Sequence[float]) -> None:
+def draw(path: Path, found: Found, names: Sequence[str], scales: Sequence[float]) -> None:
     """A column for each encoding: canvases above, zoomed pictures below."""
-    names = list(dict.fromkeys(row.encoding for row in found))
-    looks = {
-        (False, COUNTED): dict(color=figures.GREY, marker='o'),
-        (True, COUNTED): dict(color=figures.GREY, marker='s', ls='--'),
-        (False, NORMALIZED): dict(color=figures.BLUE, marker='o'),
-        (True, NORMALIZED): dict(color=figures.BLUE, marker='s', ls='--'),
-    }
+    colors = {COUNTED: figures.GREY, NORMALIZED: figures.BLUE}
+    looks = {1.0: dict(marker='o'), RESCALE: dict(marker='s', ls='--')}  # by rescaling
     size = (2.6 * len(names), 5.6)
     grid = dict(sharex=True, sharey=True)
     with figures.figure(path, 2, len(names), size, **grid) as (fig, axes):
-        for kind, of_kind in zip(('canvas', 'zoom'), axes):
-            for name, axis in zip(names, of_kind):
+        for tested_on, of_row in zip(('canvas', 'zoom'), axes):
+            for name, axis in zip(names, of_row):
                 lines = []
-                for (is_rescaled, coordinates), look in looks.items():
-                    row = Row(name, is_rescaled, coordinates)
-                    columns = [values_of(found, row, f'{kind} {s:g}') for s in scales]
-                    label = training_name(coordinates, is_rescaled)
-                    values = 100 * np.transpose(columns)
-                    lines += figures.curve(axis, scales, values, label=label, **look)
-                if kind == 'canvas':
+                for kind, color in colors.items():
+                    for rescale, look in looks.items():
+                        of_seeds = found[training_name(name, rescale)]
+                        test = f'{kind} {tested_on}'
+                        values = percents_by_scale(of_seeds, test, 'position', scales)
+                        label = training_name(kind, rescale)
+                        lines += figures.curve(
+                            axis, scales, values, color=color, label=label, **look
+                        )
+                if tested_on == 'canvas':
                     axis.set_title(name)
                     label = 'ceiling of a bag of patches'
                     bag = bag_percents(scales)
@@ -373,7 +321,7 @@ def draw(path: Path, found: Measured, scales: Sequence[float]) -> None:
                     legend = lines
                 figures.of_sizes(axis, scales)
                 axis.set_ylim(0, 100)
-            of_kind[0].set_ylabel(f'{kind}: position tasks, %')
+            of_row[0].set_ylabel(f'{tested_on}: position tasks, %')
         figures.legend_below(fig, legend, 3)
         fig.suptitle(
             'Trained at 6x6 cells, tested at other sizes (1 = 6x6) with the same weights: mean '

@@ -251,6 +251,12 @@ class Lab:
     def train(self, variants: dict[str, Variant], model: str = 'column') -> list[Trained]:
         """Tune and train variants, each in the same way."""
         settings = [self.settings(variant, model) for variant in variants.values()]
+        return self.train_with(variants, settings)
+
+    def train_with(
+        self, variants: dict[str, Variant], settings: Sequence[RunSettings]
+    ) -> list[Trained]:
+        """As `train`, with settings of each variant, but for seed and learning rate."""
         rates = tuned(settings, self.preset.rates, self.runs_folder, self.workers, self.device)
         todo = []
         for seed in range(self.seed, self.seed + self.seeds):

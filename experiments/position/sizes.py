@@ -31,6 +31,7 @@ class SizeTest(NamedTuple):
     grid: tuple[int, int]  # in cells
     size: Optional[tuple[int, int]] = None  # height and width that they are resized to, in pixels
     inset: int = 0  # cells between every edge and the digits
+    normalized: Optional[bool] = None  # the `coordinates` of a model that has both kinds
 
 
 Tests = dict[str, SizeTest]
@@ -146,6 +147,8 @@ def at_all_sizes(result: Result, tests: Tests, pictures: int) -> dict[str, dict[
             model = result.load()
             for name, test in todo.items():
                 scenes = result.settings.draw('test', pictures, 0, test.grid, test.inset)
+                if test.normalized is not None:
+                    model.coordinates.normalized = test.normalized
                 known[name] = evaluate_answers(model, scenes, test.size)
         write_text(path, json.dumps(known))
     return {name: known[name] for name in tests}

@@ -12,7 +12,7 @@ import numpy as np
 from cpvt_pyramid.tooling.command import UserError
 from experiments import figures
 from experiments.report import LabAnswer, Table
-from experiments.statistics import Estimate, estimate, holm, paired_difference, show_p
+from experiments.statistics import Estimate, estimate, holm, paired_difference, show_p, with_p
 
 from .classifiers import ARCH, SIDE, ClassifierSettings, size_name
 from .encodings import SIGNIFICANT, runs_data
@@ -189,6 +189,7 @@ def compare_with_paper(lab: Lab) -> LabAnswer:
         sizes_table(rows, sides_of(lab)),
         changes_table(rows, sides_of(lab)),
         rows_table(rows),
+        against_learned_table(rows, sides_of(lab)),
     ]
     picture = 'paper.png'
     draw_sizes(lab.folder / picture, rows, sides_of(lab))
@@ -353,6 +354,38 @@ def changes_table(rows: dict[str, Trained], sides: Sequence[int]) -> Table:
         cells.append([name, *changes])
     title = f'Change of the accuracy from {first}, in points'
     return Table(title, ['', *others], cells)
+
+
+def against_learned_table(rows: dict[str, Trained], sides: Sequence[int]) -> Table:
+    """How much more resizing changes than in the learned table, with a class token or GAP as it."""
+    first, *others = map(size_name, sides)
+    found = {}
+    for name, row in resized_rows(rows).items():
+        base = rows.get(LEARNED + GAP if name.endswith(GAP) else LEARNED)
+        if base is None or base is row:
+            continue
+        for size in others:
+            own = change_by_seed(row, size, first)
+            of_base = change_by_seed(base, size, first)
+            if seeds := sorted(own.keys() & of_base.keys()):
+                values = [own[seed] for seed in seeds]
+                found[name, size] = paired_difference(values, [of_base[seed] for seed in seeds])
+    adjusted = dict(zip(found, holm([one.p for one in found.values()])))
+    cells = []
+    for name in dict.fromkeys(name for name, _ in found):
+        shown = [with_p(found[name, size], adjusted[name, size]) for size in others]
+        cells.append([name, *shown])
+    title = (
+        f'Change of the accuracy from {first} less that of the learned table, in points (p, '
+        f'adjusted for {len(found)} comparisons, Holm)'
+    )
+    return Table(title, ['', *others], cells)
+
+
+def change_by_seed(row: Trained, size: str, first: str) -> dict[int, float]:
+    """What resizing changes in each run."""
+    before = by_seed(row, first)
+    return {seed: value - before[seed] for seed, value in by_seed(row, size).items()}
 
 
 def rows_table(rows: dict[str, Trained]) -> Table:

@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ttest_rel
 from support import ROOT
 
 from cpvt_pyramid.position import PEGConfig
@@ -336,11 +337,12 @@ def test_the_answer_is_whole(answered, photographs):
     for row in found['data']:
         assert [one['settings']['seed'] for one in row['runs']] == [3, 4]
         assert {one['settings']['split'] for one in row['runs']} == {'test'}
-    of_sizes, of_training, sizes, changes, rows = found['tables']
+    of_sizes, of_training, sizes, changes, rows, against = found['tables']
     assert len(of_sizes['rows']) == len(paper.OF_SIZES)
     assert len(of_training['rows']) == len(paper.OF_TRAINING_SIZE)
     assert [row[0] for row in rows['rows']] == list(paper.all_rows())
     assert len(sizes['rows']) == len(changes['rows']) == 2 * len(paper.ENCODINGS)
+    assert len(against['rows']) == 2 * (len(paper.ENCODINGS) - 1)
     for table in found['tables']:
         assert {len(row) for row in table['rows']} == {len(table['header'])}
     assert (answered / 'paper.png').stat().st_size > 5000
@@ -369,11 +371,24 @@ def test_the_page_has_what_its_runs_say():
             results.append(Result(settings, *rest))
         rows[row['name']] = Trained(row['name'], paper.all_rows()[row['name']], results)
     sides = [int(name.split()[0]) for name in data[0]['runs'][0]['metrics'] if 'px' in name]
-    claims = paper.claims_table(rows, paper.OF_SIZES, "The paper's claims about larger pictures")
-    assert claims.markdown() in page
+    of_sizes = "The paper's claims about larger pictures"
+    assert paper.claims_table(rows, paper.OF_SIZES, of_sizes).markdown() in page
+    of_training = "The paper's claims at the size of the training"
+    assert paper.claims_table(rows, paper.OF_TRAINING_SIZE, of_training).markdown() in page
     assert paper.sizes_table(rows, sides).markdown() in page
     assert paper.changes_table(rows, sides).markdown() in page
     assert paper.rows_table(rows).markdown() in page
+    against = paper.against_learned_table(rows, sides)
+    assert against.markdown() in page
+    losses = {}
+    for name in (paper.PEG, paper.LEARNED):
+        metrics = [run.metrics for run in rows[name].runs]
+        losses[name] = [100 * (one['48 px'] - one['28 px']) for one in metrics]
+    test = ttest_rel(losses[paper.PEG], losses[paper.LEARNED])
+    mean = np.mean(losses[paper.PEG]) - np.mean(losses[paper.LEARNED])
+    half = test.confidence_interval().high - mean
+    (shown,) = [row for row in against.rows if row[0] == paper.PEG]
+    assert shown[against.header.index('48 px')].startswith(f'{mean:+.1f} ± {half:.1f} (')
 
 
 def test_the_seeds_are_trained_one_after_the_other(photographs, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from ...tooling import charts, pages
 from ...tooling.command import UserError
 from ..config.parts import as_list, dataset_meta
 from ..datasets.checks import annotation_file, image_folder
-from ..datasets.coco import indexed_coco, usable_content
+from ..datasets.coco import COUNTED_IN_AP, indexed_coco, usable_content
 from ..inference.trained import SCORE_THR
 from .parts import Analysis, confusion_section, shown_or_blank
 from .results import read_detections
@@ -31,7 +31,7 @@ from .results import read_detections
 COLORS = '#2f6fde', '#e88c1e', '#d1343e'  # of curves
 GREEN, ORANGE, CRIMSON = (40, 167, 69), (255, 159, 28), (230, 57, 70)
 # Detections of an image and class that count: in AP, and in the other averages of MMDetection
-COUNTED = (100, 1000)
+COUNTED = (COUNTED_IN_AP, 1000)
 SIZES = ('all', 'small', 'medium', 'large')  # COCO's areas: below 32 x 32 pixels, 96 x 96, above
 
 
@@ -245,8 +245,7 @@ def add_detections(
         f'Numbers are from 0 to 1, as MMDetection computes them: AP of the {COUNTED[0]} best '
         f'detections of an image and class, other averages of {COUNTED[1]}. Small is an area below '
         '32 × 32 pixels, large above 96 × 96. The best score is the threshold with the highest F1 '
-        'at an IoU of 0.5. '
-        'Click on a head to sort.'
+        'at an IoU of 0.5. Click on a head to sort.'
     )
     table = pages.html_table(list(rows[0]), [list(row.values()) for row in rows])
     confused = (

@@ -24,6 +24,7 @@ from .defects import Checked, Defects
 from .folder import SPLITS, Files, stem_of, words
 from .images import ALL_IMAGES, HEADERS, Effort, Finding, check_each, inspect
 
+COUNTED_IN_AP = 100  # detections of an image and class, the best
 ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
 BEYOND = 1  # pixels by which a box may reach beyond its image: rounding
 LIST = re.compile(rb'"(images|annotations)"\s*:\s*\[')

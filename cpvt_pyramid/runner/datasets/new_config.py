@@ -22,6 +22,7 @@ from ...tooling.files import atomic_write, check_file, files_below
 from ..config.load import load_config
 from ..config.parts import kind_of
 from .coco import (
+    COUNTED_IN_AP,
     Objects,
     Split,
     content_of_images,
@@ -42,7 +43,6 @@ from .yolo import read_yolo
 HERE = '{{ fileDirname }}'
 CONFIG_SUFFIXES = '.py', '.yaml', '.yml', '.json'  # that mmengine reads
 SEED = 0  # of the validation split
-COUNTED = 100  # detections of an image that COCO's AP counts
 IGNORING = 'MaxIoUAssigner', 'ATSSAssigner', 'ApproxMaxIoUAssigner'  # with `ignore_iof_thr`
 IGNORED_FROM = 0.5  # share of an anchor or proposal on objects to be ignored
 READERS = read_coco_files, read_yolo, read_voc  # the first that finds its layout counts
@@ -375,10 +375,10 @@ def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Ge
             line += f'; {len(every) - len(objects)} more are ignored'
         lines.append(line)
         most = max(Counter(a['image_id'] for a in objects).values(), default=0)
-        if key != 'train' and most > COUNTED:
+        if key != 'train' and most > COUNTED_IN_AP:
             lines.append(
                 f"note: an image of the {key} data has {most} objects, and COCO's AP counts "
-                f'{COUNTED} detections of an image; cpvt tile-data cuts images'
+                f'{COUNTED_IN_AP} detections of an image; cpvt tile-data cuts images'
             )
     sizes = {image['id']: (image['height'], image['width']) for image in train['images']}
     objects = [

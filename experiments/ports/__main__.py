@@ -2,6 +2,7 @@
 
     python -m experiments.ports --preset small                            # 20 minutes of one core
     python -m experiments.ports --preset full --page experiments/ports/findings/training.md
+    python -m experiments.ports --preset unpadded --page experiments/ports/findings/unpadded.md
 
 Prints the tables and writes WORK_DIR/training.json, with every run, and a figure. Runs are kept in
 WORK_DIR/runs: an interrupted command continues where it was, with the same results.
@@ -119,8 +120,12 @@ class Training(NamedTuple):
 
     def settings(self, arm: str, **options: Any) -> RunSettings:
         preset = self.preset
-        names = 'steps', 'batch', 'same_size', 'pictures'
-        rest = {name: getattr(preset, name) for name in names}
+        rest = dict(
+            steps=preset.steps,
+            batch=preset.batch,
+            same_size=preset.same_size,
+            pictures=preset.pictures,
+        )
         return RunSettings(**{**ARMS[arm], **rest, **options})
 
     def train(self, todo: Sequence[RunSettings], label: str) -> list[dict]:

@@ -202,10 +202,14 @@ def compare_coordinates(lab: Lab) -> LabAnswer:
         for size, test in sizes.items():
             tests[f'{kind} {size}'] = test._replace(normalized=kind == NORMALIZED)
     found = tested(lab, trained, tests, 'coordinates')
-    tables = [accuracy_table(found, list(sizes), metric) for metric in ('position', 'control')]
+    # At the size of the training, zooms are canvases, and normalized coordinates are counted ones.
+    other_scales = [scale for scale in scales if scale != 1]
+    others = [*canvases(other_scales), *zooms(other_scales, CELLS['column'])]
+    shown = [*canvases(scales), *zooms(other_scales, CELLS['column'])]
+    tables = [accuracy_table(found, shown, metric) for metric in ('position', 'control')]
     if lab.seeds > 1:
-        tables.append(kinds_table(found, list(sizes)))
-        tables.append(rescaling_table(found, names, list(sizes)))
+        tables.append(kinds_table(found, others))
+        tables.append(rescaling_table(found, names, shown))
     picture = 'coordinates.png'
     draw(lab.folder / picture, found, names, scales)
     notes = [

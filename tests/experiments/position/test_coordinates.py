@@ -1,19 +1,24 @@
 """Encodings with coordinates that are scaled."""
 
+import json
 import math
 
 import pytest
 import torch
+from support import ROOT
 
 from cpvt_pyramid.position import Grid, LearnedPosition
 from experiments.position.coordinates import (
     ENCODINGS,
+    KINDS,
     Coordinates,
     CoordinateSettings,
     ScaledGrid,
     ScaledTable,
 )
 from experiments.position.runs import RunSettings
+from experiments.position.sizes import values_of
+from experiments.statistics import estimate, paired_difference
 from experiments.training import digest
 
 POSITIONS = sorted({variant.position for variant in ENCODINGS.values()})
@@ -126,3 +131,25 @@ def test_runs_have_names_of_their_own():
     plain = RunSettings(position='rope')
     names = {digest(CoordinateSettings(position='rope', rescale=r)) for r in (1.0, 2.0)}
     assert len(names | {digest(plain)}) == 3
+
+
+SHOWN = ('canvas 0.5', 'canvas 1', 'canvas 2', 'canvas 4', 'zoom 0.5', 'zoom 2', 'zoom 4')
+
+
+def test_the_page_has_what_its_runs_say():
+    findings = ROOT / 'experiments/position/findings'
+    page = (findings / 'coordinates.md').read_text()
+    tests = json.loads((findings / 'coordinates.json').read_text())['data']['tests']
+    assert len(tests) == 2 * len(ENCODINGS)
+    for metric in ('position', 'control'):
+        for name, seeds in tests.items():
+            for kind in KINDS:
+                values = [values_of(seeds, f'{kind} {size}', metric) for size in SHOWN]
+                cells = ' | '.join(estimate(of_size).show() for of_size in values)
+                assert f'| {name}: {kind} | {cells} | 5 |' in page
+    rope = [values_of(tests['RoPE'], f'{kind} canvas 4', 'position') for kind in KINDS]
+    counted, normalized = rope
+    difference = paired_difference(normalized, counted).show().removeprefix('+')
+    text = ' '.join(page.split())
+    assert f'{difference} points more with the same weights (p < 0.001)' in text
+    assert f'answers {estimate(counted).show()} % with counted coordinates' in text

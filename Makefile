@@ -1,5 +1,6 @@
 # `make demo` and `make test` include the set-up.
 PY := .venv/bin/python
+PAGES := configs/demo/pages_retinanet_cpvt_nano.py
 TREES := configs/demo/trees_retinanet_cpvt_nano.py
 DIGITS := configs/demo/retinanet_cpvt_nano.py
 SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
@@ -26,17 +27,16 @@ define run_demo
 	@echo 'Open $(2)/analysis.html, $(2)/curves.png, $(2)/validation.html and the pictures in $(2)/pictures'
 endef
 
-demo: setup  ## train a detector of trees, evaluate it, draw its predictions; without a network, of digits
-	@if .venv/bin/cpvt demo-data trees; then $(MAKE) --no-print-directory demo-trees; \
-	else echo 'Continuing with handwritten digits, which need no network'; \
-	  $(MAKE) --no-print-directory demo-digits; fi
+demo: setup  ## train a detector of the parts of pages, evaluate it, draw its predictions
+	.venv/bin/cpvt demo-data pages
+	$(call run_demo,$(PAGES),work_dirs/demo)
 
-demo-trees: setup
+demo-trees: setup  ## the same with trees in aerial photographs, which it downloads (21 MB)
 	.venv/bin/cpvt demo-data trees
-	$(call run_demo,$(TREES),work_dirs/demo)
-	.venv/bin/cpvt infer $(TREES) $$(cat work_dirs/demo/last_checkpoint) data/trees/whole --tile 512 --out-dir work_dirs/demo/whole
+	$(call run_demo,$(TREES),work_dirs/demo-trees)
+	.venv/bin/cpvt infer $(TREES) $$(cat work_dirs/demo-trees/last_checkpoint) data/trees/whole --tile 512 --out-dir work_dirs/demo-trees/whole
 
-demo-digits: setup  ## the same with handwritten digits, without a network
+demo-digits: setup  ## the same with handwritten digits
 	.venv/bin/cpvt demo-data digits
 	$(call run_demo,$(DIGITS),work_dirs/demo-digits)
 

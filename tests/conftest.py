@@ -87,6 +87,16 @@ def sample_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope='session')
+def pages_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small data set of pages: 8 for training and 4 for validation."""
+    from cpvt_pyramid.demo.pages import make_pages
+
+    root = tmp_path_factory.mktemp('pages') / 'pages'
+    make_pages(root, train=8, val=4)
+    return root
+
+
+@pytest.fixture(scope='session')
 def trees_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data set of trees, of small images without trees."""
     from trees_package import random_boxes, use_package

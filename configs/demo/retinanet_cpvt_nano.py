@@ -1,4 +1,4 @@
-# The demo: a small ../retinanet_cpvt_s.py on handwritten digits (`cpvt demo-data digits`).
+# A small ../retinanet_cpvt_s.py on handwritten digits (`cpvt demo-data digits`).
 #   cpvt train configs/demo/retinanet_cpvt_nano.py
 _base_ = '../retinanet_cpvt_s.py'
 data_root = '{{ fileDirname }}/../../data/sample/coco'

@@ -1,4 +1,4 @@
-# The demo: a small ../semantic_fpn_cpvt_s.py on handwritten digits (`cpvt demo-data digits`).
+# A small ../semantic_fpn_cpvt_s.py on handwritten digits (`cpvt demo-data digits`).
 #   cpvt train configs/demo/semantic_fpn_cpvt_nano.py
 _base_ = '../semantic_fpn_cpvt_s.py'
 data_root = '{{ fileDirname }}/../../data/sample/ade/ADEChallengeData2016'

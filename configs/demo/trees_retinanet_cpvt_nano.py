@@ -1,4 +1,4 @@
-# The demo: a small ../retinanet_cpvt_s.py that finds trees in aerial photographs (`cpvt demo-data`).
+# A small ../retinanet_cpvt_s.py that finds trees in aerial photographs (`cpvt demo-data trees`).
 #   cpvt train configs/demo/trees_retinanet_cpvt_nano.py
 _base_ = '../retinanet_cpvt_s.py'
 data_root = '{{ fileDirname }}/../../data/trees'

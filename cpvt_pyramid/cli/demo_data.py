@@ -1,13 +1,14 @@
 """Create a data set of the demos.
 
+    cpvt demo-data pages                      # 400 + 50 pages in data/pages
     cpvt demo-data trees                      # 132 tiles and 3 photographs in data/trees
     cpvt demo-data digits                     # 1200 + 100 images in data/sample
     cpvt demo-data digits --root FOLDER --train 50 --val 10 --seed 1
 
-Trees are boxes drawn by hand in aerial photographs. They are in the package deepforest, which is
+Pages of documents are drawn, with boxes of their texts, titles, lists, tables and figures. Trees
+are boxes drawn by hand in aerial photographs. They are in the package deepforest, which is
 downloaded (21 MB), but not installed. Handwritten digits are drawn on photographs from installed
-packages, in the layouts of COCO and of ADE20K, without a network. ROOT/SOURCES.md names the authors
-and licences.
+packages, in the layouts of COCO and of ADE20K. ROOT/SOURCES.md names the authors and licences.
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,11 @@ from typing import Literal, Optional
 
 from ..tooling.command import UserError, check_at_least, imports_of, run_command
 
+ROOTS = {'pages': 'data/pages', 'trees': 'data/trees', 'digits': 'data/sample'}
+
 
 def demo_data(
-    data: Literal['trees', 'digits'],
+    data: Literal['pages', 'trees', 'digits'],
     *,
     root: Optional[str] = None,
     train: Optional[int] = None,
@@ -29,10 +32,10 @@ def demo_data(
 
     Args:
         data: which data set
-        root: folder to create (default: data/trees or data/sample)
-        train: training images of the digits (default: 1200)
-        val: validation images of the digits (default: 100)
-        seed: another seed gives other digits (default: 0)
+        root: folder to create (default: data/pages, data/trees or data/sample)
+        train: training images (default: 400 pages, 1200 images of digits)
+        val: validation images (default: 50 pages, 100 images of digits)
+        seed: another seed gives other pages or digits (default: 0)
     """
     check_at_least('--train', train, 1)
     check_at_least('--val', val, 1)
@@ -40,14 +43,17 @@ def demo_data(
     options = dict(train=train, val=val, seed=seed)
     given = {name: value for name, value in options.items() if value is not None}
     if data == 'trees' and given:
-        raise UserError(f'--{next(iter(given))} is for digits; the photographs of trees are given')
-    root = root or {'trees': 'data/trees', 'digits': 'data/sample'}[data]
+        raise UserError(f'the photographs of trees are given; they take no --{next(iter(given))}')
+    root = root or ROOTS[data]
     with imports_of('cpvt demo-data', 'demo'):
-        if data == 'trees':
-            from ..demo.trees import make_trees as make
-        else:
-            from ..demo.digits import make_dataset as make
-    is_new = make(root, **given)
+        from ..demo.digits import make_dataset
+        from ..demo.pages import make_pages
+        from ..demo.trees import make_trees
+    if data == 'trees':
+        is_new = make_trees(root)
+    else:
+        make = make_pages if data == 'pages' else make_dataset
+        is_new = make(root, **given)
     state = 'created' if is_new else 'already complete'
     print(f'{Path(root).expanduser().resolve()}: {data}, {state}')
 

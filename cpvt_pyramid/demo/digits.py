@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Optional, Union
 
 import numpy as np
-import skimage.data
 from PIL import Image
 from pycocotools import mask as coco_mask
 from skimage.color import rgb2lab
@@ -38,6 +37,7 @@ from sklearn.model_selection import train_test_split
 from tqdm import tqdm
 
 from .folders import create_once
+from .photographs import photographs_of, photographs_section, random_crop
 
 load_digits = cache(load_digits)
 NAMES = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
@@ -48,7 +48,6 @@ BACKGROUND = 1  # in the semantic maps; digit d is BACKGROUND + 1 + d
 SHORT_SIDE = (128, 224)  # pixels
 LONG_SIDE = 320  # pixels at most
 ASPECT_RATIO = 1.9  # long side over short side at most
-CROP = (0.5, 1.0)  # of the largest crop of that shape which the photograph holds
 DIGITS = (1, 6)  # in an image
 DIGIT_HEIGHT = (28, 96)  # pixels
 DIGIT_STRETCH = 1.15  # width over height, at most and (inverted) at least
@@ -63,29 +62,6 @@ ADE = 'ade/ADEChallengeData2016'
 FORMAT = 2  # increased when the same arguments give other files
 
 Window = tuple[slice, slice]  # rows and columns of an image
-
-
-@dataclass(frozen=True)
-class Photograph:
-    """A photograph in skimage.data, described as in scikit-image's documentation."""
-
-    split: str
-    title: str
-    author: str
-    licence: str
-
-
-PHOTOGRAPHS = {
-    'astronaut': Photograph('train', 'Eileen Collins', 'NASA', 'public domain'),
-    'coffee': Photograph(
-        'train', 'Coffee cup, courtesy of Pikolo Espresso Bar', 'Rachel Michetti', 'CC0 1.0'
-    ),
-    'rocket': Photograph('train', 'Launch of DSCOVR on Falcon 9', 'SpaceX', 'public domain'),
-    'chelsea': Photograph('val', 'Chelsea the cat', 'Stefan van der Walt', 'CC0 1.0'),
-    'retina': Photograph(
-        'val', 'Fundus photograph of a normal left eye', 'Mikael Häggström', 'CC0 1.0'
-    ),
-}
 
 
 @dataclass
@@ -210,24 +186,6 @@ def random_size(rng: np.random.Generator) -> tuple[int, int]:
     return size if rng.random() < 0.5 else size[::-1]
 
 
-def random_crop(
-    rng: np.random.Generator, photograph: Image.Image, size: tuple[int, int]
-) -> np.ndarray:
-    """A random crop of the photograph, resized to `size` and mirrored half of the time: (H, W, 3)
-    float32, 0 to 255."""
-    zoom = min(photograph.width / size[0], photograph.height / size[1]) * rng.uniform(*CROP)
-    width = size[0] * zoom
-    height = size[1] * zoom
-    left = rng.uniform(0, photograph.width - width)
-    top = rng.uniform(0, photograph.height - height)
-    crop = photograph.resize(
-        size, Image.Resampling.BICUBIC, box=(left, top, left + width, top + height)
-    )
-    if rng.random() < 0.5:
-        crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return np.array(crop, np.float32)
-
-
 def draw_picture(
     rng: np.random.Generator,
     photographs: dict[str, Image.Image],
@@ -292,24 +250,13 @@ def semantic_map(picture: Picture) -> np.ndarray:
 
 def sources(arguments: dict) -> str:
     """The text of SOURCES.md."""
-    photographs = '\n'.join(
-        f'| `skimage.data.{name}` | {p.title} | {p.author} | {p.licence} | {p.split} |'
-        for name, p in PHOTOGRAPHS.items()
-    )
     return f"""\
 # Sources
 
 Created by cpvt demo-data digits with the arguments {json.dumps(arguments)}
 from images in two Python packages. The images may be used under the terms of their sources:
 
-## Photographs: scikit-image, https://scikit-image.org/docs/stable/api/skimage.data.html
-
-Changes: cropped, scaled, some mirrored. No photograph is in both splits.
-
-| image | title | author | licence | used in |
-|---|---|---|---|---|
-{photographs}
-
+{photographs_section()}
 ## Digits: scikit-learn, `sklearn.datasets.load_digits`
 
 1,797 scans of 8x8 pixels, the test part of "Optical Recognition of Handwritten Digits", E. Alpaydin
@@ -317,11 +264,6 @@ and C. Kaynak, 1998, UCI Machine Learning Repository, https://doi.org/10.24432/C
 CC BY 4.0. Changes: enlarged, rotated, stretched, colored, blended into the photographs. No scan is
 in both splits, but both may have digits by the same of the 13 writers, who are not recorded.
 """
-
-
-def load_photograph(name: str) -> Image.Image:
-    """A photograph from scikit-image's wheel."""
-    return Image.fromarray(getattr(skimage.data, name)()).convert('RGB')
 
 
 def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> None:
@@ -357,8 +299,7 @@ def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> None:
 
 def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Picture]:
     """Draw the images of a split from the scans with these indices."""
-    names = [name for name, photograph in PHOTOGRAPHS.items() if photograph.split == split]
-    photographs = {name: load_photograph(name) for name in names}
+    photographs = photographs_of(split)
     for index in range(arguments[split]):
         # A generator per image, so that images do not depend on each other.
         rng = np.random.default_rng((arguments['seed'], SPLITS.index(split), index))

@@ -27,6 +27,7 @@ from torchvision.ops import box_iou
 from benchmarks.models import ports
 from cpvt_pyramid import ARCHS
 from cpvt_pyramid.demo import digits
+from cpvt_pyramid.demo.photographs import photographs_of
 from cpvt_pyramid.mm import CPVTPyramid
 from cpvt_pyramid.mm.detection import ValidRegionDetDataPreprocessor
 from cpvt_pyramid.tooling.files import atomic_write, write_text
@@ -109,12 +110,6 @@ def draw(
 def random_size(rng: np.random.Generator) -> tuple[int, int]:
     """Width and height of a landscape picture."""
     return SIZES[rng.choice(len(SIZES), p=SHARES)]
-
-
-@cache
-def photographs_of(split: str) -> dict:
-    names = [name for name, one in digits.PHOTOGRAPHS.items() if one.split == split]
-    return {name: digits.load_photograph(name) for name in names}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Train the demo's detector of trees with several seeds, from distilled weights and from scratch.
+"""Train the detector of trees with several seeds, from distilled weights and from scratch.
 
     cpvt demo-data trees
     python -m experiments.trees --seeds 5

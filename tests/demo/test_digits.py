@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 
 from cpvt_pyramid.cli import demo_data
 from cpvt_pyramid.demo import digits
+from cpvt_pyramid.demo.photographs import PHOTOGRAPHS, photographs_of
 from cpvt_pyramid.runner.config.check import check_data
 from cpvt_pyramid.tooling.command import UserError
 
@@ -98,7 +99,7 @@ def test_every_file_is_accounted_for(root):
     files = set(contents(root))
     assert fixed <= files and len(files) == len(fixed) + 3 * sum(COUNTS.values())
     text = (root / 'SOURCES.md').read_text(encoding='utf-8')
-    assert all(photograph.author in text for photograph in digits.PHOTOGRAPHS.values())
+    assert all(photograph.author in text for photograph in PHOTOGRAPHS.values())
     assert '"train": 40, "val": 20, "seed": 0' in text
     lines = (root / 'ade/ADEChallengeData2016/objectInfo150.txt').read_text().splitlines()
     names = ['Name', 'background', *digits.NAMES]
@@ -118,7 +119,7 @@ def test_every_file_is_accounted_for(root):
 def test_some_digits_are_partly_hidden(monkeypatch):
     """In thirty images, whose photographs need no network."""
     monkeypatch.setattr(socket, 'socket', lambda *_, **__: pytest.fail('asked for the network'))
-    photographs = {name: digits.load_photograph(name) for name in digits.PHOTOGRAPHS}
+    photographs = photographs_of('train') | photographs_of('val')
     assert min(min(photograph.size) for photograph in photographs.values()) >= 300
     generators, scans = map(np.random.default_rng, range(30)), np.arange(100)
     pictures = [digits.draw_picture(generator, photographs, scans) for generator in generators]

@@ -89,7 +89,7 @@ def test_the_command_creates_once(package, tmp_path, capsys):
     assert 'created' in capsys.readouterr().out
     assert demo_data.main(['trees', '--root', root]) == 0
     assert 'already complete' in capsys.readouterr().out
-    assert '--seed is for digits' in refusal(capsys, '--root', root, '--seed', '1')
+    assert 'take no --seed' in refusal(capsys, '--root', root, '--seed', '1')
     assert json.loads((tmp_path / 'trees/sample.json').read_text())['data'] == 'trees'
 
 

@@ -190,7 +190,7 @@ def test_other_models_differ_in_the_architecture_alone(name):
 
 @pytest.mark.parametrize('name', sorted(set(SMALLEST.values())))
 def test_trains_evaluates_and_predicts(
-    name, data, sample_dataset, trees_dataset, tmp_path, downloads, monkeypatch
+    name, data, sample_dataset, pages_dataset, trees_dataset, tmp_path, downloads, monkeypatch
 ):
     monkeypatch.setattr(Config, 'pretty_text', '')  # takes longer to lay out than a step to train
     monkeypatch.setenv('COCO_ROOT', f'{data}/coco')
@@ -201,11 +201,12 @@ def test_trains_evaluates_and_predicts(
     init_cfg = cfg.model.backbone.get('init_cfg')
     if name.startswith('demo/'):  # they have data of their own
         folder = f'{ROOT}/configs/demo/../../data'
+        sets = dict(sample=sample_dataset, pages=pages_dataset, trees=trees_dataset)
         for part in parts(cfg._cfg_dict):
             for key in ('data_root', 'ann_file'):
                 if key in part:
-                    path = part[key].replace(f'{folder}/sample', str(sample_dataset))
-                    part[key] = path.replace(f'{folder}/trees', str(trees_dataset))
+                    for data_name, root in sets.items():
+                        part[key] = part[key].replace(f'{folder}/{data_name}', str(root))
 
     reports = []
     for backbone in (mm.CPVTPyramid, mm.DenseCPVT):

@@ -72,8 +72,9 @@ def advice_for(root: str) -> str:
         folder = root.removesuffix(f'/{layout}')
         if folder != root and folder.endswith('/sample'):
             return f'. Create it with: cpvt demo-data digits --root {shlex.quote(folder)}'
-    if root.endswith('/trees'):
-        return f'. Create it with: cpvt demo-data trees --root {shlex.quote(root)}'
+    for data in ('pages', 'trees'):
+        if root.endswith(f'/{data}'):
+            return f'. Create it with: cpvt demo-data {data} --root {shlex.quote(root)}'
     return ''
 
 

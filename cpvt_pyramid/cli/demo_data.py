@@ -11,7 +11,7 @@ downloaded (21 MB), but not installed. Handwritten digits are drawn on photograp
 packages, in the layouts of COCO and of ADE20K. ROOT/SOURCES.md names the authors and licences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Optional
 
@@ -46,16 +46,25 @@ def demo_data(
         raise UserError(f'the photographs of trees are given; they take no --{next(iter(given))}')
     root = root or ROOTS[data]
     with imports_of('cpvt demo-data', 'demo'):
-        from ..demo.digits import make_dataset
-        from ..demo.pages import make_pages
-        from ..demo.trees import make_trees
-    if data == 'trees':
-        is_new = make_trees(root)
-    else:
-        make = make_pages if data == 'pages' else make_dataset
-        is_new = make(root, **given)
+        make = maker_of(data)
+    is_new = make(root, **given)
     state = 'created' if is_new else 'already complete'
     print(f'{Path(root).expanduser().resolve()}: {data}, {state}')
+
+
+def maker_of(data: str) -> Callable[..., bool]:
+    """The function that creates a data set; imports only what that needs."""
+    if data == 'pages':
+        from ..demo.pages import make_pages
+
+        return make_pages
+    if data == 'trees':
+        from ..demo.trees import make_trees
+
+        return make_trees
+    from ..demo.digits import make_dataset
+
+    return make_dataset
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

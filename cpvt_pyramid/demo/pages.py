@@ -18,10 +18,8 @@ same arguments give the same files, if the packages are the same, and a smaller 
 of a larger one with the same seed.
 """
 
-import ast
 import io
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -35,7 +33,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
-from ..tooling.tiles import box_annotation
+from .boxed_images import Box, BoxedImage, write_boxed_images
 from .folders import create_once
 from .photographs import photographs_of, photographs_section, random_crop
 
@@ -47,9 +45,8 @@ SIZES = ((480, 640), (460, 650), (650, 460), (640, 480), (720, 405))  # pixels, 
 MARGIN = (20, 50)  # pixels
 COLUMN_GAP = (14, 28)  # pixels
 PART_GAP = (8, 18)  # pixels, between the parts of a column
-MISSES = 3  # a column ends after so many parts that do not fit
+MISSES = 3  # a column ends after this number of parts that do not fit
 KINDS = {'text': 0.3, 'title': 0.2, 'list': 0.15, 'table': 0.15, 'figure': 0.2}  # shares
-LONGEST_WORD = 16  # letters; longer ones do not fit into a column
 FONT_SIZE = (11, 15)  # pixels
 FONTS = (  # of matplotlib: regular and bold
     ('DejaVuSans.ttf', 'DejaVuSans-Bold.ttf'),
@@ -111,21 +108,20 @@ class PagePart(NamedTuple):
         return [self.left + x1, self.top + y1, self.left + x2, self.top + y2]
 
 
-# Words
+# Random choices
+
+
+def between(rng: np.random.Generator, limits: tuple[int, int]) -> int:
+    """A random number from the first to the second."""
+    return int(rng.integers(limits[0], limits[1] + 1))
 
 
 @cache
 def sentences() -> tuple[str, ...]:
-    """Sentences of this package's docstrings, without those that have code."""
-    found: list[str] = []
-    for path in sorted(Path(__file__).parents[1].rglob('*.py')):
-        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                for text in (ast.get_docstring(node) or '').split('\n\n'):
-                    found += re.split(r'(?<=\.)\s+', ' '.join(text.split()))
-    plain = re.compile(r'[A-Z][^`_=|:>\\\[\]{}]*\.')
-    found = [text for text in found if plain.fullmatch(text)]
-    return tuple(text for text in found if max(map(len, text.split())) <= LONGEST_WORD)
+    """Sentences of this package's documentation; no word has more than 16 letters, so that it fits
+    into a column."""
+    text = Path(__file__).with_name('sentences.txt').read_text(encoding='utf-8')
+    return tuple(text.splitlines())
 
 
 @cache
@@ -217,7 +213,7 @@ def cut_below(drawing: Image.Image) -> Image.Image:
 def draw_text(rng: np.random.Generator, style: Style, width: int) -> Image.Image:
     """Up to five sentences that follow each other."""
     start = rng.integers(len(sentences()) - 5)
-    text = ' '.join(sentences()[start : start + rng.integers(1, 6)])
+    text = ' '.join(sentences()[start : start + between(rng, (1, 5))])
     return draw_paragraph(text, style, width)
 
 
@@ -235,7 +231,7 @@ def draw_title(rng: np.random.Generator, style: Style, width: int) -> Image.Imag
 
 def draw_list(rng: np.random.Generator, style: Style, width: int) -> Image.Image:
     """Two to six sentences with bullets, dashes, numbers or letters."""
-    count = rng.integers(2, 7)
+    count = between(rng, (2, 6))
     marks = {
         'bullets': '\u2022' * count,
         'dashes': '\u2013' * count,
@@ -257,17 +253,17 @@ def draw_list(rng: np.random.Generator, style: Style, width: int) -> Image.Image
 
 def draw_table(rng: np.random.Generator, style: Style, width: int) -> Image.Image:
     """Names in the first column, numbers in the others."""
-    rows = int(rng.integers(3, 10))
+    rows = between(rng, (3, 9))
     names = round(0.3 * width)  # width of the first column
-    most = np.clip((width - names) // (4 * style.regular.size), 2, 7)
-    columns = int(rng.integers(2, most + 1))
+    most = int(np.clip((width - names) // (4 * style.regular.size), 2, 7))
+    columns = between(rng, (2, most))
     edges = [0, *np.linspace(names, width - 1, columns + 1)]
     cell = (width - names) / columns - 6
-    height = style.line + int(rng.integers(1, 6))  # of a row
+    height = style.line + between(rng, (1, 5))  # of a row
     drawing, draw = new_drawing(width, height * rows + 1)
     draw_rules(rng, draw, style, edges, [height * row for row in range(rows + 1)])
-    decimals = rng.integers(0, 3)
-    largest = 10.0 ** rng.integers(0, 4)
+    decimals = between(rng, (0, 2))
+    largest = 10.0 ** between(rng, (0, 3))
     for row in range(rows):
         font = style.bold if row == 0 else style.regular
         y = row * height + (height - style.line) // 2 + 1
@@ -371,11 +367,6 @@ def fill_chart(rng: np.random.Generator, axes: Axes) -> None:
 
 
 # A page
-
-
-def between(rng: np.random.Generator, limits: tuple[int, int]) -> int:
-    """A random number from the first to the second."""
-    return int(rng.integers(limits[0], limits[1] + 1))
 
 
 def font_named(name: str, size: int) -> ImageFont.FreeTypeFont:
@@ -491,31 +482,22 @@ def make_pages(root: Union[Path, str], train: int = 400, val: int = 50, seed: in
 
 def write_pages(folder: Path, arguments: dict) -> None:
     """Write the data set into an empty folder, with a progress bar on stderr."""
-    (folder / 'annotations').mkdir()
     for split in SPLITS:
-        (folder / split).mkdir()
-        images: list[dict] = []
-        annotations: list[dict] = []
-        numbers = range(1, arguments[split] + 1)
-        for number in tqdm(numbers, f'{split:5}', unit='page', file=sys.stderr):
-            # A generator for each page, so that pages do not depend on each other.
-            rng = np.random.default_rng((arguments['seed'], SPLITS.index(split), number))
-            page, parts = draw_page(rng, split)
-            name = f'{number:04d}.png'
-            page.save(folder / split / name)
-            images.append(dict(id=number, file_name=name, width=page.width, height=page.height))
-            for part in parts:
-                category = CATEGORIES.index(part.category) + 1
-                index = len(annotations) + 1
-                annotations.append(box_annotation(index, number, category, part.box(), False))
-        content = dict(
-            images=images,
-            annotations=annotations,
-            categories=[dict(id=number, name=name) for number, name in enumerate(CATEGORIES, 1)],
-            info=dict(description='Parts of pages; see SOURCES.md'),
-        )
-        (folder / f'annotations/instances_{split}.json').write_text(json.dumps(content))
+        drawn = draw_pages(split, arguments)
+        drawn = tqdm(drawn, f'{split:5}', arguments[split], unit='page', file=sys.stderr)
+        description = 'Parts of pages; see SOURCES.md'
+        write_boxed_images(folder, split, drawn, CATEGORIES, description)
     (folder / 'SOURCES.md').write_text(sources_of_pages(arguments), encoding='utf-8')
+
+
+def draw_pages(split: str, arguments: dict) -> Iterator[BoxedImage]:
+    """Draw the pages of a split."""
+    for number in range(1, arguments[split] + 1):
+        # A generator for each page, so that pages do not depend on each other.
+        rng = np.random.default_rng((arguments['seed'], SPLITS.index(split), number))
+        page, parts = draw_page(rng, split)
+        boxes = [Box(CATEGORIES.index(part.category), part.box()) for part in parts]
+        yield BoxedImage(f'{number:04d}', page, boxes)
 
 
 def sources_of_pages(arguments: dict) -> str:
@@ -527,7 +509,7 @@ Created by cpvt demo-data pages with the arguments {json.dumps(arguments)}.
 The images may be used under the terms of their sources.
 
 {photographs_section()}
-## Text: the docstrings of cpvt_pyramid
+## Text: the documentation of cpvt_pyramid
 
 Licence: Apache-2.0. The sentences are in random order.
 

@@ -20,7 +20,6 @@ background.
 """
 
 import io
-import json
 import xml.etree.ElementTree as ET
 import zipfile
 from pathlib import Path
@@ -29,7 +28,8 @@ from typing import NamedTuple, Union
 import numpy as np
 from PIL import Image
 
-from ..tooling.tiles import Window, box_annotation, boxes_inside, disjoint, overlapping
+from ..tooling.tiles import Window, boxes_inside, disjoint, overlapping
+from .boxed_images import Box, BoxedImage, write_boxed_images
 from .folders import create_once
 from .wheels import Package, open_wheel
 
@@ -169,22 +169,10 @@ def crop_of(whole: Crop, window: Window) -> Crop:
 
 def write_crops(folder: Path, split: str, parts: list[Crop]) -> None:
     """Write the images and the annotations of one split."""
-    (folder / split).mkdir()
-    (folder / 'annotations').mkdir(exist_ok=True)
-    images: list[dict] = []
-    annotations: list[dict] = []
-    for number, part in enumerate(parts, 1):
-        file_name = f'{part.name}.png'
-        part.image.save(folder / split / file_name)
-        width, height = part.image.size
-        images.append(dict(id=number, file_name=file_name, width=width, height=height))
-        for corners, cut in zip(part.boxes.tolist(), part.cut.tolist()):
-            annotation = box_annotation(len(annotations) + 1, number, 1, corners, cut)
-            annotations.append(annotation)
-    content = dict(
-        images=images,
-        annotations=annotations,
-        categories=[dict(id=1, name='tree')],
-        info=dict(description='Crowns of trees in aerial photographs; see SOURCES.md'),
-    )
-    (folder / f'annotations/instances_{split}.json').write_text(json.dumps(content))
+    boxed_images = []
+    for part in parts:
+        pairs = zip(part.boxes.tolist(), part.cut.tolist())
+        boxes = [Box(0, corners, is_ignored=cut) for corners, cut in pairs]
+        boxed_images.append(BoxedImage(part.name, part.image, boxes))
+    description = 'Crowns of trees in aerial photographs; see SOURCES.md'
+    write_boxed_images(folder, split, boxed_images, ['tree'], description)

@@ -71,8 +71,7 @@ def test_pages_differ(drawn):
 
 
 def test_lines_of_text_are_not_cut(drawn):
-    """The last line of a paragraph has its descenders: its ink ends above the paper's end unless
-    the paper was cut there."""
+    """The last line of a paragraph has its descenders."""
     style = pages.random_style(np.random.default_rng(0))
     for text in ('gypq', 'gypq ' * 60):
         drawing = pages.draw_paragraph(text, style, 200)
@@ -80,6 +79,10 @@ def test_lines_of_text_are_not_cut(drawn):
         alone = Image.new('RGBA', (200, 100))
         ImageDraw.Draw(alone).text((0, 0), 'gypq', style.colors.ink, style.regular)
         assert drawing.height == (count - 1) * style.line + alone.getbbox()[3]
+
+
+def test_words_fit_into_a_column():
+    assert max(len(word) for text in pages.sentences() for word in text.split()) == 16
 
 
 def test_a_justified_line_ends_at_the_border():

@@ -32,7 +32,7 @@ def one_thread() -> Iterator[None]:
 def muon_and_adamw(
     matrices: Sequence[nn.Parameter], model: nn.Module, lr: float, weight_decay: float
 ) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) for some matrices of a model, AdamW for its other parameters.
+    """Muon (Jordan et al. 2024) for the given matrices of a model, if any, AdamW for the others.
 
     Muon's steps are scaled to the size of AdamW's (arXiv 2502.16982), so that both have one
     learning rate. Vectors have no weight decay.
@@ -44,10 +44,11 @@ def muon_and_adamw(
         dict(params=[p for p in others if p.ndim <= 1], weight_decay=0.0),
     ]
     decay = dict(lr=lr, weight_decay=weight_decay)
-    return [
-        torch.optim.Muon(matrices, adjust_lr_fn='match_rms_adamw', **decay),
-        torch.optim.AdamW(groups, **decay),
-    ]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, **decay)]
+    if matrices:
+        muon = torch.optim.Muon(matrices, adjust_lr_fn='match_rms_adamw', **decay)
+        optimizers.insert(0, muon)
+    return optimizers
 
 
 def optimize(
@@ -112,11 +113,11 @@ def determined(settings: Any) -> dict[str, Any]:
     return {name: value for name, value in asdict(settings).items() if name in compared}
 
 
-def digest(settings: Any) -> str:
-    """A file name for what settings, a dataclass, determine."""
+def digest(settings: Any, label: str) -> str:
+    """A file name for what settings, a dataclass, determine; it begins with the label."""
     text = json.dumps({'format': FORMAT, **determined(settings)}, sort_keys=True)
     hashed = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return f'{settings.model}-{settings.position}-{hashed}'
+    return f'{label}-{hashed}'
 
 
 def versions() -> dict[str, dict[str, str]]:

@@ -2,7 +2,6 @@
 
     python -m experiments.ports --preset small                            # 20 minutes of one core
     python -m experiments.ports --preset full --page experiments/ports/findings/training.md
-    python -m experiments.ports --preset unpadded --page experiments/ports/findings/unpadded.md
 
 Prints the tables and writes WORK_DIR/training.json, with every run, and a figure. Runs are kept in
 WORK_DIR/runs: an interrupted command continues where it was, with the same results.
@@ -32,7 +31,7 @@ NOTES = (
 
 def compare_ports(
     *,
-    preset: Literal['smoke', 'small', 'full', 'unpadded'] = 'small',
+    preset: Literal['smoke', 'small', 'full'] = 'small',
     work_dir: str = 'work_dirs/ports',
     seed: int = 0,
     seeds: Optional[int] = None,
@@ -44,9 +43,8 @@ def compare_ports(
     """Train what is missing, and write the report.
 
     Args:
-        preset: amount of work: small takes 20 minutes of one core, full 100; unpadded trains
-            without padding, in steps of pictures of one size; smoke takes seconds, and shows
-            nothing
+        preset: amount of work: small takes 20 minutes of one core, full 100; smoke takes seconds,
+            and shows nothing
         work_dir: folder of all results
         seed: first seed of the tables
         seeds: number of seeds (default: the preset's)
@@ -123,7 +121,6 @@ class Training(NamedTuple):
         rest = dict(
             steps=preset.steps,
             batch=preset.batch,
-            same_size=preset.same_size,
             pictures=preset.pictures,
         )
         return RunSettings(**{**ARMS[arm], **rest, **options})

@@ -33,15 +33,11 @@ from cpvt_pyramid.mm.detection import ValidRegionDetDataPreprocessor
 from cpvt_pyramid.tooling.files import atomic_write, write_text
 from experiments.training import digest, failure_of, mean_iou, one_thread, optimize, versions
 
-from .settings import BATCHES, CHANGES, PADDING, RunSettings
+from .settings import BATCHES, CHANGES, PADDING, SHARES, SIZES, RunSettings
 
 CONFIGS = Path(__file__).parents[2] / 'configs' / 'demo'
 ARCH = 'pcpvt_nano'
 SVT = ARCHS[ARCH]._replace(window=7, stage_norm=True)
-# Width and height of the landscape images, and how often they are drawn; portrait ones are turned.
-# At half the size all sides are multiples of 32: no image is padded alone, in any library.
-SIZES = ((192, 128), (128, 128), (128, 64))
-SHARES = (0.5, 0.25, 0.25)
 SIDE = 128  # the image for which a learned table has an entry for each token
 STRIDES = (8, 16, 32)  # of the detector
 ANCHOR = 3  # sides of anchors, in strides: the smallest have 24 pixels
@@ -64,6 +60,7 @@ class Sample(NamedTuple):
     boxes: Tensor  # (n, 4), left, top, right, bottom
     labels: Tensor  # (n,)
     areas: list[int]  # visible pixels
+    masks: np.ndarray  # (n, H, W), those pixels
     classes: Tensor  # (H, W), 0 is background, 1 + c class c
 
 
@@ -103,6 +100,7 @@ def draw(
         boxes=torch.tensor(boxes, dtype=torch.float32),
         labels=torch.tensor(labels),
         areas=areas,
+        masks=np.stack([instance.visible for instance in picture.instances]),
         classes=torch.from_numpy(classes),
     )
 
@@ -126,8 +124,7 @@ def training_batch(settings: RunSettings, step: int) -> list[Sample]:
     """All portrait or all landscape, as mmdetection groups training images."""
     rng = np.random.default_rng((settings.seed, 2, step))
     landscape = rng.random() < 0.5
-    size = random_size(rng) if settings.same_size else None
-    return [draw(settings, 'train', step, i, landscape, size) for i in range(settings.batch)]
+    return [draw(settings, 'train', step, i, landscape) for i in range(settings.batch)]
 
 
 def evaluation(settings: RunSettings) -> list[Sample]:
@@ -380,7 +377,8 @@ class Result(NamedTuple):
 
 
 def path_of(settings: RunSettings, folder: Path) -> Path:
-    return folder / f'{digest(settings)}.json'
+    label = f'{settings.model}-{settings.position}'
+    return folder / f'{digest(settings, label)}.json'
 
 
 def run(settings: RunSettings, folder: Path) -> Result:

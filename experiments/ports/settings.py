@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+# Width and height of the landscape images, and how often they are drawn; portrait ones are turned.
+# At half the size all sides are multiples of 32: no image is padded alone, in any library.
+SIZES = ((192, 128), (128, 128), (128, 64))
+SHARES = (0.5, 0.25, 0.25)
 METRICS, BATCHES = ('AP', 'mIoU'), (1, 8)
 PADDING = (0.0, 0.4, 0.7, 1.0)  # bins of the share of a padded image that is padding
 CHANGES = ('vanished', 'appeared', 'class', 'moved', 'score')  # of boxes
@@ -22,7 +26,6 @@ class RunSettings:
         split: 'tuning' or 'test'. The photographs of the test appear in nothing else.
         steps: of training.
         batch: pictures in a step.
-        same_size: whether the pictures of a step have the same size, so that none is padded.
         pictures: of the evaluation.
         scales: factors of the image size in the evaluation.
     """
@@ -36,7 +39,6 @@ class RunSettings:
     split: str = 'test'
     steps: int = 300
     batch: int = 8
-    same_size: bool = False
     pictures: int = 104
     scales: tuple = (0.5, 1, 1.5, 2)
 
@@ -76,14 +78,10 @@ class Preset(NamedTuple):
     scales: tuple[float, ...] = (0.5, 1, 1.5, 2)
     arms: tuple[str, ...] = tuple(ARMS)
     batch: int = 8
-    same_size: bool = False
 
 
 PRESETS = {
     'smoke': Preset(2, (1e-3, 2e-3), 1, 2, (1,), (REFERENCE, 'ours, without', 'ResNet-18'), 2),
     'small': Preset(3, (2e-3,), arms=(REFERENCE, 'ours, without', 'ResNet-18')),
     'full': Preset(5, (1e-3, 2e-3)),
-    'unpadded': Preset(
-        5, (2e-3,), scales=(1,), arms=(REFERENCE, 'ours, without', 'ResNet-18'), same_size=True
-    ),
 }

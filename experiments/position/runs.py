@@ -174,7 +174,8 @@ class Result(NamedTuple):
 
 def path_of(settings: Settings, folder: Path) -> Path:
     """The file of a run's result."""
-    return Path(folder) / f'{digest(settings)}.json'
+    label = f'{settings.model}-{settings.position}'
+    return Path(folder) / f'{digest(settings, label)}.json'
 
 
 def run(settings: Settings, folder: Path, device: str = 'cpu') -> Result:

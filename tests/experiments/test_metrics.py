@@ -35,7 +35,8 @@ def random_image(jitter: float) -> tuple[Sample, Prediction]:
         classes=torch.zeros(0),
         padding=0.0,
     )
-    return Sample(torch.zeros(0), boxes, labels, areas, torch.zeros(0)), prediction
+    nothing = torch.zeros(0)
+    return Sample(nothing, boxes, labels, areas, nothing.numpy(), nothing), prediction
 
 
 def precision_by_pycocotools(pairs: list[tuple[Sample, Prediction]]) -> float:

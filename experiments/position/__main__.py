@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .laboratory import Lab
 
-TRAINED = ('encodings', 'placement', 'resolution', 'canvas', 'coordinates', 'paper')
+TRAINED = ('encodings', 'placement', 'resolution', 'canvas', 'coordinates', 'border', 'paper')
 MEASURED = ('probe', 'padding', 'shift', 'attention', 'registers')
 
 
@@ -38,6 +38,7 @@ def position_lab(
             'resolution',
             'canvas',
             'coordinates',
+            'border',
             'paper',
             'probe',
             'padding',

@@ -6,6 +6,7 @@ from cpvt_pyramid.lab.probes import Subject
 from experiments.report import LabAnswer
 
 from .attention import measure_attention
+from .border import compare_borders
 from .coordinates import compare_coordinates
 from .encodings import compare_encodings, compare_placements
 from .laboratory import Lab
@@ -23,6 +24,7 @@ TRAINED: dict[str, Callable[[Lab], LabAnswer]] = {
     'resolution': compare_sizes,
     'canvas': compare_canvases,
     'coordinates': compare_coordinates,
+    'border': compare_borders,
     'paper': compare_with_paper,
 }
 # About given models and the side of their images in pixels; or, without any, the lab's models.

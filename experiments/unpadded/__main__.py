@@ -25,7 +25,7 @@ prepare_for_torch()  # before torch is imported
 
 NOTES = (
     'All models begin with the weights that come with the package, the ResNet-18 with random ones. '
-    '± is the 95 % interval of Student\'s t over seeds; p values are adjusted for the comparisons '
+    "± is the 95 % interval of Student's t over seeds; p values are adjusted for the comparisons "
     'of their table (Holm). Failed runs are counted and stay in the means.',
 )
 TITLE = 'Trained without padding, tested in padded batches'

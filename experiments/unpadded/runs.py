@@ -1,4 +1,4 @@
-"""Training without padding and tests in padded batches; each run is a file named by its settings."""
+"""Training without padding, tests in padded batches; each run is a file, named by its settings."""
 
 import json
 import warnings

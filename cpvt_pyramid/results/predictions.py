@@ -1,6 +1,7 @@
 """What models predict for an image: detections, segmentation masks, and panoptic segments."""
 
 import io
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,16 +69,22 @@ class _Prediction:
         return file.getvalue()
 
     def summary(self, most: int = 5) -> str:
-        """The first `most` classes by score or, without scores, by their share of the image:
-        'seven 0.79, three 0.55, ...'."""
+        """Up to `most` objects with their scores: 'seven 0.79, three 0.55'; of more objects, how
+        many there are of each class: '12 tree, 3 house'. Without scores, the classes with their
+        share of the image: 'grass 62.0%, road 21.5%, ...'."""
         columns = self._columns()
-        values = columns.get('score', columns['area'] / self.image[..., 0].size)
-        form = '.2f' if 'score' in columns else '.1%'
-        order = np.argsort(-values, kind='stable')
-        found = [f'{columns["class"][i]} {values[i]:{form}}' for i in order[:most]]
-        if len(values) > most:
-            found.append('...')
-        return ', '.join(found)
+        classes = columns['class']
+        has_scores = 'score' in columns
+        if has_scores and len(classes) > most:
+            counts = Counter(classes).most_common()
+            found = [f'{count} {name}' for name, count in counts]
+        else:
+            values = columns['score'] if has_scores else columns['area'] / self.image[..., 0].size
+            form = '.2f' if has_scores else '.1%'
+            order = np.argsort(-values, kind='stable')
+            found = [f'{classes[i]} {values[i]:{form}}' for i in order]
+        rest = ['...'] if len(found) > most else []
+        return ', '.join(found[:most] + rest)
 
     def to_pandas(self) -> 'pandas.DataFrame':
         """As a `pandas.DataFrame` with a row for each item, and the columns `class`, `area` in

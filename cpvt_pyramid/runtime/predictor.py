@@ -60,7 +60,7 @@ class Predictor:
     Examples:
         >>> predictor = Predictor('examples/trees.onnx', score_thr=0.3)
         >>> predictor('examples/trees/florida.jpg')
-        Detections(35: tree 0.64, tree 0.58, tree 0.57, tree 0.55, tree 0.53, ...)
+        Detections(35: 35 tree)
         >>> for found in predictor(['examples/trees/florida.jpg', 'examples/trees/california.jpg']):
         ...     picture = found.draw()
     """

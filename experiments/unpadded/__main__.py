@@ -93,9 +93,11 @@ def compare_batches(
         raise UserError(f'no run of these models is finished in {folder}; leave out --finished')
     jobs = [(run, (settings, folder / 'runs')) for _, settings in todo]
     results = in_parallel(jobs, 1 if finished else workers or usable_cores(), 'training')
-    runs: dict[str, list[dict]] = {}
-    for (arm, _), result in zip(todo, results):
-        runs.setdefault(arm, []).append(result._asdict())
+    runs = {}
+    for arm in arms:
+        of_arm = [result for (one, _), result in zip(todo, results) if one == arm]
+        if of_arm:
+            runs[arm] = [result._asdict() for result in of_arm]
 
     tables = report.tables(runs)
     report.draw(runs, folder / 'batches.png')

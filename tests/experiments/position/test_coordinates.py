@@ -129,8 +129,8 @@ def test_factors_are_uniform_in_octaves():
 
 def test_runs_have_names_of_their_own():
     plain = RunSettings(position='rope')
-    names = {digest(CoordinateSettings(position='rope', rescale=r)) for r in (1.0, 2.0)}
-    assert len(names | {digest(plain)}) == 3
+    names = {digest(CoordinateSettings(position='rope', rescale=r), '') for r in (1.0, 2.0)}
+    assert len(names | {digest(plain, '')}) == 3
 
 
 SHOWN = ('canvas 0.5', 'canvas 1', 'canvas 2', 'canvas 4', 'zoom 0.5', 'zoom 2', 'zoom 4')

@@ -62,16 +62,16 @@ def test_every_model_is_trained_and_tested(arm, tmp_path):
     assert runs.run(settings, tmp_path) == found  # read from its file
 
     with one_thread():
-        model, _ = runs.train(settings)
+        model = runs.build(settings.model, settings.backbone, settings.seed).eval()
         samples = runs.images_of(settings_of(arm), 'mixed')
-        same_size = [one for one in samples if one.image.shape == samples[0].image.shape]
-        assert len(same_size) > 1
+        same_size = [one for one in samples if one.image.shape == samples[0].image.shape][:2]
+        assert len(same_size) == 2
         if ARMS[arm].metric == 'AP':
-            alone, batched = (runs.detect(model, same_size, count) for count in (1, 8))
+            alone, batched = (runs.detect(model, same_size, count) for count in (1, 2))
             for one, other in zip(alone, batched):
                 torch.testing.assert_close(other.scores, one.scores, rtol=1e-3, atol=1e-4)
         else:
-            alone, batched = (runs.segment(model, same_size, count) for count in (1, 8))
+            alone, batched = (runs.segment(model, same_size, count) for count in (1, 2))
             assert runs.changed_pixels(alone, batched) < 1e-3
 
 
@@ -103,7 +103,7 @@ def test_measures_by_hand():
 
 def test_a_small_comparison(tmp_path, monkeypatch, capsys):
     command = ['--arms', 'RetinaNet', 'Semantic FPN', '--seeds', '2', '--steps', '2']
-    command += ['--pictures', '4', '--workers', '1', '--work-dir', str(tmp_path)]
+    command += ['--pictures', '2', '--workers', '1', '--work-dir', str(tmp_path)]
     assert main([*command, '--finished']) == 2
     assert 'no run of these models is finished' in capsys.readouterr().err
     assert main(command) == 0

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 from cpvt_pyramid.columnar import Column
 from cpvt_pyramid.position import FIRE, ALiBi, AttentionPosition, Grid, LearnedPosition, RoPE
+from cpvt_pyramid.pyramid import CPVTPyramid
 from experiments import figures
 from experiments.report import LabAnswer, Table
 from experiments.statistics import estimate, holm, paired_difference, with_p
 
 from .encodings import MEASURES, protocol, runs_data
-from .laboratory import Lab, Variant
+from .laboratory import RESCALE, Lab, Preset, Variant
 from .models import CELLS, LabModel
 from .runs import RunSettings
 from .sizes import Found, bag_percents, canvases, percents_by_scale, tested, values_of, zooms
 
-RESCALE = 2.0  # as in DINOv3 (arXiv 2508.10104)
 COUNTED = 'counted'
 NORMALIZED = 'normalized'
 KINDS = (COUNTED, NORMALIZED)  # of coordinates in a test
@@ -46,7 +46,6 @@ class Coordinates:
     """Rows or columns, in tokens of the training pictures; the first token begins at 0.
 
     Args:
-        side: of the training pictures, in tokens.
         rescale: in training, coordinates are multiplied by a random number from 1 / rescale to
             rescale, one each time that an encoding is used, as in DINOv3.
 
@@ -55,8 +54,7 @@ class Coordinates:
             coordinates count its tokens.
     """
 
-    def __init__(self, side: int, rescale: float) -> None:
-        self.side = side
+    def __init__(self, rescale: float) -> None:
         self.rescale = rescale
         self.normalized = False
 
@@ -66,9 +64,10 @@ class Coordinates:
             return 1.0
         return self.rescale ** float(torch.empty(()).uniform_(-1, 1))
 
-    def scale(self, length: int, factor: float) -> float:
-        """Coordinates per token, along a side of this length."""
-        return factor * self.side / length if self.normalized else factor
+    def scale(self, length: int, trained: int, factor: float) -> float:
+        """Coordinates per token, along a side of `length` tokens, of a map that has `trained` of
+        them in the training."""
+        return factor * trained / length if self.normalized else factor
 
 
 class ScaledGrid(Grid):
@@ -83,18 +82,25 @@ class ScaledGrid(Grid):
 
 
 class ScaledPosition(AttentionPosition):
-    """RoPE or ALiBi with scaled coordinates."""
+    """RoPE or ALiBi with scaled coordinates.
 
-    def __init__(self, encoding: AttentionPosition, coordinates: Coordinates) -> None:
+    Args:
+        encoding: with coordinates of its own.
+        coordinates: those to use.
+        side: of the map in the training, in tokens.
+    """
+
+    def __init__(self, encoding: AttentionPosition, coordinates: Coordinates, side: int) -> None:
         super().__init__()
         self.encoding = encoding
         self.coordinates = coordinates
+        self.side = side
 
     def forward(self, q: Tensor, k: Tensor, grid: Grid, step: int = 1):
         factor = self.coordinates.draw(self.training)
         scaled = ScaledGrid(*grid)
-        scaled.row_scale = self.coordinates.scale(grid.height, factor)
-        scaled.column_scale = self.coordinates.scale(grid.width, factor)
+        scaled.row_scale = self.coordinates.scale(grid.height, self.side, factor)
+        scaled.column_scale = self.coordinates.scale(grid.width, self.side, factor)
         return self.encoding(q, k, scaled, step)
 
 
@@ -102,9 +108,10 @@ class ScaledFIRE(FIRE):
     """FIRE with scaled coordinates, relative to the length of the training pictures. FIRE's own are
     relative to the length of each picture."""
 
-    def __init__(self, heads: int, coordinates: Coordinates) -> None:
+    def __init__(self, heads: int, coordinates: Coordinates, side: int) -> None:
         super().__init__(heads)
         self.coordinates = coordinates
+        self.side = side
         self.factor = 1.0
 
     def bias(self, q: Tensor, grid: Grid, step: int) -> Tensor:
@@ -113,8 +120,8 @@ class ScaledFIRE(FIRE):
 
     def relative_offsets(self, side: int, lengths: Tensor) -> Tensor:
         offsets = torch.arange(1 - side, side, device=lengths.device)
-        scale = self.coordinates.scale(side, self.factor)
-        longest = torch.tensor([self.coordinates.side], device=lengths.device)
+        scale = self.coordinates.scale(side, self.side, self.factor)
+        longest = torch.tensor([self.side], device=lengths.device)
         return self.psi(offsets * scale)[None] / self.psi(longest)
 
 
@@ -146,21 +153,46 @@ class ScaledTable(nn.Module):
     def places(self, length: int, factor: float, like: Tensor) -> Tensor:
         """Where the tokens of a side are, -1 at the beginning of the table and 1 at its end."""
         ahead = torch.arange(length, device=like.device, dtype=like.dtype) + 0.5
-        return ahead * self.coordinates.scale(length, factor) * 2 / self.coordinates.side - 1
+        side = self.table.shape[1]  # an entry for each token of the training
+        return ahead * self.coordinates.scale(length, side, factor) * 2 / side - 1
 
 
-def scale_coordinates(column: Column, coordinates: Coordinates) -> None:
-    """Let the encodings of an untrained model use these coordinates."""
-    if isinstance(column.pos_embed, LearnedPosition):
-        column.pos_embed = ScaledTable(column.pos_embed, coordinates)
-    for block in column.blocks:
+def scale_coordinates(
+    backbone: Union[Column, CPVTPyramid], coordinates: Coordinates, side: int
+) -> None:
+    """Let the encodings of an untrained model use these coordinates.
+
+    Args:
+        backbone: the model.
+        coordinates: of all its maps.
+        side: of the training pictures, in pixels.
+    """
+    if isinstance(backbone, Column):
+        backbone.pos_embed = scaled_added(backbone.pos_embed, coordinates)
+        scale_blocks(backbone.blocks, coordinates, side // backbone.arch.patch_size)
+        return
+    for i, stride in enumerate(backbone.strides):
+        backbone.pos_embeds[i] = scaled_added(backbone.pos_embeds[i], coordinates)
+        scale_blocks(backbone.blocks[i], coordinates, side // stride)
+
+
+def scaled_added(encoding: nn.Module, coordinates: Coordinates) -> nn.Module:
+    """An encoding that is added to tokens; a table with scaled coordinates."""
+    if isinstance(encoding, LearnedPosition):
+        return ScaledTable(encoding, coordinates)
+    return encoding
+
+
+def scale_blocks(blocks: nn.ModuleList, coordinates: Coordinates, side: int) -> None:
+    """Scale the coordinates in all attentions, for a training side in tokens."""
+    for block in blocks:
         encoding = block.attn.position
         if isinstance(encoding, FIRE):
-            scaled = ScaledFIRE(column.arch.heads, coordinates)
+            scaled = ScaledFIRE(block.attn.heads, coordinates, side)
             scaled.load_state_dict(encoding.state_dict())
             block.attn.position = scaled
         elif isinstance(encoding, (RoPE, ALiBi)):
-            block.attn.position = ScaledPosition(encoding, coordinates)
+            block.attn.position = ScaledPosition(encoding, coordinates, side)
 
 
 @dataclass(frozen=True)
@@ -176,8 +208,8 @@ class CoordinateSettings(RunSettings):
     def build(self) -> LabModel:
         """The untrained model; its `coordinates` are those of all its encodings."""
         model = super().build()
-        model.coordinates = Coordinates(self.grids[0], self.rescale)
-        scale_coordinates(model.backbone, model.coordinates)
+        model.coordinates = Coordinates(self.rescale)
+        scale_coordinates(model.backbone, model.coordinates, self.grids[0] * model.cell)
         return model
 
 
@@ -186,17 +218,19 @@ class CoordinateSettings(RunSettings):
 
 def compare_coordinates(lab: Lab) -> LabAnswer:
     """Rotation or counting: encodings with counted and with normalized coordinates."""
+    (model,) = lab.preset.models
     names = list(lab.preset.coordinates or ENCODINGS)
     variants = {}
     settings = []
     for name in names:
-        for rescale in (1.0, RESCALE):
+        for rescale in lab.preset.rescales:
             variants[training_name(name, rescale)] = ENCODINGS[name]
-            common = lab.settings(ENCODINGS[name])
+            common = lab.settings(ENCODINGS[name], model)
             settings.append(CoordinateSettings(**vars(common), rescale=rescale))
     trained = lab.train_with(variants, settings)
     scales = lab.preset.scales
-    sizes = {**canvases(scales), **zooms(scales, CELLS['column'])}
+    cell = CELLS[model]
+    sizes = {**canvases(scales), **zooms(scales, cell)}
     tests = {}
     for kind in KINDS:
         for size, test in sizes.items():
@@ -204,14 +238,15 @@ def compare_coordinates(lab: Lab) -> LabAnswer:
     found = tested(lab, trained, tests, 'coordinates')
     # At the size of the training, zooms are canvases, and normalized coordinates are counted ones.
     other_scales = [scale for scale in scales if scale != 1]
-    others = [*canvases(other_scales), *zooms(other_scales, CELLS['column'])]
-    shown = [*canvases(scales), *zooms(other_scales, CELLS['column'])]
+    others = [*canvases(other_scales), *zooms(other_scales, cell)]
+    shown = [*canvases(scales), *zooms(other_scales, cell)]
     tables = [accuracy_table(found, shown, metric) for metric in ('position', 'control')]
     if lab.seeds > 1:
         tables.append(kinds_table(found, others))
-        tables.append(rescaling_table(found, names, shown))
+        if RESCALE in lab.preset.rescales:
+            tables.append(rescaling_table(found, names, shown))
     picture = 'coordinates.png'
-    draw(lab.folder / picture, found, names, scales)
+    draw(lab.folder / picture, found, names, lab.preset)
     notes = [
         *protocol(lab),
         'Every model is trained at 6x6 cells and tested twice with the same weights. Counted: '
@@ -298,10 +333,12 @@ def pairs_table(
     return Table(title, ['', *sizes], rows)
 
 
-def draw(path: Path, found: Found, names: Sequence[str], scales: Sequence[float]) -> None:
+def draw(path: Path, found: Found, names: Sequence[str], preset: Preset) -> None:
     """A column for each encoding: canvases above, zoomed pictures below."""
+    scales = preset.scales
     colors = {COUNTED: figures.GREY, NORMALIZED: figures.BLUE}
-    looks = {1.0: dict(marker='o'), RESCALE: dict(marker='s', ls='--')}  # by rescaling
+    dashes = {1.0: dict(marker='o'), RESCALE: dict(marker='s', ls='--')}
+    looks = {rescale: dashes[rescale] for rescale in preset.rescales}
     size = (2.6 * len(names), 5.6)
     grid = dict(sharex=True, sharey=True)
     with figures.figure(path, 2, len(names), size, **grid) as (fig, axes):

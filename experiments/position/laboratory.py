@@ -13,6 +13,8 @@ from .models import COLUMN
 from .runs import Result, RunSettings, run_all, tuned
 from .tasks import POSITION_TASKS
 
+RESCALE = 2.0  # as in DINOv3 (arXiv 2508.10104)
+
 
 class Preset(NamedTuple):
     """How much work an answer is worth."""
@@ -30,6 +32,7 @@ class Preset(NamedTuple):
     placements: tuple[str, ...] = ()  # all if empty
     canvases: tuple[str, ...] = ()  # all if empty
     coordinates: tuple[str, ...] = ()  # all if empty
+    rescales: tuple[float, ...] = (1.0, RESCALE)  # of coordinates in training
 
 
 PRESETS = {
@@ -69,6 +72,8 @@ PRESETS = {
             'rope, normalized',
             'learned+peg',
         ),
+        coordinates=('learned table', 'RoPE', 'RoPE and PEG'),
+        rescales=(1.0,),
     ),
 }
 

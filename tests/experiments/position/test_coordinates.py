@@ -22,7 +22,9 @@ from experiments.statistics import estimate, paired_difference
 from experiments.training import digest
 
 POSITIONS = sorted({variant.position for variant in ENCODINGS.values()})
-TRAINED, LARGER = 48, 96  # pixels
+BOTH = [('column', position) for position in POSITIONS]
+BOTH += [('pyramid', position) for position in ('learned', 'rope', 'rope+peg')]
+SIDE = 6  # of the training, in tokens
 
 
 def logits_of(model, image):
@@ -30,41 +32,56 @@ def logits_of(model, image):
         return torch.cat(list(model(image).logits.values()), 1)
 
 
-def plain_and_scaled(position, rescale=1.0):
+def picture(model, rows, columns=SIDE):
+    """Of this many tokens of the last map."""
+    return torch.randn(2, 3, rows * model.cell, columns * model.cell)
+
+
+def plain_and_scaled(position, rescale=1.0, model='column'):
     """The lab's model and the same with scaled coordinates, with equal weights that matter."""
-    plain = RunSettings(position=position).build().eval()
-    scaled = CoordinateSettings(position=position, rescale=rescale).build().eval()
+    plain = RunSettings(model, position).build().eval()
+    scaled = CoordinateSettings(model, position, rescale=rescale).build().eval()
     names = dict.fromkeys(scaled.state_dict())
     assert len(names) == len(plain.state_dict())
     torch.manual_seed(1)
-    weights = [0.3 * torch.randn_like(x) for x in plain.state_dict().values()]
+    weights = [0.6 * torch.randn_like(x) for x in plain.state_dict().values()]
     for model in (plain, scaled):
         model.load_state_dict(dict(zip(model.state_dict(), weights)))
     return plain, scaled
 
 
-@pytest.mark.parametrize('position', POSITIONS)
+@pytest.mark.parametrize('model, position', BOTH)
 @pytest.mark.parametrize('is_normalized', [False, True])
-def test_at_the_size_of_the_training_nothing_changes(position, is_normalized):
-    plain, scaled = plain_and_scaled(position)
+def test_at_the_size_of_the_training_nothing_changes(model, position, is_normalized):
+    plain, scaled = plain_and_scaled(position, model=model)
     scaled.coordinates.normalized = is_normalized
-    image = torch.randn(2, 3, TRAINED, TRAINED)
+    image = picture(plain, SIDE)
     torch.testing.assert_close(logits_of(scaled, image), logits_of(plain, image))
 
 
-@pytest.mark.parametrize('position', ['rope', 'rope+peg', 'alibi'])
-def test_counted_coordinates_are_those_of_the_encoding(position):
-    plain, scaled = plain_and_scaled(position)
-    image = torch.randn(2, 3, LARGER, TRAINED)
+@pytest.mark.parametrize(
+    'model, position',
+    [
+        ('column', 'rope'),
+        ('column', 'rope+peg'),
+        ('column', 'alibi'),
+        ('pyramid', 'rope'),
+        ('pyramid', 'rope+peg'),
+    ],
+)
+def test_counted_coordinates_are_those_of_the_encoding(model, position):
+    plain, scaled = plain_and_scaled(position, model=model)
+    image = picture(plain, 2 * SIDE)
     counted = logits_of(scaled, image)
     torch.testing.assert_close(counted, logits_of(plain, image))
     scaled.coordinates.normalized = True
     assert (logits_of(scaled, image) - counted).abs().max() > 1e-3
 
 
-def test_a_normalized_table_is_interpolated():
-    plain, scaled = plain_and_scaled('learned')
-    image = torch.randn(2, 3, LARGER, TRAINED)
+@pytest.mark.parametrize('model', ['column', 'pyramid'])
+def test_a_normalized_table_is_interpolated(model):
+    plain, scaled = plain_and_scaled('learned', model=model)
+    image = picture(plain, 2 * SIDE)
     expected = logits_of(plain, image)
     assert (logits_of(scaled, image) - expected).abs().max() > 1e-2
     scaled.coordinates.normalized = True
@@ -74,7 +91,7 @@ def test_a_normalized_table_is_interpolated():
 def test_a_counted_table_repeats_its_last_entries():
     table = LearnedPosition(4, (6, 6), 'bicubic')
     torch.nn.init.normal_(table.table)
-    scaled = ScaledTable(table, Coordinates(6, 1.0)).eval()
+    scaled = ScaledTable(table, Coordinates(1.0)).eval()
     found = scaled(torch.zeros(1, 9, 7, 4))
     torch.testing.assert_close(found[:, :6, :6], table.table)
     torch.testing.assert_close(found[:, 8, :6], table.table[:, 5])
@@ -82,11 +99,14 @@ def test_a_counted_table_repeats_its_last_entries():
 
 
 def test_normalized_coordinates_by_hand():
-    coordinates = Coordinates(6, 1.0)
-    assert coordinates.scale(12, 1.0) == 1
+    coordinates = Coordinates(1.0)
+    assert coordinates.scale(12, SIDE, 1.0) == 1
     coordinates.normalized = True
     grid = ScaledGrid(12, 6)
-    grid.row_scale, grid.column_scale = coordinates.scale(12, 1.0), coordinates.scale(6, 1.0)
+    grid.row_scale, grid.column_scale = (
+        coordinates.scale(12, SIDE, 1.0),
+        coordinates.scale(6, SIDE, 1.0),
+    )
     rows, columns = grid.centers(1, torch.zeros(1))
     assert rows[:3].tolist() == [-0.25, 0.25, 0.75] and rows[-1] == 5.25
     assert columns.tolist() == [0, 1, 2, 3, 4, 5]
@@ -113,7 +133,7 @@ def test_fire_is_relative_to_the_training():
 @pytest.mark.parametrize('position', POSITIONS)
 def test_rescaling_is_random_in_training_alone(position):
     _, scaled = plain_and_scaled(position, rescale=2.0)
-    image = torch.randn(2, 3, TRAINED, TRAINED)
+    image = picture(scaled, SIDE)
     assert torch.equal(logits_of(scaled, image), logits_of(scaled, image))
     scaled.train()
     assert (logits_of(scaled, image) - logits_of(scaled, image)).abs().max() > 1e-4
@@ -121,10 +141,10 @@ def test_rescaling_is_random_in_training_alone(position):
 
 def test_factors_are_uniform_in_octaves():
     torch.manual_seed(0)
-    drawn = torch.tensor([Coordinates(6, 2.0).draw(True) for _ in range(2000)]).log2()
+    drawn = torch.tensor([Coordinates(2.0).draw(True) for _ in range(2000)]).log2()
     assert -1 <= drawn.min() < -0.98 and 0.98 < drawn.max() <= 1
     assert abs(float(drawn.mean())) < 0.05
-    assert Coordinates(6, 2.0).draw(False) == 1 and Coordinates(6, 1.0).draw(True) == 1
+    assert Coordinates(2.0).draw(False) == 1 and Coordinates(1.0).draw(True) == 1
 
 
 def test_runs_have_names_of_their_own():

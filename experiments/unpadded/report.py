@@ -1,8 +1,8 @@
 """Tables and the figure, from the runs in a JSON file alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -13,154 +13,156 @@ from experiments.statistics import Estimate, estimate, holm, paired_difference, 
 from .arms import ARMS, BATCHES, FOLDERS
 
 Runs = Mapping[str, Sequence[dict]]  # of each arm, by seed, as `Result` in JSON
-REGIONS = {True: 'valid region', False: 'without'}
+DRAWN = 'mixed'  # the folder of the figure
 
 
-def values(
-    runs: Sequence[dict], folder: str, batch: int, region: Optional[bool], measure: str
-) -> list[float]:
-    """A measure of one test, of each seed."""
-    wanted = dict(folder=folder, batch=batch, region=region)
-    found = []
-    for run in runs:
-        (test,) = (test for test in run['tests'] if test.items() >= wanted.items())
-        found.append(test[measure])
-    return found
+class Row(NamedTuple):
+    """What the tables have a row for.
+
+    Attributes:
+        name: in the tables.
+        arm: of `ARMS`.
+        region: whether the backbone is told the region of each image in a padded batch.
+        runs: of the arm.
+    """
+
+    name: str
+    arm: str
+    region: bool
+    runs: Sequence[dict]
+
+    def values(self, measure: str, folder: str, batch: int) -> np.ndarray:
+        """A measure of each seed; a batch of 1 has no padding, whatever the region is."""
+        region: Optional[bool] = None if batch == 1 else self.region
+        wanted = dict(folder=folder, batch=batch, region=region)
+        found = []
+        for run in self.runs:
+            (test,) = (test for test in run['tests'] if test.items() >= wanted.items())
+            found.append(test[measure])
+        return np.array(found)
+
+    def change(self, folder: str, batch: int) -> np.ndarray:
+        """How much a batch changes the accuracy of each seed."""
+        return self.values('accuracy', folder, batch) - self.values('accuracy', folder, 1)
 
 
-def rows_of(runs: Runs) -> dict[str, tuple[Sequence[dict], bool]]:
-    """What the tables have a row for: the runs of an arm, and whether the region is known."""
-    rows = {}
-    for arm, of_seeds in runs.items():
-        for region, name in REGIONS.items():
-            if ARMS[arm].backbone == 'resnet':
-                rows[arm] = of_seeds, False
-            else:
-                rows[f'{arm}, {name}'] = of_seeds, region
+def rows_of(runs: Runs) -> list[Row]:
+    """A ResNet does not know the region."""
+    rows = []
+    for arm, of_arm in runs.items():
+        if ARMS[arm].backbone == 'resnet':
+            rows.append(Row(arm, arm, False, of_arm))
+        else:
+            rows.append(Row(f'{arm}, valid region', arm, True, of_arm))
+            rows.append(Row(f'{arm}, without', arm, False, of_arm))
     return rows
+
+
+def batch_name(batch: int) -> str:
+    return f'batch of {batch}'
+
+
+TESTS = {f'{folder}, {batch_name(n)}': (folder, n) for folder in FOLDERS for n in BATCHES}
+
+
+# Tables
 
 
 def tables(runs: Runs) -> list[Table]:
     """All tables; p values are adjusted for the number of comparisons in their table (Holm)."""
+    rows = rows_of(runs)
     return [
-        *(accuracy_table(runs, folder) for folder in FOLDERS),
-        region_table(runs),
-        changes_table(runs),
+        *(accuracy_table(rows, folder) for folder in FOLDERS),
+        region_table(rows),
+        changes_table(rows),
     ]
 
 
-def accuracy_table(runs: Runs, folder: str) -> Table:
+def accuracy_table(rows: Sequence[Row], folder: str) -> Table:
     """Accuracy alone, and how much it changes in a batch, paired by seed."""
-    differences = {}
-    for name, (of_seeds, region) in rows_of(runs).items():
-        alone = values(of_seeds, folder, 1, None, 'accuracy')
+    changes = {}
+    for row in rows:
         for batch in BATCHES:
-            batched = values(of_seeds, folder, batch, region, 'accuracy')
-            differences[name, batch] = paired_difference(batched, alone)
-    shown = with_adjusted_p(differences)
+            changes[row.name, batch] = estimate(row.change(folder, batch))
+    shown = with_adjusted_p(changes)
     cells = []
-    for name, (of_seeds, _) in rows_of(runs).items():
-        alone = estimate(values(of_seeds, folder, 1, None, 'accuracy')).show()
-        changes = [shown[name, batch] for batch in BATCHES]
-        failed = sum(bool(run['failure']) for run in of_seeds)
-        cells.append([name, alone, *changes, str(len(of_seeds)), str(failed)])
+    for row in rows:
+        alone = estimate(row.values('accuracy', folder, 1)).show()
+        failed = sum(bool(run['failure']) for run in row.runs)
+        of_batches = [shown[row.name, batch] for batch in BATCHES]
+        cells.append([row.name, alone, *of_batches, str(len(row.runs)), str(failed)])
     title = (
         f'{FOLDERS[folder].title}: AP or mIoU alone, in %, and its change in a batch, in points, '
         'paired by seed (p)'
     )
-    return Table(title, ['', 'alone', *batch_names(), 'seeds', 'failed'], cells)
+    return Table(title, ['', 'alone', *map(batch_name, BATCHES), 'seeds', 'failed'], cells)
 
 
-def region_table(runs: Runs) -> Table:
+def region_table(rows: Sequence[Row]) -> Table:
     """What the valid region changes in a batch."""
-    with_both = [arm for arm in runs if ARMS[arm].backbone != 'resnet']
-    tests = [(folder, batch) for folder in FOLDERS for batch in BATCHES]
+    with_region = {row.arm: row for row in rows if row.region}
     differences = {}
-    for arm in with_both:
-        for folder, batch in tests:
-            accuracy = {}
-            for region in REGIONS:
-                accuracy[region] = values(runs[arm], folder, batch, region, 'accuracy')
-            found = paired_difference(accuracy[True], accuracy[False])
-            differences[arm, folder, batch] = found
+    for row in rows:
+        if row.region or row.arm not in with_region:
+            continue
+        for test, (folder, batch) in TESTS.items():
+            known = with_region[row.arm].values('accuracy', folder, batch)
+            unknown = row.values('accuracy', folder, batch)
+            differences[row.arm, test] = paired_difference(known, unknown)
     shown = with_adjusted_p(differences)
-    cells = [[arm, *(shown[arm, folder, batch] for folder, batch in tests)] for arm in with_both]
+    cells = [[arm, *(shown[arm, test] for test in TESTS)] for arm in with_region]
     title = 'AP or mIoU in a batch with the valid region less that without, in points (p)'
-    return Table(title, ['', *test_names()], cells)
+    return Table(title, ['', *TESTS], cells)
 
 
-def changes_table(runs: Runs) -> Table:
+def changes_table(rows: Sequence[Row]) -> Table:
     """How many boxes or pixels are not those of the image alone."""
     cells = []
-    for name, (of_seeds, region) in rows_of(runs).items():
-        shares = []
-        for folder in FOLDERS:
-            for batch in BATCHES:
-                shares.append(estimate(values(of_seeds, folder, batch, region, 'changed')).show())
-        cells.append([name, *shares])
-    padding = []
-    any_runs = next(iter(runs.values()))
-    for folder in FOLDERS:
-        for batch in BATCHES:
-            share = np.mean(values(any_runs, folder, batch, False, 'padding'))
-            padding.append(f'{100 * share:.0f}')
-    cells.append(['share of padding', *padding])
+    for row in rows:
+        shares = [estimate(row.values('changed', *test)).show() for test in TESTS.values()]
+        cells.append([row.name, *shares])
+    padding = [rows[-1].values('padding', *test).mean() for test in TESTS.values()]
+    cells.append(['share of padding', *(f'{100 * share:.0f}' for share in padding)])
     title = 'Boxes of a detector, or pixels of a segmentor, that are not those of the image alone'
-    return Table(f'{title}, in %', ['', *test_names()], cells)
+    return Table(f'{title}, in %', ['', *TESTS], cells)
 
 
-def with_adjusted_p(differences: Mapping[tuple, Estimate]) -> dict[tuple, str]:
+def with_adjusted_p(differences: Mapping[Hashable, Estimate]) -> dict[Hashable, str]:
+    """The differences, as in '+2.4 ± 1.1 (0.012)'."""
     adjusted = holm([difference.p for difference in differences.values()])
-    shown = {}
-    for (key, difference), p in zip(differences.items(), adjusted):
-        shown[key] = with_p(difference, p)
-    return shown
+    return {key: with_p(one, p) for (key, one), p in zip(differences.items(), adjusted)}
 
 
-def batch_names() -> list[str]:
-    return [f'batch of {batch}' for batch in BATCHES]
+# Figure
 
 
-def test_names() -> list[str]:
-    return [f'{folder}, {name}' for folder in FOLDERS for name in batch_names()]
-
-
-def draw(runs: Runs, path: Path, folder: str = 'mixed') -> None:
-    """The change of AP and mIoU with the size of the batch: means and intervals."""
-    panels = {'AP': 'detectors: change of AP, points', 'mIoU': 'segmentors: change of mIoU, points'}
+def draw(runs: Runs, path: Path) -> None:
+    """How AP and mIoU change with the size of the batch: means and intervals, in points."""
+    titles = {'AP': 'Detectors: change of AP', 'mIoU': 'Segmentors: change of mIoU'}
     colors = dict(zip(ARMS, (figures.BLUE, figures.ACCENT, 'black', 'C2', 'C1', figures.GREY)))
-    places = range(1 + len(BATCHES))
-    with figures.figure(path, 1, len(panels), (9.2, 3.8)) as (fig, axes):
+    batches = (1, *BATCHES)
+    with figures.figure(path, 1, len(titles), (9.2, 3.9)) as (fig, axes):
         lines = []
-        for axis, (metric, title) in zip(axes.flat, panels.items()):
-            shown = {}
-            for name, (of_seeds, region) in rows_of(runs).items():
-                arm = name if name in ARMS else name.rpartition(', ')[0]
-                if ARMS[arm].metric == metric:
-                    shown[name] = arm, of_seeds, region
-            for i, (name, (arm, of_seeds, region)) in enumerate(shown.items()):
-                alone = np.array(values(of_seeds, folder, 1, None, 'accuracy'))
-                changes = [0 * alone]
-                for batch in BATCHES:
-                    batched = np.array(values(of_seeds, folder, batch, region, 'accuracy'))
-                    changes.append(100 * (batched - alone))
-                found = [estimate(change) for change in changes]
-                aside = 0.05 * (i - (len(shown) - 1) / 2)  # or intervals would lie on each other
-                lines.append(
-                    axis.errorbar(
-                        [place + aside for place in places],
-                        [one.mean for one in found],
-                        yerr=np.nan_to_num([one.half for one in found]),
-                        color=colors[arm],
-                        ls='-' if region else '--',
-                        marker='o',
-                        ms=4,
-                        lw=1.4,
-                        elinewidth=1,
-                        label=name,
-                    )
+        for axis, (metric, title) in zip(axes.flat, titles.items()):
+            rows = [row for row in rows_of(runs) if ARMS[row.arm].metric == metric]
+            for i, row in enumerate(rows):
+                found = [estimate(100 * row.change(DRAWN, batch)) for batch in batches]
+                aside = 0.05 * (i - (len(rows) - 1) / 2)  # so that no interval hides another
+                line = axis.errorbar(
+                    np.arange(len(batches)) + aside,
+                    [one.mean for one in found],
+                    yerr=np.nan_to_num([one.half for one in found]),
+                    color=colors[row.arm],
+                    ls='-' if row.region else '--',
+                    marker='o',
+                    ms=4,
+                    lw=1.4,
+                    elinewidth=1,
+                    label=row.name,
                 )
+                lines.append(line)
             axis.axhline(0, color='black', lw=0.6)
-            axis.set_xticks(places, ['alone', *batch_names()])
+            axis.set_xticks(range(len(batches)), ['alone', *map(batch_name, BATCHES)])
+            axis.set_ylabel('points')
             axis.set_title(title)
         figures.legend_below(fig, lines, 4)

@@ -24,6 +24,7 @@ FOLDERS = (
     'examples',
     'experiments/ports/findings',
     'experiments/position/findings',
+    'experiments/unpadded/findings',
     'benchmarks',
 )
 PAGES = [page for folder in FOLDERS for page in (ROOT / folder).glob('*.md')]

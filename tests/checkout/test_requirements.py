@@ -35,6 +35,7 @@ EXTRAS = {
     'experiments/distillation/': ['lab', 'hub', 'timm'],
     'experiments/ports/': ['lab', 'mm'],
     'experiments/trees/': ['lab', 'mm'],
+    'experiments/unpadded/': ['lab', 'mm'],
     'experiments/': ['lab'],
     'tools/mmcv_build.py': ['torch'],
     'tools/': [],

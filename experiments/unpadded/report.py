@@ -71,11 +71,10 @@ TESTS = {f'{folder}, {batch_name(n)}': (folder, n) for folder in FOLDERS for n i
 def tables(runs: Runs) -> list[Table]:
     """All tables; p values are adjusted for the number of comparisons in their table (Holm)."""
     rows = rows_of(runs)
-    return [
-        *(accuracy_table(rows, folder) for folder in FOLDERS),
-        region_table(rows),
-        changes_table(rows),
-    ]
+    found = [*(accuracy_table(rows, folder) for folder in FOLDERS)]
+    if any(row.region for row in rows):
+        found.append(region_table(rows))
+    return [*found, changes_table(rows)]
 
 
 def accuracy_table(rows: Sequence[Row], folder: str) -> Table:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from cpvt_pyramid.tooling import pages
+from cpvt_pyramid.tooling.command import UserError
 from cpvt_pyramid.tooling.files import write_text
 from cpvt_pyramid.tooling.report import markdown_table, text_table
 
@@ -113,12 +114,16 @@ def folded(table: Table) -> str:
 def write_findings(folder: Path, questions: Sequence[str], page: Path) -> None:
     """Write the answers to questions, found in a folder, into a Markdown page, between the lines
     `<!-- findings -->` and `<!-- /findings -->`, and their figures next to it. Of each answer the
-    figures and the first table are open; long tables and the others unfold."""
+    figures and the first table are open; long tables and the others unfold.
+
+    Raises:
+        UserError: the page does not have these lines.
+    """
     start = '<!-- findings -->'
     end = '<!-- /findings -->'
     text = page.read_text()
     if text.count(start) != 1 or text.count(end) != 1:
-        raise ValueError(f'{page} must have one line {start} and one line {end}')
+        raise UserError(f'{page} must have one line {start} and one line {end}')
     parts = []
     for question in questions:
         found = json.loads((folder / f'{question}.json').read_text())

@@ -149,10 +149,7 @@ def position_lab(
         print(f'\n{folder / question}.json; figures: {", ".join(found.figures)}', flush=True)
         report = write_lab_report(folder, (*TRAINED, *MEASURED))
     if page:
-        try:
-            write_findings(folder, questions, Path(page))
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        write_findings(folder, questions, Path(page))
     print(f'\nReport: {report}')
 
 

@@ -72,7 +72,7 @@ PRESETS = {
             'rope, normalized',
             'learned+peg',
         ),
-        coordinates=('learned table', 'RoPE', 'RoPE and PEG'),
+        coordinates=('RoPE',),
         rescales=(1.0,),
     ),
 }

@@ -69,6 +69,7 @@ def compare_batches(
         check_at_least(name, value, least)
     if page and not Path(page).is_file():
         raise UserError(f'there is no page {page}')
+    arms = list(dict.fromkeys(arms))
 
     from experiments.parallel import in_parallel
     from experiments.report import LabAnswer, save, write_findings

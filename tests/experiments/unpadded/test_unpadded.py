@@ -102,8 +102,8 @@ def test_measures_by_hand():
 
 
 def test_a_small_comparison(tmp_path, monkeypatch, capsys):
-    command = ['--arms', 'RetinaNet', 'Semantic FPN', '--seeds', '2', '--steps', '2']
-    command += ['--pictures', '2', '--workers', '1', '--work-dir', str(tmp_path)]
+    command = ['--seeds', '2', '--steps', '2', '--pictures', '2', '--workers', '1']
+    command += ['--work-dir', str(tmp_path), '--arms', 'RetinaNet', 'Semantic FPN']
     assert main([*command, '--finished']) == 2
     assert 'no run of these models is finished' in capsys.readouterr().err
     assert main(command) == 0
@@ -117,7 +117,14 @@ def test_a_small_comparison(tmp_path, monkeypatch, capsys):
     assert main(command) == 0
     assert (tmp_path / 'unpadded.json').read_text() == found
     next((tmp_path / 'runs').glob('retinanet-*')).unlink()
-    assert main([*command, '--finished']) == 0
+    page = tmp_path / 'page.md'
+    page.write_text('no place for findings')
+    assert main([*command, '--finished', '--page', str(page)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert 'must have one line <!-- findings -->' in error
+    page.write_text('Before\n<!-- findings -->\n<!-- /findings -->\nAfter\n')
+    assert main([*command, 'RetinaNet', '--finished', '--page', str(page)]) == 0  # named twice
+    assert page.with_suffix('.json').is_file() and '**Mixed images: AP' in page.read_text()
     data = json.loads((tmp_path / 'unpadded.json').read_text())['data']['runs']
     assert [len(of_seeds) for of_seeds in data.values()] == [1, 2]
 

@@ -173,3 +173,19 @@ def test_the_page_has_what_its_runs_say():
     text = ' '.join(page.split())
     assert f'{difference} points more with the same weights (p < 0.001)' in text
     assert f'answers {estimate(counted).show()} % with counted coordinates' in text
+
+
+def test_the_page_of_pyramids_has_what_its_runs_say():
+    findings = ROOT / 'experiments/position/findings'
+    page = (findings / 'pyramid_coordinates.md').read_text()
+    tests = json.loads((findings / 'pyramid_coordinates.json').read_text())['data']['tests']
+    (seeds,) = tests.values()
+    for metric in ('position', 'control'):
+        for kind in KINDS:
+            values = [values_of(seeds, f'{kind} {size}', metric) for size in SHOWN]
+            cells = ' | '.join(estimate(of_size).show() for of_size in values)
+            assert f'| RoPE: {kind} | {cells} | {len(seeds)} |' in page
+    counted, normalized = (values_of(seeds, f'{kind} canvas 4', 'position') for kind in KINDS)
+    text = ' '.join(page.split())
+    assert f'{estimate(counted).show()} % with counted coordinates' in text
+    assert f'{estimate(normalized).show()} % with normalized ones' in text

@@ -29,6 +29,7 @@ from .sizes import Found, bag_percents, canvases, percents_by_scale, tested, val
 
 COUNTED = 'counted'
 NORMALIZED = 'normalized'
+LEAST_WIDTH = 8.5  # of the figure, for its title
 KINDS = (COUNTED, NORMALIZED)  # of coordinates in a test
 ENCODINGS = {
     'learned table': Variant('learned'),
@@ -339,7 +340,7 @@ def draw(path: Path, found: Found, names: Sequence[str], preset: Preset) -> None
     colors = {COUNTED: figures.GREY, NORMALIZED: figures.BLUE}
     dashes = {1.0: dict(marker='o'), RESCALE: dict(marker='s', ls='--')}
     looks = {rescale: dashes[rescale] for rescale in preset.rescales}
-    size = (2.6 * len(names), 5.6)
+    size = (max(2.6 * len(names), LEAST_WIDTH), 5.6)
     grid = dict(sharex=True, sharey=True)
     with figures.figure(path, 2, len(names), size, **grid) as (fig, axes):
         for tested_on, of_row in zip(('canvas', 'zoom'), axes):

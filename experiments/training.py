@@ -44,11 +44,10 @@ def muon_and_adamw(
         dict(params=[p for p in others if p.ndim <= 1], weight_decay=0.0),
     ]
     decay = dict(lr=lr, weight_decay=weight_decay)
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, **decay)]
-    if matrices:
-        muon = torch.optim.Muon(matrices, adjust_lr_fn='match_rms_adamw', **decay)
-        optimizers.insert(0, muon)
-    return optimizers
+    adamw = torch.optim.AdamW(groups, **decay)
+    if not matrices:
+        return [adamw]
+    return [torch.optim.Muon(matrices, adjust_lr_fn='match_rms_adamw', **decay), adamw]
 
 
 def optimize(

@@ -105,9 +105,13 @@ def draw(
     )
 
 
-def random_size(rng: np.random.Generator) -> tuple[int, int]:
+def random_size(
+    rng: np.random.Generator,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    shares: Sequence[float] = SHARES,
+) -> tuple[int, int]:
     """Width and height of a landscape picture."""
-    return SIZES[rng.choice(len(SIZES), p=SHARES)]
+    return sizes[rng.choice(len(sizes), p=shares)]
 
 
 @cache
@@ -131,6 +135,15 @@ def evaluation(settings: RunSettings) -> list[Sample]:
     """Portrait and landscape in random order, as a server gets them."""
     landscape = np.random.default_rng((settings.seed, 3)).random(settings.pictures) < 0.5
     return [draw(settings, settings.split, 0, i, turned) for i, turned in enumerate(landscape)]
+
+
+def data_sample(sample: Sample) -> DetDataSample:
+    """The size and the objects of a picture, for mm's models."""
+    shape = tuple(sample.image.shape[1:])
+    about = dict(img_shape=shape, ori_shape=shape, scale_factor=(1.0, 1.0))
+    found = DetDataSample(metainfo=about)
+    found.gt_instances = InstanceData(bboxes=sample.boxes, labels=sample.labels)
+    return found
 
 
 # The model
@@ -163,12 +176,7 @@ class DigitReader(nn.Module):
 
     def maps(self, samples: Sequence[Sample]) -> tuple[tuple, list[DetDataSample]]:
         """Maps at strides 4, 8, 16 and 32 of a padded batch, and what mm's heads ask for."""
-        data = []
-        for sample in samples:
-            shape = tuple(sample.image.shape[1:])
-            one = DetDataSample(metainfo=dict(img_shape=shape, ori_shape=shape))
-            one.gt_instances = InstanceData(bboxes=sample.boxes, labels=sample.labels)
-            data.append(one)
+        data = [data_sample(sample) for sample in samples]
         images = [sample.image for sample in samples]
         batch = self.preprocess(dict(inputs=images, data_samples=data), self.training)
         return self.neck(self.backbone(batch['inputs'])), batch['data_samples']

@@ -13,7 +13,6 @@ from torch import Tensor
 from cpvt_pyramid.position import PosCNN
 from cpvt_pyramid.position.peg import repeat_border
 from experiments import figures
-from experiments.parallel import in_parallel
 from experiments.report import LabAnswer, Table
 from experiments.statistics import estimate, holm, paired_difference, with_p
 from experiments.training import one_thread
@@ -88,12 +87,7 @@ def compare_borders(lab: Lab) -> LabAnswer:
     common = vars(lab.settings(Variant('peg')))
     settings = [BorderSettings(**common, border=border) for border in BORDERS]
     trained = lab.train_with(variants, settings)
-    jobs = [(with_all_borders, (run,)) for one in trained for run in one.runs]
-    results = in_parallel(jobs, lab.workers, 'borders')
-    found = {}
-    for one in trained:
-        found[one.name] = results[: len(one.runs)]
-        results = results[len(one.runs) :]
+    found = lab.measure(trained, 'borders', with_all_borders)
     tables = [metrics_table(found)]
     if lab.seeds > 1:
         tables.append(changes_table(found))

@@ -1,6 +1,6 @@
 """The presets, what is compared, and the training of all that a question compares."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Union
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from cpvt_pyramid.position import COLUMNAR_POSITIONS, POSITIONS
+from experiments.parallel import in_parallel
 
 from .models import COLUMN
 from .runs import Result, RunSettings, run_all, tuned
@@ -273,6 +274,14 @@ class Lab:
             of_seeds = done[i :: len(variants)]
             trained.append(Trained(name, variant, of_seeds))
         return trained
+
+    def measure(
+        self, trained: Sequence[Trained], label: str, function: Callable, *arguments: Any
+    ) -> dict[str, list]:
+        """What a function returns for each run and these arguments, by variant and seed."""
+        jobs = [(function, (run, *arguments)) for one in trained for run in one.runs]
+        results = iter(in_parallel(jobs, self.workers, label))
+        return {one.name: [next(results) for _ in one.runs] for one in trained}
 
     def encodings(self, model: str = 'column') -> dict[str, Variant]:
         """The encodings to compare; the pyramid lacks those of equal queries and keys."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from cpvt_pyramid.tooling.files import write_text
 from experiments import figures
-from experiments.parallel import in_parallel
 from experiments.report import LabAnswer, Table
 from experiments.statistics import estimate, holm, paired_difference, show_p
 from experiments.training import one_thread
@@ -126,15 +125,7 @@ def sides_of(scales: Sequence[float]) -> list[int]:
 
 def tested(lab: Lab, trained: Sequence[Trained], tests: Tests, label: str) -> Found:
     """The metrics of each variant and seed in each test."""
-    jobs = []
-    for one in trained:
-        jobs += [(at_all_sizes, (run, tests, lab.preset.scaled_pictures)) for run in one.runs]
-    results = in_parallel(jobs, lab.workers, label)
-    found = {}
-    for one in trained:
-        found[one.name] = results[: len(one.runs)]
-        results = results[len(one.runs) :]
-    return found
+    return lab.measure(trained, label, at_all_sizes, tests, lab.preset.scaled_pictures)
 
 
 def at_all_sizes(result: Result, tests: Tests, pictures: int) -> dict[str, dict[str, float]]:

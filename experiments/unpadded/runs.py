@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
-from mmengine.structures import InstanceData, PixelData
+from mmengine.structures import PixelData
 from torch import Tensor, nn
 
 from cpvt_pyramid.tooling.files import write_text
@@ -22,7 +22,9 @@ from experiments.ports.runs import (
     Sample,
     average_precision,
     changes,
+    data_sample,
     draw,
+    random_size,
 )
 from experiments.ports.settings import RunSettings as PictureSettings
 from experiments.training import (
@@ -35,7 +37,7 @@ from experiments.training import (
     versions,
 )
 
-from .arms import BATCHES, FOLDERS, Folder
+from .arms import BATCHES, FOLDERS
 from .models import DETECTORS, build
 
 
@@ -71,7 +73,7 @@ def training_batch(settings: RunSettings, step: int) -> list[Sample]:
     """Pictures of one size: none is padded."""
     rng = np.random.default_rng((settings.seed, 4, step))
     landscape = rng.random() < 0.5
-    size = random_size(rng, FOLDERS['mixed'])
+    size = random_size(rng)
     wanted = PictureSettings(seed=settings.seed)
     return [draw(wanted, 'train', step, i, landscape, size) for i in range(settings.batch)]
 
@@ -85,14 +87,9 @@ def images_of(settings: RunSettings, name: str) -> list[Sample]:
     samples = []
     for i in range(settings.pictures):
         landscape = rng.random() >= folder.portrait
-        size = random_size(rng, folder)
+        size = random_size(rng, folder.sizes, folder.shares)
         samples.append(draw(wanted, settings.split, stream, i, landscape, size))
     return samples
-
-
-def random_size(rng: np.random.Generator, folder: Folder) -> tuple[int, int]:
-    """Width and height of a landscape picture."""
-    return folder.sizes[rng.choice(len(folder.sizes), p=folder.shares)]
 
 
 # Training and prediction
@@ -102,11 +99,8 @@ def preprocess(model: nn.Module, samples: Sequence[Sample]) -> tuple[Tensor, lis
     """A padded batch, and what detectors and segmentors ask for."""
     data = []
     for sample in samples:
-        shape = tuple(sample.image.shape[1:])
-        about = dict(img_shape=shape, ori_shape=shape, scale_factor=(1.0, 1.0))
-        one = DetDataSample(metainfo=about)
-        masks = BitmapMasks(sample.masks.astype(np.uint8), *shape)
-        one.gt_instances = InstanceData(bboxes=sample.boxes, labels=sample.labels, masks=masks)
+        one = data_sample(sample)
+        one.gt_instances.masks = BitmapMasks(sample.masks.astype(np.uint8), *one.img_shape)
         one.gt_sem_seg = PixelData(data=sample.classes[None])
         data.append(one)
     images = [sample.image for sample in samples]
@@ -144,17 +138,17 @@ def in_batches(samples: Sequence[Sample], count: int) -> Iterator[Sequence[Sampl
 
 @torch.no_grad()
 def detect(model: nn.Module, samples: Sequence[Sample], count: int) -> list[Prediction]:
-    """The boxes of a detector, in batches of `count` images."""
+    """The boxes of a detector, in batches of `count` images; the predictions have no class map."""
     found = []
     for some in in_batches(samples, count):
         images, data = preprocess(model, some)
-        for sample, predicted in zip(some, model.predict(images, data)):
+        for predicted in model.predict(images, data):
             instances = predicted.pred_instances
             prediction = Prediction(
                 boxes=instances.bboxes,
                 scores=instances.scores,
                 labels=instances.labels,
-                classes=sample.classes,
+                classes=torch.empty(0),
                 padding=0.0,
             )
             found.append(prediction)
@@ -281,8 +275,9 @@ def run(settings: RunSettings, folder: Path) -> Result:
     if path.exists():
         found = json.loads(path.read_text())
         return Result(*(found[key] for key in Result._fields))
-    warnings.filterwarnings('ignore', 'images of different sizes are in one batch')  # on purpose
-    with one_thread():
+    with one_thread(), warnings.catch_warnings():
+        # They are on purpose.
+        warnings.filterwarnings('ignore', 'images of different sizes are in one batch')
         model, losses = train(settings)
         tests = measure(settings, model)
     result = Result(asdict(settings), tests, losses, failure_of(losses))

@@ -26,7 +26,17 @@ if TYPE_CHECKING:
 
     from .laboratory import Lab
 
-TRAINED = ('encodings', 'placement', 'resolution', 'canvas', 'coordinates', 'border', 'paper')
+TRAINED = (
+    'encodings',
+    'placement',
+    'resolution',
+    'canvas',
+    'coordinates',
+    'border',
+    'anchoring',
+    'paper',
+)
+OF_PHOTOS = {'anchoring', 'paper'}  # the questions whose pictures are Fashion-MNIST
 MEASURED = ('probe', 'padding', 'shift', 'attention', 'registers')
 
 
@@ -39,6 +49,7 @@ def position_lab(
             'canvas',
             'coordinates',
             'border',
+            'anchoring',
             'paper',
             'probe',
             'padding',
@@ -79,8 +90,8 @@ def position_lab(
         size: side of the images for --model, in pixels
         workers: processes that train (default: the number of cores)
         device: of the training
-        data: folder of Fashion-MNIST's four files, for paper; by default, where Debian's package
-            dataset-fashion-mnist installs them
+        data: folder of Fashion-MNIST's four files, for anchoring and paper; by default, where
+            Debian's package dataset-fashion-mnist installs them
         finished: for paper: report the runs that are finished, and train no more
         page: Markdown page that takes the tables and figures of these questions between
             <!-- findings --> and <!-- /findings -->, as experiments/position/findings/tables.md
@@ -97,8 +108,11 @@ def position_lab(
         raise UserError(f'--size must be a multiple of 32, got {size}')
     if finished and set(questions) != {'paper'}:
         raise UserError('--finished is for the question paper alone')
-    if 'paper' in questions and preset == 'pyramid':
-        raise UserError('paper has columnar models: --preset must be smoke, default or full')
+    of_photos = [question for question in questions if question in OF_PHOTOS]
+    if of_photos and preset == 'pyramid':
+        raise UserError(
+            f'--preset pyramid is not for {", ".join(of_photos)}; take smoke, default or full'
+        )
     trained = [question for question in questions if question in TRAINED]
     if model and trained:
         raise UserError(
@@ -118,12 +132,12 @@ def position_lab(
 
     from .fashion import read_fashion
     from .given_models import load_subject
-    from .laboratory import PAPER_PRESETS, PRESETS, Lab
+    from .laboratory import PHOTO_PRESETS, PRESETS, Lab
     from .tasks import TASKS, ceilings
 
     if device == 'cuda' and not torch.cuda.is_available():
         raise UserError('--device cuda needs a GPU that torch can use; there is none')
-    if 'paper' in questions:
+    if of_photos:
         read_fashion(data)
     make_folder(folder)
     workers = workers or (usable_cores() if device == 'cpu' else 1)
@@ -131,11 +145,11 @@ def position_lab(
     names = [subject.name for subject in subjects]
     if len(set(names)) < len(names):
         raise UserError(f'models must have different names, got {", ".join(names)}')
-    if not model and set(questions) != {'paper'}:
+    if not model and len(of_photos) < len(questions):
         shares = [f'{TASKS[name].question} {100 * value:.1f}' for name, value in ceilings().items()]
         print(f'What a bag of patches can reach, in %: {", ".join(shares)}', flush=True)
     for question in questions:
-        chosen = PAPER_PRESETS[preset] if question == 'paper' else PRESETS[preset]
+        chosen = (PHOTO_PRESETS if question in OF_PHOTOS else PRESETS)[preset]
         count = seeds or chosen.seeds
         lab = Lab(chosen, folder, seed, count, workers, device, data, finished)
         found = answer(question, lab, subjects, size)

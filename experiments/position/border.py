@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -30,8 +31,8 @@ class Border:
     """What is around the map of every PEG of a model.
 
     Attributes:
-        kind: 'zeros'; 'mean', of each channel of the image's map, as in arXiv 2206.01202; or
-            'replicated', the nearest tokens.
+        kind: 'zeros'; 'mean', of each channel of the image's map, as in arXiv 2206.01202;
+            'replicated', the nearest tokens; or 'circular', the tokens at the other side.
     """
 
     def __init__(self, kind: str) -> None:
@@ -41,6 +42,11 @@ class Border:
         """Tokens (B, H, W, C) and their border, (B, H + 2 width, W + 2 width, C)."""
         if self.kind == 'replicated':
             return repeat_border(x, None, width)
+        if self.kind == 'circular':
+            height, length = x.shape[1:3]
+            rows = torch.arange(-width, height + width) % height
+            columns = torch.arange(-width, length + width) % length
+            return x[:, rows[:, None], columns]
         around = (0, 0, width, width, width, width)
         if self.kind == 'zeros':
             return F.pad(x, around)

@@ -11,7 +11,7 @@ from cpvt_pyramid.position import COLUMNAR_POSITIONS, POSITIONS
 from experiments.parallel import in_parallel
 
 from .models import COLUMN
-from .runs import Result, RunSettings, run_all, tuned
+from .runs import Result, RunSettings, Settings, mean_accuracy, run_all, tuned
 from .tasks import POSITION_TASKS
 
 RESCALE = 2.0  # as in DINOv3 (arXiv 2508.10104)
@@ -73,14 +73,14 @@ PRESETS = {
             'rope, normalized',
             'learned+peg',
         ),
-        coordinates=('RoPE',),
+        coordinates=('learned table', 'RoPE', 'RoPE and PEG'),
         rescales=(1.0,),
     ),
 }
 
-# Of the question `paper`, whose pictures are photographs of 28 pixels
+# Of the questions about photographs; `paper` resizes those of 28 pixels
 PAPER_SCALES = tuple(side / 28 for side in (28, 36, 42, 48, 56, 64))
-PAPER_PRESETS = {
+PHOTO_PRESETS = {
     'smoke': Preset(
         steps=2,
         seeds=2,
@@ -224,8 +224,8 @@ class Lab:
         seeds: their number.
         workers: processes that train.
         device: of the training, 'cpu' or 'cuda'.
-        data: folder of the photographs of the question `paper`.
-        finished: whether that question only reads the runs that there are.
+        data: folder of the photographs of the questions about them.
+        finished: whether the question `paper` only reads the runs that there are.
     """
 
     preset: Preset
@@ -260,10 +260,16 @@ class Lab:
         return self.train_with(variants, settings)
 
     def train_with(
-        self, variants: dict[str, Variant], settings: Sequence[RunSettings]
+        self,
+        variants: dict[str, Variant],
+        settings: Sequence[Settings],
+        score: Callable[[dict[str, float]], float] = mean_accuracy,
     ) -> list[Trained]:
-        """As `train`, with settings of each variant, but for seed and learning rate."""
-        rates = tuned(settings, self.preset.rates, self.runs_folder, self.workers, self.device)
+        """As `train`, with settings of each variant, but for seed and learning rate, which gets
+        the metrics of the highest score."""
+        rates = tuned(
+            settings, self.preset.rates, self.runs_folder, self.workers, self.device, score
+        )
         todo = []
         for seed in range(self.seed, self.seed + self.seeds):
             for one, lr in zip(settings, rates):

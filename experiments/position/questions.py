@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from cpvt_pyramid.lab.probes import Subject
 from experiments.report import LabAnswer
 
+from .anchoring import compare_anchoring
 from .attention import measure_attention
 from .border import compare_borders
 from .coordinates import compare_coordinates
@@ -25,6 +26,7 @@ TRAINED: dict[str, Callable[[Lab], LabAnswer]] = {
     'canvas': compare_canvases,
     'coordinates': compare_coordinates,
     'border': compare_borders,
+    'anchoring': compare_anchoring,
     'paper': compare_with_paper,
 }
 # About given models and the side of their images in pixels; or, without any, the lab's models.

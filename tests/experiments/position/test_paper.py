@@ -20,7 +20,7 @@ from experiments.position import __main__ as tool
 from experiments.position import classifiers, fashion, paper, runs
 from experiments.position.classifiers import ClassifierSettings
 from experiments.position.fashion import read_fashion
-from experiments.position.laboratory import PAPER_PRESETS, PRESETS, Lab, Trained, Variant
+from experiments.position.laboratory import PHOTO_PRESETS, PRESETS, Lab, Trained, Variant
 from experiments.position.runs import Result, path_of, run
 from experiments.statistics import Estimate
 
@@ -230,7 +230,7 @@ def test_resizing_is_bicubic():
 
 def test_claims_are_about_rows_that_are_trained():
     rows = paper.all_rows()
-    sides = paper.sides_of(Lab(PAPER_PRESETS['default'], Path('.')))
+    sides = paper.sides_of(Lab(PHOTO_PRESETS['default'], Path('.')))
     assert sides == [28, 36, 42, 48, 56, 64]
     at_other_sizes = {classifiers.size_name(side) for side in sides}
     claims = paper.OF_SIZES + paper.OF_TRAINING_SIZE
@@ -239,7 +239,7 @@ def test_claims_are_about_rows_that_are_trained():
         for name, metric in (claim.value, claim.base):
             known = {'accuracy'} | (set() if name in paper.ABLATIONS else at_other_sizes)
             assert name in rows and metric in known
-    assert set(PAPER_PRESETS) == set(PRESETS) - {'pyramid'}
+    assert set(PHOTO_PRESETS) == set(PRESETS) - {'pyramid'}
 
 
 def test_figures_of_the_paper():
@@ -400,7 +400,7 @@ def test_the_seeds_are_trained_one_after_the_other(photographs, tmp_path, monkey
 
     monkeypatch.setattr(paper, 'run_all', fake)
     monkeypatch.setattr(paper, 'tuned', lambda *rest: [1e-3])
-    lab = Lab(PAPER_PRESETS['default'], tmp_path, seeds=2, data=str(photographs))
+    lab = Lab(PHOTO_PRESETS['default'], tmp_path, seeds=2, data=str(photographs))
     paper.train_rows(lab)
     count = len(paper.all_rows())
     assert [one.seed for one in asked] == [0] * count + [1] * count
@@ -412,7 +412,7 @@ def test_the_rate_is_that_of_the_learned_table(answered, photographs):
     tuning = [json.loads(path.read_text()) for path in (answered / 'runs').glob('*.json')]
     tuning = [one['settings'] for one in tuning if one['settings']['split'] == 'tuning']
     assert {one['position'] for one in tuning} == {'learned'}
-    assert sorted(one['lr'] for one in tuning) == list(PAPER_PRESETS['smoke'].rates)
+    assert sorted(one['lr'] for one in tuning) == list(PHOTO_PRESETS['smoke'].rates)
     assert {one['seed'] for one in tuning} == {runs.tuning_seed(3)}
 
 
@@ -454,6 +454,6 @@ def test_mistakes(words, complaint, tmp_path, monkeypatch, capsys):
 
 
 def test_a_folder_without_runs_is_a_user_error(photographs, tmp_path):
-    lab = Lab(PAPER_PRESETS['smoke'], tmp_path, data=str(photographs), finished=True)
+    lab = Lab(PHOTO_PRESETS['smoke'], tmp_path, data=str(photographs), finished=True)
     with pytest.raises(UserError, match='no run is finished'):
         paper.train_rows(lab)

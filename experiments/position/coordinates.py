@@ -172,7 +172,9 @@ def scale_coordinates(
         backbone.pos_embed = scaled_added(backbone.pos_embed, coordinates)
         scale_blocks(backbone.blocks, coordinates, side // backbone.arch.patch_size)
         return
-    for i, stride in enumerate(backbone.strides):
+    stride = 1
+    for i, patches in enumerate(backbone.patch_embeds):
+        stride *= patches.size
         backbone.pos_embeds[i] = scaled_added(backbone.pos_embeds[i], coordinates)
         scale_blocks(backbone.blocks[i], coordinates, side // stride)
 

@@ -21,6 +21,7 @@ from cpvt_pyramid.tooling.threads import usable_cores
 from .runs import ARMS, MEASURES, PHOTOGRAPHS, train
 
 OURS = 'distilled'
+COMPARED = (OURS, 'scratch', 'resnet18')
 
 
 def compare(
@@ -28,7 +29,9 @@ def compare(
     work_dir: str = 'work_dirs/trees_seeds',
     seeds: int = 5,
     seed: int = 0,
-    arms: Sequence[Literal['distilled', 'scratch', 'resnet18']] = tuple(ARMS),
+    arms: Sequence[
+        Literal['distilled', 'scratch', 'resnet18', 'learned', 'rope', 'rope+peg']
+    ] = COMPARED,
     workers: Optional[int] = None,
     finished: bool = False,
     cfg_options: Sequence[str] = (),
@@ -39,7 +42,8 @@ def compare(
         work_dir: folder of all runs
         seeds: number of seeds
         seed: the first one
-        arms: what to train
+        arms: what to train; learned, rope and rope+peg are distilled weights with another position
+            encoding than PEGs, for experiments.trees.larger_tiles
         workers: trainings at the same time, of one thread each (default: the number of cores)
         finished: report the runs that are finished, and train no more
         cfg_options: more changes of the config, as those of cpvt train

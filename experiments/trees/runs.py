@@ -19,6 +19,7 @@ PHOTOGRAPHS = {  # each at its own size; by name, the split and the file
     'California': ('test', 'SOAP_061.png'),
 }
 MEASURES = ('AP', 'AP50', 'recall', 'precision')
+CROP = 256  # side of the training crops, in pixels
 MATCH_IOU = 0.4  # of DeepForest's evaluation
 SCORE = 0.3
 
@@ -33,6 +34,10 @@ ARMS = {  # by name, what it changes in the config
         'model.backbone.norm_eval=False',  # from random weights, statistics must be learned
         'model.neck.in_channels=[64,128,256,512]',
     ],
+    # The distilled weights have learned with PEGs; others need a position of their own.
+    'learned': ['model.backbone.position=learned', f'model.backbone.pretrain_img_size={CROP}'],
+    'rope': ['model.backbone.position=rope'],
+    'rope+peg': ['model.backbone.position=rope+peg'],
 }
 
 

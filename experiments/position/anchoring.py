@@ -1,9 +1,10 @@
-"""Do the answers of Twins-SVT survive a shift, and does polyphase anchoring (arXiv 2306.07470) help?
+"""Do the answers of Twins-SVT survive a shift? And with polyphase anchoring (arXiv 2306.07470)?
 
 Patches and windows begin at a corner of the image, so that a shift by a pixel changes what is in
 them. Anchored ones begin where the content says, and move with it.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -365,8 +366,9 @@ def changes_table(found: Found) -> Table:
     for ((training, test, _), one), p in zip(differences.items(), adjusted):
         name = f'trained: {training}, tested: {test}'
         rows.setdefault(name, [name]).append(with_p(one, p))
+    count = sum(not math.isnan(p) for p in adjusted)
     title = (
         f'Change from a model trained and tested {PLAIN}, in points, paired by seed (p, adjusted '
-        f'for {len(differences)} comparisons, Holm)'
+        f'for {count} comparisons, Holm)'
     )
     return Table(title, ['', *MEASURES.values()], list(rows.values()))

@@ -13,6 +13,7 @@ with the AP50 and one with what scaling changes, and a figure.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,9 +42,7 @@ PHOTOGRAPH = 'Yellowstone'
 Results = dict[str, list[dict[str, dict[str, float]]]]
 
 
-def larger_tiles(
-    *, work_dir: str = 'work_dirs/trees_seeds', workers: Optional[int] = None
-) -> None:
+def larger_tiles(*, work_dir: str = 'work_dirs/trees_seeds', workers: Optional[int] = None) -> None:
     """Test all that is trained, and print the tables.
 
     Args:
@@ -60,10 +59,10 @@ def larger_tiles(
                 f'no finished training in {folder}; run: python -m experiments.trees --arms {arm}'
             )
         runs[arm] = [path.parent for path in finished]
-    seeds = {arm: {run.name.removeprefix(f'{arm}-') for run in of_arm} for arm, of_arm in runs.items()}
+    seeds = {arm: [run.name.rsplit('-')[-1] for run in of_arm] for arm, of_arm in runs.items()}
     if any(of_arm != seeds['distilled'] for of_arm in seeds.values()):
-        counts = ', '.join(f'{arm}: {" ".join(sorted(of_arm))}' for arm, of_arm in seeds.items())
-        raise UserError(f'all encodings need the same seeds, but {folder} has {counts}')
+        found = ', '.join(f'{arm}: {" ".join(of_arm)}' for arm, of_arm in seeds.items())
+        raise UserError(f'all encodings need the same seeds, but {folder} has {found}')
 
     from experiments.parallel import in_parallel
 
@@ -230,11 +229,12 @@ def differences_table(title: str, pairs: dict[str, list[tuple]]):
     found = {}
     for name, of_name in pairs.items():
         found[name] = [paired_difference(values, base) for values, base in of_name]
-    adjusted = iter(holm([one.p for of_name in found.values() for one in of_name]))
+    adjusted = holm([one.p for of_name in found.values() for one in of_name])
+    p_values = iter(adjusted)
     rows = []
     for name, of_name in found.items():
-        rows.append([name, *(with_p(one, next(adjusted)) for one in of_name])
-    count = sum(len(of_name) for of_name in found.values())
+        rows.append([name, *(with_p(one, next(p_values)) for one in of_name)])
+    count = sum(not math.isnan(p) for p in adjusted)
     title = f'{title}, in points (p, adjusted for {count} comparisons, Holm)'
     return Table(title, ['', *map(tile_name, TILES[1:])], rows)
 

@@ -440,7 +440,7 @@ def test_what_is_finished_is_reported(answered, photographs, tmp_path, monkeypat
 @pytest.mark.parametrize(
     'words, complaint',
     [
-        (['paper', '--preset', 'pyramid'], '--preset must be smoke, default or full'),
+        (['paper', '--preset', 'pyramid'], '--preset pyramid is not for paper; take smoke'),
         (['encodings', '--finished'], '--finished is for the question paper alone'),
         (['paper', '--data', 'nowhere'], 'in nowhere; `apt-get download'),
     ],

@@ -24,6 +24,7 @@ FOLDERS = (
     'examples',
     'experiments/ports/findings',
     'experiments/position/findings',
+    'experiments/trees/findings',
     'experiments/unpadded/findings',
     'benchmarks',
 )

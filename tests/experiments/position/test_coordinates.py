@@ -16,6 +16,7 @@ from experiments.position.coordinates import (
     ScaledGrid,
     ScaledTable,
 )
+from experiments.position.laboratory import PRESETS
 from experiments.position.runs import RunSettings
 from experiments.position.sizes import values_of
 from experiments.statistics import estimate, paired_difference
@@ -179,13 +180,19 @@ def test_the_page_of_pyramids_has_what_its_runs_say():
     findings = ROOT / 'experiments/position/findings'
     page = (findings / 'pyramid_coordinates.md').read_text()
     tests = json.loads((findings / 'pyramid_coordinates.json').read_text())['data']['tests']
-    (seeds,) = tests.values()
+    assert set(tests) == set(PRESETS['pyramid'].coordinates)
     for metric in ('position', 'control'):
+        for name, seeds in tests.items():
+            for kind in KINDS:
+                values = [values_of(seeds, f'{kind} {size}', metric) for size in SHOWN]
+                cells = ' | '.join(estimate(of_size).show() for of_size in values)
+                assert f'| {name}: {kind} | {cells} | 5 |' in page
+    found = {}
+    for name in ('RoPE', 'RoPE and PEG'):
         for kind in KINDS:
-            values = [values_of(seeds, f'{kind} {size}', metric) for size in SHOWN]
-            cells = ' | '.join(estimate(of_size).show() for of_size in values)
-            assert f'| RoPE: {kind} | {cells} | {len(seeds)} |' in page
-    counted, normalized = (values_of(seeds, f'{kind} canvas 4', 'position') for kind in KINDS)
+            found[name, kind] = values_of(tests[name], f'{kind} canvas 4', 'position')
     text = ' '.join(page.split())
-    assert f'{estimate(counted).show()} % with counted coordinates' in text
-    assert f'{estimate(normalized).show()} % with normalized ones' in text
+    assert f'{estimate(found["RoPE", KINDS[0]]).show()} % with counted coordinates' in text
+    assert f'{estimate(found["RoPE", KINDS[1]]).show()} % with normalized ones' in text
+    cost = paired_difference(found['RoPE', KINDS[1]], found['RoPE and PEG', KINDS[1]])
+    assert f'{cost.show()} points less than without' in text

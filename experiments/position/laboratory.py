@@ -59,6 +59,8 @@ PRESETS = {
         pictures=2000,
         scales=(0.5, 1, 1.5, 2, 3, 4),
         scaled_pictures=500,
+        coordinates=('RoPE', 'FIRE'),
+        rescales=(1.0,),
     ),
     'pyramid': Preset(
         steps=400,

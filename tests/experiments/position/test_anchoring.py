@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import ROOT
 from torch import nn
 
 from cpvt_pyramid.layers import Block, GlobalAttention, WindowAttention
@@ -219,3 +220,12 @@ def test_the_question_is_answered(photographs, tmp_path, capsys):
     assert trained == {(False, False), (False, True), (True, False)}
     assert tool.main(['anchoring', '--preset', 'pyramid']) == 2
     assert '--preset pyramid is not for anchoring' in capsys.readouterr().err
+
+
+def test_the_page_has_what_its_runs_say():
+    findings = ROOT / 'experiments/position/findings'
+    page = (findings / 'anchoring.md').read_text()
+    tests = json.loads((findings / 'anchoring.json').read_text())['data']['tests']
+    assert [len(of_seeds) for of_seeds in tests.values()] == [5] * len(TRAININGS)
+    for table in (anchoring.metrics_table(tests), anchoring.changes_table(tests)):
+        assert table.markdown() in page

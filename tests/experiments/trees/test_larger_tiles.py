@@ -9,6 +9,7 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import save_checkpoint
 from PIL import Image
 from pycocotools.coco import COCO
+from support import ROOT
 
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.models import build_model
@@ -164,3 +165,11 @@ def test_tables_compare_each_run_with_itself():
     assert by_name['PEG'][2].startswith('-9.5 ± ')
     assert by_name['RoPE: counted'][2].startswith('-30.0 ± ')
     assert {row[0]: row for row in gains.rows}['RoPE'][2].startswith('+30.5 ± ')
+
+
+def test_the_page_has_what_its_runs_say():
+    findings = ROOT / 'experiments/trees/findings'
+    page = (findings / 'larger_tiles.md').read_text()
+    results = json.loads((findings / 'larger_tiles.json').read_text())
+    for table in larger_tiles.tables(results):
+        assert table.markdown() in page

@@ -259,11 +259,14 @@ def compare_coordinates(lab: Lab) -> LabAnswer:
         'learned table is read at them, bicubic, and continued beyond its border by its last '
         'entries: normalized, it is the interpolated table of ViT. FIRE is relative to the length '
         'of the training pictures. A PEG has no coordinates.',
-        f'"Rescaled in training": coordinates are multiplied by a random number from '
-        f'{1 / RESCALE:g} to {RESCALE:g}, uniform in octaves, one for each encoding and step.',
         'Canvas: more or fewer cells of the same size. Zoom: the same picture, resized; the '
         'control task says how much of a loss is that a digit looks different to a token.',
     ]
+    if RESCALE in lab.preset.rescales:
+        notes.append(
+            f'"Rescaled in training": coordinates are multiplied by a random number from '
+            f'{1 / RESCALE:g} to {RESCALE:g}, uniform in octaves, one for each encoding and step.'
+        )
     title = 'What fails on larger pictures, rotation or counting?'
     data = {'runs': runs_data(trained), 'tests': found}
     return LabAnswer('coordinates', title, notes, tables, [picture], data)

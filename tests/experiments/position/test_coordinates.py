@@ -11,14 +11,17 @@ from cpvt_pyramid.position import Grid, LearnedPosition
 from experiments.position.coordinates import (
     ENCODINGS,
     KINDS,
+    NORMALIZED,
     Coordinates,
     CoordinateSettings,
     ScaledGrid,
     ScaledTable,
+    accuracy_table,
+    kinds_table,
 )
 from experiments.position.laboratory import PRESETS
 from experiments.position.runs import RunSettings
-from experiments.position.sizes import values_of
+from experiments.position.sizes import canvases, values_of
 from experiments.statistics import estimate, paired_difference
 from experiments.training import digest
 
@@ -196,3 +199,25 @@ def test_the_page_of_pyramids_has_what_its_runs_say():
     assert f'{estimate(found["RoPE", KINDS[1]]).show()} % with normalized ones' in text
     cost = paired_difference(found['RoPE', KINDS[1]], found['RoPE and PEG', KINDS[1]])
     assert f'{cost.show()} points less than without' in text
+
+
+def test_the_page_of_longer_training_has_what_its_runs_say():
+    findings = ROOT / 'experiments/position/findings'
+    page = (findings / 'longer_coordinates.md').read_text()
+    tests = json.loads((findings / 'longer_coordinates.json').read_text())['data']['tests']
+    preset = PRESETS['full']
+    assert set(tests) == set(preset.coordinates)
+    shown = [
+        *canvases(preset.scales),
+        *(f'zoom {scale:g}' for scale in preset.scales if scale != 1),
+    ]
+    for metric in ('position', 'control'):
+        assert accuracy_table(tests, shown, metric).markdown() in page
+    sizes = [size for size in shown if size != 'canvas 1']
+    assert kinds_table(tests, sizes).markdown() in page
+    found = {}
+    for name in tests:
+        for kind in KINDS:
+            found[name, kind] = values_of(tests[name], f'{kind} canvas 4', 'position')
+    gain = paired_difference(found['RoPE', NORMALIZED], found['FIRE', NORMALIZED])
+    assert f'{gain.show()} more than FIRE'.lstrip('+') in ' '.join(page.split())

@@ -120,7 +120,7 @@ def test_the_docs(tmp_path, monkeypatch, capsys):
     commands = [
         shlex.split(line, comments=True) for line in lines if 'experiments.position ' in line
     ]
-    assert len(commands) == 14
+    assert len(commands) == 15
     for words in commands:
         parser_of(tool.position_lab).parse_args(words[3:])
     assert set(get_args(get_type_hints(tool.position_lab)['preset'])) == set(PRESETS)

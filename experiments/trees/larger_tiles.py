@@ -264,7 +264,7 @@ def draw(results: Results, path: Path) -> None:
         axis.set_xlabel('side of the tiles, pixels')
         axis.set_ylabel('AP50, %')
         axis.set_ylim(bottom=0)
-        figures.legend_below(fig, lines, 4)
+        figures.legend_below(fig, lines, 3)
         fig.suptitle(f'Detectors of trees, trained on crops of {CROP} pixels')
 
 

@@ -53,6 +53,14 @@ def compare(
     check_at_least('--workers', workers, 1)
     folder = make_folder(work_dir)
     if not finished:
+        for run in finished_runs(folder):
+            known = run.get('options', [])
+            if known != list(cfg_options):
+                raise UserError(
+                    f'the runs in {folder} were trained with other changes of the config '
+                    f'({" ".join(known) or "none"}); take another --work-dir'
+                )
+
         from experiments.parallel import in_parallel
 
         jobs = [
@@ -61,7 +69,7 @@ def compare(
             for arm in arms
         ]
         in_parallel(jobs, workers or usable_cores(), 'trainings')
-    runs = [json.loads(path.read_text()) for path in sorted(folder.glob('*/measures.json'))]
+    runs = finished_runs(folder)
     if not runs:
         raise UserError(f'no finished run in {folder}')
     text = '\n\n'.join(table.markdown() for table in tables(runs))
@@ -69,6 +77,11 @@ def compare(
     write_text(folder / 'trees.json', json.dumps(runs, indent=1) + '\n')
     print(text)
     print(f'\n{Path(work_dir, "trees.md")}')
+
+
+def finished_runs(folder: Path) -> list[dict]:
+    """The measures of all finished trainings."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob('*/measures.json'))]
 
 
 def tables(runs: list[dict]) -> list:

@@ -60,7 +60,7 @@ def train(arm: str, seed: int, folder: Path, options: list[str]) -> dict:
         done = subprocess.run(command, stdout=output, stderr=output, env=environment)
     if done.returncode:
         raise UserError(f'a training failed; {run}/output.txt says why')
-    found = dict(arm=arm, seed=seed, **measure(run))
+    found = dict(arm=arm, seed=seed, options=options, **measure(run))
     write_text(result, json.dumps(found, indent=1))
     return found
 

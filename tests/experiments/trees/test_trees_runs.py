@@ -66,6 +66,20 @@ def test_the_table_pairs_runs_by_seed(tmp_path, capsys):
     assert len(json.loads((tmp_path / 'trees.json').read_text())) == 6
 
 
+@pytest.mark.parametrize('known, wanted', [([], ['a=1']), (['a=1'], []), (['a=1'], ['a=2'])])
+def test_runs_with_other_options_are_not_reused(known, wanted, tmp_path, capsys):
+    run = tmp_path / 'scratch-0'
+    run.mkdir()
+    measures = dict(arm='scratch', seed=0, options=known)
+    (run / 'measures.json').write_text(
+        json.dumps(measures if known else dict(arm='scratch', seed=0))
+    )
+    words = ['--work-dir', str(tmp_path), '--arms', 'scratch', '--seeds', '1', '--workers', '1']
+    assert trees.main([*words, *(['--cfg-options', *wanted] if wanted else [])]) == 2
+    error = capsys.readouterr().err
+    assert f'other changes of the config ({" ".join(known) or "none"}); take another' in error
+
+
 def test_no_finished_run_is_one_line(tmp_path, capsys):
     assert trees.main(['--work-dir', str(tmp_path / 'new'), '--finished']) == 2
     assert 'no finished run' in capsys.readouterr().err

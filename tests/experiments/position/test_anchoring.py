@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ROOT
 from torch import nn
@@ -48,6 +48,7 @@ def randomize(model):
     return model.eval()
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     cells=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     size=st.integers(1, 4),
@@ -78,6 +79,7 @@ def test_each_image_is_rolled_by_its_own_offset():
 
 
 @pytest.mark.parametrize('attention', [WindowAttention, GlobalAttention])
+@settings(deadline=None)  # the machine may be busy
 @given(by=st.tuples(st.integers(-9, 9), st.integers(-9, 9)))
 def test_an_anchored_block_moves_with_its_map(attention, by):
     block = Block(DIM, attention(DIM, 2, 3), 2)

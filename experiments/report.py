@@ -4,7 +4,7 @@ import html
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from cpvt_pyramid.tooling.command import UserError
 from cpvt_pyramid.tooling.files import write_text
 from cpvt_pyramid.tooling.report import markdown_table, text_table
 
+from .statistics import holm, paired_difference, with_p
 from .training import versions
 
 ROWS_OF_A_PAGE = 20  # of a table that a page shows unfolded
@@ -43,6 +44,29 @@ def make_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
         return [*cells, *[''] * (width - len(cells))]
 
     return Table(title, filled(header), [filled(cells) for cells in rows])
+
+
+Pair = tuple[Sequence[float], Sequence[float]]  # values by seed, and those that are subtracted
+
+
+def paired_table(title: str, columns: Sequence[str], pairs: Mapping[str, Sequence[Pair]]) -> Table:
+    """Mean differences of runs that are paired by seed, with p values that are adjusted for their
+    number (Holm).
+
+    Args:
+        title: what is subtracted from what.
+        columns: their names.
+        pairs: by name of the row, one for each column.
+    """
+    differences = []
+    for of_row in pairs.values():
+        differences += [paired_difference(values, base) for values, base in of_row]
+    adjusted = holm([one.p for one in differences])
+    cells = iter([with_p(one, p) for one, p in zip(differences, adjusted)])
+    rows = [[name, *(next(cells) for _ in of_row)] for name, of_row in pairs.items()]
+    count = sum(not math.isnan(p) for p in adjusted)
+    title = f'{title}, in points, paired by seed (p, adjusted for {count} comparisons, Holm)'
+    return Table(title, ['', *columns], rows)
 
 
 class LabAnswer(NamedTuple):

@@ -14,7 +14,7 @@ docs/position.md has our findings, experiments/position/findings/protocol.md exp
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Optional
+from typing import TYPE_CHECKING, Literal, Optional, get_args
 
 from cpvt_pyramid.tooling.command import UserError, one_line, run_command
 from cpvt_pyramid.tooling.files import make_folder
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .laboratory import Lab
 
-TRAINED = (
+TrainedQuestion = Literal[
     'encodings',
     'placement',
     'resolution',
@@ -35,29 +35,15 @@ TRAINED = (
     'border',
     'anchoring',
     'paper',
-)
+]
+MeasuredQuestion = Literal['probe', 'padding', 'shift', 'attention', 'registers']
+TRAINED: tuple[str, ...] = get_args(TrainedQuestion)
+MEASURED: tuple[str, ...] = get_args(MeasuredQuestion)
 OF_PHOTOS = {'anchoring', 'paper'}  # the questions whose pictures are Fashion-MNIST
-MEASURED = ('probe', 'padding', 'shift', 'attention', 'registers')
 
 
 def position_lab(
-    questions: Sequence[
-        Literal[
-            'encodings',
-            'placement',
-            'resolution',
-            'canvas',
-            'coordinates',
-            'border',
-            'anchoring',
-            'paper',
-            'probe',
-            'padding',
-            'shift',
-            'attention',
-            'registers',
-        ]
-    ],
+    questions: Sequence[Literal[TrainedQuestion, MeasuredQuestion]],
     *,
     preset: Literal['smoke', 'default', 'full', 'pyramid'] = 'default',
     work_dir: str = 'work_dirs/position_lab',

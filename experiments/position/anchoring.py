@@ -4,7 +4,6 @@ Patches and windows begin at a corner of the image, so that a shift by a pixel c
 them. Anchored ones begin where the content says, and move with it.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -18,16 +17,16 @@ from cpvt_pyramid.layers import WindowAttention
 from cpvt_pyramid.position import Grid
 from cpvt_pyramid.pyramid import CPVTPyramid
 from experiments import figures
-from experiments.report import LabAnswer, Table
-from experiments.statistics import estimate, holm, paired_difference, with_p
-from experiments.training import muon_and_adamw, one_thread
+from experiments.report import LabAnswer, Table, paired_table
+from experiments.statistics import estimate
+from experiments.training import one_thread
 
-from .border import Border, BorderedPEG
+from .border import Border, exchange_borders
 from .classifiers import ClassifierSettings, normalized, resized
 from .encodings import runs_data
-from .fashion import CLASSES, Photos, read_fashion
+from .fashion import CLASSES, Photos
 from .laboratory import Lab, Variant
-from .runs import WEIGHT_DECAY, Result
+from .runs import Result
 
 SVT = Arch((32, 64), (1, 2), (2, 2), (2, 2), sr_ratios=(4, 2), window=4, stage_norm=True)
 FRAME = 64  # side of the images in pixels, a multiple of all patches and windows
@@ -144,10 +143,7 @@ def make_anchorable(backbone: CPVTPyramid) -> Anchoring:
             is_window = isinstance(attention, WindowAttention)
             size = attention.window if is_window else attention.sr_ratio
             blocks[j] = AnchoredBlock(block, size, anchoring)
-        peg = backbone.pos_block[i]
-        bordered = BorderedPEG(peg.proj[0].in_channels, anchoring.around)
-        bordered.load_state_dict(peg.state_dict())
-        backbone.pos_block[i] = bordered
+    exchange_borders(backbone.pos_block, anchoring.around)
     return anchoring
 
 
@@ -166,6 +162,11 @@ class ShiftedClassifier(nn.Module):
         self.backbone = CPVTPyramid(SVT, in_channels=1, out_indices=range(len(SVT.dims)))
         self.anchoring = make_anchorable(self.backbone)
         self.head = nn.Linear(self.backbone.channels[-1], CLASSES)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """All transformer blocks, by stage."""
+        return self.backbone.blocks
 
     def forward(self, image: Tensor) -> Tensor:
         """The logits (B, CLASSES) of images (B, 1, H, W)."""
@@ -194,16 +195,10 @@ class AnchoringSettings(ClassifierSettings):
         model.anchoring.turn(self.anchored)
         return model
 
-    def optimizers(self, model: ShiftedClassifier) -> list[torch.optim.Optimizer]:
-        """As those of the other classifiers."""
-        blocks = model.backbone.blocks
-        matrices = [layer.weight for layer in blocks.modules() if type(layer) is nn.Linear]
-        return muon_and_adamw(matrices, model, self.lr, WEIGHT_DECAY)
-
     def draw(self, step: int) -> tuple[Tensor, Tensor]:
         """The images (B, 1, FRAME, FRAME) of a training step and their classes."""
         photos, labels = super().draw(step)
-        shifts = np.zeros((len(photos), 2), int)
+        shifts = None
         if self.shifted:
             shifts = draw_shifts(len(photos), np.random.default_rng((self.seed, step)))
         return framed(photos, shifts), labels
@@ -213,12 +208,6 @@ class AnchoringSettings(ClassifierSettings):
         photos = self.test_photos(self.pictures)
         right = answers(model, framed(photos.images)) == photos.labels
         return {'accuracy': float(right.double().mean())}
-
-    def test_photos(self, count: int) -> Photos:
-        """The first photographs of this run's evaluation."""
-        photos = read_fashion(self.data)[self.split]
-        chosen = np.random.default_rng(self.seed).permutation(len(photos.labels))[:count]
-        return Photos(photos.images[chosen], photos.labels[chosen])
 
 
 def draw_shifts(count: int, generator: np.random.Generator) -> np.ndarray:
@@ -352,23 +341,15 @@ def metrics_table(found: Found) -> Table:
 
 def changes_table(found: Found) -> Table:
     """What differs from a model that is trained and tested as published."""
-    differences = {}
+    pairs = {}
     for training, of_seeds in found.items():
         for test in TESTS:
             if (training, test) == (PLAIN, PLAIN):
                 continue
+            row = f'trained: {training}, tested: {test}'
+            pairs[row] = []
             for name in MEASURES:
                 values = values_of(of_seeds, test, name)
-                base = values_of(found[PLAIN], PLAIN, name)
-                differences[training, test, name] = paired_difference(values, base)
-    adjusted = holm([one.p for one in differences.values()])
-    rows: dict[str, list[str]] = {}
-    for ((training, test, _), one), p in zip(differences.items(), adjusted):
-        name = f'trained: {training}, tested: {test}'
-        rows.setdefault(name, [name]).append(with_p(one, p))
-    count = sum(not math.isnan(p) for p in adjusted)
-    title = (
-        f'Change from a model trained and tested {PLAIN}, in points, paired by seed (p, adjusted '
-        f'for {count} comparisons, Holm)'
-    )
-    return Table(title, ['', *MEASURES.values()], list(rows.values()))
+                pairs[row].append((values, values_of(found[PLAIN], PLAIN, name)))
+    title = f'Change from a model trained and tested {PLAIN}'
+    return paired_table(title, list(MEASURES.values()), pairs)

@@ -12,7 +12,7 @@ from cpvt_pyramid.archs import ColumnarArch
 from cpvt_pyramid.columnar import CPVT
 from experiments.training import muon_and_adamw
 
-from .fashion import CLASSES, read_fashion
+from .fashion import CLASSES, Photos, read_fashion
 from .runs import WEIGHT_DECAY, Settings
 
 SIDE = 28  # of the training photographs, in pixels
@@ -89,16 +89,20 @@ class ClassifierSettings(Settings):
             'accuracy', of all `pictures` as they are; and 'N px' of the `resized` ones, for each
             of the `sizes` N.
         """
-        photos = read_fashion(self.data)[self.split]
-        order = np.random.default_rng(self.seed).permutation(len(photos.labels))
-        chosen = order[: self.pictures]
-        images, labels = photos.images[chosen], photos.labels[chosen]
+        images, labels = self.test_photos(self.pictures)
         metrics = {'accuracy': accuracy(model, images, labels)}
         for side in self.sizes:
             metrics[size_name(side)] = accuracy(
                 model, resized(images[: self.resized], side), labels[: self.resized]
             )
         return metrics
+
+    def test_photos(self, count: int) -> Photos:
+        """The first photographs of this run's evaluation, in an order that the seed determines."""
+        photos = read_fashion(self.data)[self.split]
+        order = np.random.default_rng(self.seed).permutation(len(photos.labels))
+        chosen = order[:count]
+        return Photos(photos.images[chosen], photos.labels[chosen])
 
 
 def size_name(side: int) -> str:

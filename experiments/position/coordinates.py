@@ -4,7 +4,6 @@ Every model is trained once, and tested twice with the same weights: with coordi
 tokens, as in the training, and with coordinates that are scaled to the length of the training.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,8 @@ from cpvt_pyramid.columnar import Column
 from cpvt_pyramid.position import FIRE, ALiBi, AttentionPosition, Grid, LearnedPosition, RoPE
 from cpvt_pyramid.pyramid import CPVTPyramid
 from experiments import figures
-from experiments.report import LabAnswer, Table
-from experiments.statistics import estimate, holm, paired_difference, with_p
+from experiments.report import LabAnswer, Table, paired_table
+from experiments.statistics import estimate
 
 from .encodings import MEASURES, protocol, runs_data
 from .laboratory import RESCALE, Lab, Preset, Variant
@@ -325,18 +324,10 @@ def pairs_table(
     def values(one: Compared, size: str) -> list[float]:
         return values_of(found[one.name], f'{one.kind} {size}', 'position')
 
-    differences = {}
+    compared = {}
     for row, (one, base) in pairs.items():
-        for size in sizes:
-            differences[row, size] = paired_difference(values(one, size), values(base, size))
-    adjusted = holm([difference.p for difference in differences.values()])
-    shown = {}
-    for (key, difference), p in zip(differences.items(), adjusted):
-        shown[key] = with_p(difference, p)
-    rows = [[row, *(shown[row, size] for size in sizes)] for row in pairs]
-    count = sum(not math.isnan(p) for p in adjusted)
-    title = f'{title}, in points, paired by seed (p, adjusted for {count} comparisons, Holm)'
-    return Table(title, ['', *sizes], rows)
+        compared[row] = [(values(one, size), values(base, size)) for size in sizes]
+    return paired_table(title, sizes, compared)
 
 
 def draw(path: Path, found: Found, names: Sequence[str], preset: Preset) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from cpvt_pyramid.position import COLUMNAR_POSITIONS, POSITIONS
-from experiments.parallel import in_parallel
+from experiments.parallel import groups_in_parallel
 
 from .models import COLUMN
 from .runs import Result, RunSettings, Settings, mean_accuracy, run_all, tuned
@@ -287,9 +287,10 @@ class Lab:
         self, trained: Sequence[Trained], label: str, function: Callable, *arguments: Any
     ) -> dict[str, list]:
         """What a function returns for each run and these arguments, by variant and seed."""
-        jobs = [(function, (run, *arguments)) for one in trained for run in one.runs]
-        results = iter(in_parallel(jobs, self.workers, label))
-        return {one.name: [next(results) for _ in one.runs] for one in trained}
+        jobs = {}
+        for one in trained:
+            jobs[one.name] = [(function, (run, *arguments)) for run in one.runs]
+        return groups_in_parallel(jobs, self.workers, label)
 
     def encodings(self, model: str = 'column') -> dict[str, Variant]:
         """The encodings to compare; the pyramid lacks those of equal queries and keys."""

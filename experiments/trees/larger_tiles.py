@@ -13,7 +13,6 @@ with the AP50 and one with what scaling changes, and a figure.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,15 +22,16 @@ from cpvt_pyramid.tooling.command import UserError, check_at_least, prepare_for_
 from cpvt_pyramid.tooling.files import make_folder, write_text
 from cpvt_pyramid.tooling.threads import usable_cores
 
-from .runs import CROP
+from .runs import CROP, runs_of
 
 prepare_for_torch()  # before torch is imported
 
 TILES = (CROP, 2 * CROP, 4 * CROP)  # sides in pixels; each divides the next
 COUNTED, NORMALIZED = 'counted', 'normalized'
 KINDS = (COUNTED, NORMALIZED)
+PEG = 'distilled'  # the arm that has no coordinates
 ENCODINGS = {  # by arm of the training
-    'distilled': 'PEG',
+    PEG: 'PEG',
     'learned': 'learned table',
     'rope': 'RoPE',
     'rope+peg': 'RoPE and PEG',
@@ -51,24 +51,16 @@ def larger_tiles(*, work_dir: str = 'work_dirs/trees_seeds', workers: Optional[i
     """
     check_at_least('--workers', workers, 1)
     folder = make_folder(work_dir)
-    runs = {}
-    for arm in ENCODINGS:
-        finished = sorted(folder.glob(f'{arm}-*/measures.json'))
-        if not finished:
-            raise UserError(
-                f'no finished training in {folder}; run: python -m experiments.trees --arms {arm}'
-            )
-        runs[arm] = [path.parent for path in finished]
+    runs = {arm: runs_of(arm, folder) for arm in ENCODINGS}
     seeds = {arm: [run.name.rsplit('-')[-1] for run in of_arm] for arm, of_arm in runs.items()}
-    if any(of_arm != seeds['distilled'] for of_arm in seeds.values()):
+    if any(of_arm != seeds[PEG] for of_arm in seeds.values()):
         found = ', '.join(f'{arm}: {" ".join(of_arm)}' for arm, of_arm in seeds.items())
         raise UserError(f'all encodings need the same seeds, but {folder} has {found}')
 
-    from experiments.parallel import in_parallel
+    from experiments.parallel import groups_in_parallel
 
-    jobs = [(measure, (run,)) for of_arm in runs.values() for run in of_arm]
-    measures = iter(in_parallel(jobs, workers or usable_cores(), 'tests'))
-    results = {arm: [next(measures) for _ in of_arm] for arm, of_arm in runs.items()}
+    jobs = {arm: [(measure, (run,)) for run in of_arm] for arm, of_arm in runs.items()}
+    results = groups_in_parallel(jobs, workers or usable_cores(), 'tests')
     text = '\n\n'.join(table.markdown() for table in tables(results))
     draw(results, folder / 'larger_tiles.png')
     write_text(folder / 'larger_tiles.md', text + '\n')
@@ -181,7 +173,7 @@ def rows_of(results: Results) -> dict[str, tuple[str, str]]:
     """Names of rows, with their arm and kind of coordinates; a PEG has none."""
     rows = {}
     for arm in results:
-        if arm == 'distilled':
+        if arm == PEG:
             rows[ENCODINGS[arm]] = arm, COUNTED
             continue
         for kind in KINDS:
@@ -196,7 +188,7 @@ def values_of(results: Results, arm: str, kind: str, tile: int) -> list[float]:
 def tables(results: Results) -> list:
     """The AP50; and its change on larger tiles, and by normalized coordinates, paired by seed, with
     p values that are adjusted for the number of differences of a table (Holm)."""
-    from experiments.report import Table
+    from experiments.report import Table, paired_table
     from experiments.statistics import estimate
 
     sizes = [tile_name(tile) for tile in TILES]
@@ -209,34 +201,16 @@ def tables(results: Results) -> list:
         changes[name] = [(values_of(results, arm, kind, tile), at_first) for tile in TILES[1:]]
     gains = {}
     for arm, name in ENCODINGS.items():
-        if arm != 'distilled':
+        if arm != PEG:
             gains[name] = [
                 (values_of(results, arm, NORMALIZED, tile), values_of(results, arm, COUNTED, tile))
                 for tile in TILES[1:]
             ]
     return [
         Table('AP50 in %, by side of the tiles', ['', *sizes, 'seeds'], rows),
-        differences_table(f'Change from tiles of {tile_name(TILES[0])}', changes),
-        differences_table('Normalized less counted coordinates', gains),
+        paired_table(f'Change from tiles of {sizes[0]}', sizes[1:], changes),
+        paired_table('Normalized less counted coordinates', sizes[1:], gains),
     ]
-
-
-def differences_table(title: str, pairs: dict[str, list[tuple]]):
-    """Differences on all tiles but the smallest, by row."""
-    from experiments.report import Table
-    from experiments.statistics import holm, paired_difference, with_p
-
-    found = {}
-    for name, of_name in pairs.items():
-        found[name] = [paired_difference(values, base) for values, base in of_name]
-    adjusted = holm([one.p for of_name in found.values() for one in of_name])
-    p_values = iter(adjusted)
-    rows = []
-    for name, of_name in found.items():
-        rows.append([name, *(with_p(one, next(p_values)) for one in of_name)])
-    count = sum(not math.isnan(p) for p in adjusted)
-    title = f'{title}, in points (p, adjusted for {count} comparisons, Holm)'
-    return Table(title, ['', *map(tile_name, TILES[1:])], rows)
 
 
 def tile_name(tile: int) -> str:

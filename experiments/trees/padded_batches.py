@@ -18,9 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from cpvt_pyramid.tooling.command import UserError, check_at_least, prepare_for_torch, run_command
+from cpvt_pyramid.tooling.command import check_at_least, prepare_for_torch, run_command
 from cpvt_pyramid.tooling.files import make_folder, write_text
 from cpvt_pyramid.tooling.threads import usable_cores
+
+from .runs import runs_of
 
 prepare_for_torch()  # before torch is imported
 
@@ -66,21 +68,13 @@ def padded_batches(
     """
     check_at_least('--workers', workers, 1)
     folder = make_folder(work_dir)
-    runs = {}
+    jobs = {}
     for name, setting in SETTINGS.items():
-        finished = sorted(folder.glob(f'{setting.arm}-*/measures.json'))
-        if not finished:
-            raise UserError(
-                f'no finished training in {folder}; run: python -m experiments.trees '
-                f'--arms {setting.arm}'
-            )
-        runs[name] = [path.parent for path in finished]
+        jobs[name] = [(measure, (run, setting)) for run in runs_of(setting.arm, folder)]
 
-    from experiments.parallel import in_parallel
+    from experiments.parallel import groups_in_parallel
 
-    jobs = [(measure, (run, SETTINGS[name])) for name in SETTINGS for run in runs[name]]
-    measures = iter(in_parallel(jobs, workers or usable_cores(), 'tests'))
-    results = {name: [next(measures) for _ in of_name] for name, of_name in runs.items()}
+    results = groups_in_parallel(jobs, workers or usable_cores(), 'tests')
     text = '\n\n'.join(table.markdown() for table in tables(results))
     draw(results, folder / 'padded_batches.png')
     write_text(folder / 'padded_batches.md', text + '\n')

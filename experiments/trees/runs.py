@@ -65,6 +65,20 @@ def train(arm: str, seed: int, folder: Path, options: list[str]) -> dict:
     return found
 
 
+def runs_of(arm: str, folder: Path) -> list[Path]:
+    """The folders of an arm's finished trainings.
+
+    Raises:
+        UserError: there are none.
+    """
+    finished = sorted(folder.glob(f'{arm}-*/measures.json'))
+    if not finished:
+        raise UserError(
+            f'no finished training in {folder}; run: python -m experiments.trees --arms {arm}'
+        )
+    return [path.parent for path in finished]
+
+
 def files_of(run: Path) -> tuple[Path, str]:
     """The config of a finished training, and its last checkpoint."""
     [config] = run.glob('*_nano.py')

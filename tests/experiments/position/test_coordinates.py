@@ -160,17 +160,22 @@ def test_runs_have_names_of_their_own():
 SHOWN = ('canvas 0.5', 'canvas 1', 'canvas 2', 'canvas 4', 'zoom 0.5', 'zoom 2', 'zoom 4')
 
 
-def test_the_page_has_what_its_runs_say():
-    findings = ROOT / 'experiments/position/findings'
-    page = (findings / 'coordinates.md').read_text()
-    tests = json.loads((findings / 'coordinates.json').read_text())['data']['tests']
-    assert len(tests) == 2 * len(ENCODINGS)
+def assert_accuracies(tests, page):
+    """The rows of a page, from five seeds."""
     for metric in ('position', 'control'):
         for name, seeds in tests.items():
             for kind in KINDS:
                 values = [values_of(seeds, f'{kind} {size}', metric) for size in SHOWN]
                 cells = ' | '.join(estimate(of_size).show() for of_size in values)
                 assert f'| {name}: {kind} | {cells} | 5 |' in page
+
+
+def test_the_page_has_what_its_runs_say():
+    findings = ROOT / 'experiments/position/findings'
+    page = (findings / 'coordinates.md').read_text()
+    tests = json.loads((findings / 'coordinates.json').read_text())['data']['tests']
+    assert len(tests) == 2 * len(ENCODINGS)
+    assert_accuracies(tests, page)
     rope = [values_of(tests['RoPE'], f'{kind} canvas 4', 'position') for kind in KINDS]
     counted, normalized = rope
     difference = paired_difference(normalized, counted).show().removeprefix('+')
@@ -184,12 +189,7 @@ def test_the_page_of_pyramids_has_what_its_runs_say():
     page = (findings / 'pyramid_coordinates.md').read_text()
     tests = json.loads((findings / 'pyramid_coordinates.json').read_text())['data']['tests']
     assert set(tests) == set(PRESETS['pyramid'].coordinates)
-    for metric in ('position', 'control'):
-        for name, seeds in tests.items():
-            for kind in KINDS:
-                values = [values_of(seeds, f'{kind} {size}', metric) for size in SHOWN]
-                cells = ' | '.join(estimate(of_size).show() for of_size in values)
-                assert f'| {name}: {kind} | {cells} | 5 |' in page
+    assert_accuracies(tests, page)
     found = {}
     for name in ('RoPE', 'RoPE and PEG'):
         for kind in KINDS:

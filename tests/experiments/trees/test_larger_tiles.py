@@ -128,6 +128,11 @@ def test_trees_that_a_smallest_tile_cuts_do_not_count(root, small):
     assert list(truth.imgs) == [7]
 
 
+def test_the_smallest_tile_is_a_crop_of_the_training():
+    [crop] = [one for one in load_config(runs.CONFIG).train_pipeline if one.type == 'RandomCrop']
+    assert crop.crop_size == (larger_tiles.TILES[0],) * 2 == (runs.CROP,) * 2
+
+
 @pytest.mark.parametrize('tile', TILES)
 def test_tiles_cover_the_largest_one(tile, small):
     covered = np.zeros((256, 256), int)

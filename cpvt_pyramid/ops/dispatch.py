@@ -135,7 +135,7 @@ def use_plain() -> bool:
 
 def use_onednn(x: Tensor) -> bool:
     """True if oneDNN computes the matrix products of x: float32 on a CPU, without autocast."""
-    return is_unobserved(x) and float32_on_cpu(x) and has_onednn()
+    return float32_on_cpu(x) and is_unobserved(x) and has_onednn()
 
 
 def use_onednn_bfloat16(x: Tensor) -> bool:
@@ -160,6 +160,8 @@ def is_unobserved(x: Tensor) -> bool:
 
 def float32_on_cpu(x: Tensor) -> bool:
     """True if operations on x run in float32 on a CPU and are not autocast."""
+    if not isinstance(x, Tensor):  # a proxy of torch.fx
+        return False
     return x.is_cpu and x.dtype == torch.float32 and not torch.is_autocast_enabled('cpu')
 
 

@@ -20,6 +20,7 @@ from torch.nn.modules import module as all_modules
 
 from .dispatch import (
     MKL_IS_SLOW,
+    float32_on_cpu,
     opaque_when_compiled,
     use_onednn,
     use_onednn_bfloat16,
@@ -29,6 +30,8 @@ from .dispatch import (
 # Values of a wide map that are computed at a time: 8 MiB of float32, which stay in the cache. The
 # fastest of the powers of two that were tried.
 AT_A_TIME = 2**21
+
+PLAIN_TENSORS = (Tensor, nn.Parameter)
 
 
 def plain_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
@@ -46,12 +49,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """layer(x), computed by `linear` unless calling the layer has another effect.
+    """layer(x), computed by `linear` in float32 on a CPU, unless calling the layer has another
+    effect.
 
     The layers are of the class `nn.Linear` itself: tools such as `quantize_dynamic` replace layers
     of exactly this class.
     """
-    return linear(x, layer.weight, layer.bias) if is_plain_linear(layer) else layer(x)
+    if float32_on_cpu(x) and is_plain_linear(layer):
+        return linear(x, layer.weight, layer.bias)
+    return layer(x)
 
 
 def mlp(x: Tensor, fc1: nn.Module, drop: nn.Module, fc2: nn.Module) -> Tensor:
@@ -74,23 +80,30 @@ def fused_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2:
     """
     if use_plain():
         return plain_mlp(x, weight1, bias1, weight2, bias2)
-    x, weight1, bias1, weight2, bias2 = autocast(x, weight1, bias1, weight2, bias2)
-    tokens = x.flatten(0, -2)
+    x, *layers = autocast(x, weight1, bias1, weight2, bias2)
     affine = affine_for(x)
-    size = AT_A_TIME // len(weight1) if affine is onednn_affine else len(tokens)
-    parts = tokens.split(max(size, 1))
-    trains = torch.is_grad_enabled()
-    keep = len(parts) == 1
-    results = []
-    for part in parts:
-        if trains:
-            out = _MLP.apply(part, weight1, bias1, weight2, bias2, keep, affine)
-        else:
-            hidden = affine(part, weight1, bias1, gelu=True)
-            out = affine(hidden, weight2, bias2)
-        results.append(out)
+    if affine is torch_affine:
+        return mlp_of_part(x, *layers, True, affine)
+    parts = x.flatten(0, -2).split(max(AT_A_TIME // len(weight1), 1))
+    results = [mlp_of_part(part, *layers, len(parts) == 1, affine) for part in parts]
     out = torch.cat(results) if len(results) > 1 else results[0]
     return out.unflatten(0, x.shape[:-1])
+
+
+def mlp_of_part(
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    keep: bool,
+    affine: Callable[..., Tensor],
+) -> Tensor:
+    """`fused_mlp` of some tokens; `keep` the hidden map for the gradient, or recompute it."""
+    if torch.is_grad_enabled():
+        return _MLP.apply(x, weight1, bias1, weight2, bias2, keep, affine)
+    hidden = affine(x, weight1, bias1, gelu=True)
+    return affine(hidden, weight2, bias2)
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
@@ -101,8 +114,7 @@ def is_plain_linear(layer: nn.Module) -> bool:
     """
     if type(layer) is not nn.Linear or is_hooked(layer):
         return False
-    kinds = (Tensor, nn.Parameter)
-    return type(layer.weight) in kinds and type(layer.bias) in kinds
+    return type(layer.weight) in PLAIN_TENSORS and type(layer.bias) in PLAIN_TENSORS
 
 
 def is_identity(drop: nn.Module) -> bool:
@@ -116,9 +128,20 @@ def is_identity(drop: nn.Module) -> bool:
 
 def is_hooked(module: nn.Module) -> bool:
     """True if calling a module runs more than the `forward` of its class."""
-    kinds = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
-    hooks = [getattr(module, kind) or getattr(all_modules, f'_global{kind}') for kind in kinds]
-    return 'forward' in module.__dict__ or any(hooks)
+    has_own = (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or 'forward' in module.__dict__
+    )
+    has_global = (
+        all_modules._global_forward_hooks
+        or all_modules._global_forward_pre_hooks
+        or all_modules._global_backward_hooks
+        or all_modules._global_backward_pre_hooks
+    )
+    return bool(has_own or has_global)
 
 
 def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
@@ -209,7 +232,7 @@ class _MLP(torch.autograd.Function):
             hidden = affine(x, weight1, bias1)
         grad_weight2 = summed_outer(grad, F.gelu(hidden)) if need_weight2 else None
         grad_hidden = affine(grad, weight2.t())
-        torch.ops.aten.gelu_backward(grad_hidden, hidden, grad_input=grad_hidden)
+        torch.ops.aten.gelu_backward.grad_input(grad_hidden, hidden, grad_input=grad_hidden)
         grad_bias2 = grad.flatten(0, -2).sum(0) if need_bias2 else None
         first = gradients(grad_hidden, x, weight1, need_first)
         return *first, grad_weight2, grad_bias2, None, None

@@ -110,7 +110,7 @@ def infer(
         The exit status: 1 if some inputs could not be read, else 0.
     """
     from ..runner.inference import BatchPredictor
-    from ..runner.inference.large_images import limit_gpu_memory, parse_bytes
+    from ..runner.inference.large_images import limited_gpu_memory, parse_bytes
     from ..runtime.predictor import check_score_thr
     from ..tooling.inputs import find_inputs
 
@@ -132,21 +132,20 @@ def infer(
         dtype=dtype,
         cfg_options=cfg_options,
     )
-    if gpu_limit:
-        limit_gpu_memory(gpu_limit, predictor.model.device)
     predictor.arguments['device'] = device
-    return write_all(
-        predictor,
-        found,
-        out_dir=out_dir,
-        format=format,
-        pictures=not no_pictures,
-        skip_existing=skip_existing,
-        threads=workers,
-        tiling=tiling,
-        ray=ray,
-        ray_workers=ray_workers,
-    )
+    with limited_gpu_memory(gpu_limit, predictor.model.device):
+        return write_all(
+            predictor,
+            found,
+            out_dir=out_dir,
+            format=format,
+            pictures=not no_pictures,
+            skip_existing=skip_existing,
+            threads=workers,
+            tiling=tiling,
+            ray=ray,
+            ray_workers=ray_workers,
+        )
 
 
 def infer_exported(

@@ -78,16 +78,13 @@ def test_tiles_within_a_memory_budget(name, untrained, tmp_path, capsys):
     options = ['--tile', '256', '--device', DEVICE, '--out-dir', str(out)]
     command = [config, checkpoint, str(tmp_path / 'scene.png'), *options, '--gpu-memory']
     torch.cuda.empty_cache()
-    try:
-        assert infer.main([*command, '1MiB']) == 2
-        error = 'cpvt infer: too little GPU memory; use a smaller --batch-size or --tile\n'
-        assert capsys.readouterr().err.endswith(error)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        assert infer.main([*command, '1GiB']) == 0
-        assert torch.cuda.max_memory_reserved() <= 2**30
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert infer.main([*command, '1MiB']) == 2
+    error = 'cpvt infer: too little GPU memory; use a smaller --batch-size or --tile\n'
+    assert capsys.readouterr().err.endswith(error)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    assert infer.main([*command, '1GiB']) == 0
+    assert torch.cuda.max_memory_reserved() <= 2**30
     assert list(out.iterdir())
 
 

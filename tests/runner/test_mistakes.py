@@ -18,6 +18,7 @@ from torch._utils import ExceptionWrapper
 
 from cpvt_pyramid.runner.config.check import check_data, check_head_classes
 from cpvt_pyramid.runner.config.explain import explained
+from cpvt_pyramid.runner.config.load import import_custom
 from cpvt_pyramid.runner.inference.evaluation_plan import plan_augmentation
 from cpvt_pyramid.runner.tool_runner import ToolRunner
 from cpvt_pyramid.tooling.command import UserError
@@ -309,6 +310,18 @@ def test_weights_to_start_from(load_from, files, runners, capsys):
     assert torch.equal(saved[f'backbone.{bias}'], state['backbone.pos_block.2.proj.0.bias'])
     said = capsys.readouterr().out  # by mmengine
     assert ('size mismatch for bbox_head.retina_cls' in said) == (load_from == 'classes.pth')
+
+
+def test_a_package_that_fails_when_it_is_imported(tmp_path, monkeypatch):
+    """As mmpretrain does with transformers 5."""
+    module = tmp_path / 'unfit_package.py'
+    module.write_text('import os\nclass Model(None):\n    pass\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    cfg = Config(dict(custom_imports=dict(imports=['unfit_package'])))
+    with pytest.raises(UserError) as raised:
+        import_custom(cfg, 'detector.py')
+    place = f'TypeError in {module}, line 2: NoneType takes no arguments'
+    assert str(raised.value) == f'custom_imports of detector.py: {place}'
 
 
 def test_a_class_agnostic_mask_head_may_have_any_number_of_classes():

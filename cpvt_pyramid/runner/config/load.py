@@ -3,6 +3,7 @@
 import ast
 import difflib
 import inspect
+import traceback
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -89,9 +90,13 @@ def import_custom(cfg: Config, path: Union[str, Path]) -> None:
     """Do the custom imports of a config; `path` is named in errors."""
     try:
         import_modules_from_strings(**cfg.get('custom_imports') or {'imports': []})
-    except (ImportError, TypeError) as error:
+    except Exception as error:  # packages that do not fit together fail with any
         cause = f' ({one_line(error.__context__)})' if error.__context__ else ''
-        raise UserError(f'custom_imports of {path}: {one_line(error)}{cause}') from error
+        message = f'{one_line(error)}{cause}'
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        if last.filename not in (__file__, inspect.getfile(import_modules_from_strings)):
+            message = f'{type(error).__name__} in {last.filename}, line {last.lineno}: {message}'
+        raise UserError(f'custom_imports of {path}: {message}') from error
 
 
 def merge_options(cfg: Config, options: Sequence[str]) -> None:

@@ -9,8 +9,8 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
@@ -203,12 +203,21 @@ def check_memory(size: float, tiles: Tiling) -> None:
         )
 
 
-def limit_gpu_memory(size: int, device: torch.device) -> None:
-    """Let PyTorch raise an OutOfMemoryError before it allocates more than `size` bytes."""
+@contextmanager
+def limited_gpu_memory(size: Optional[int], device: torch.device) -> Iterator[None]:
+    """Inside this context, PyTorch raises an OutOfMemoryError before it allocates more than `size`
+    bytes (None: as many as there are)."""
+    if size is None:
+        yield
+        return
     if device.type != 'cuda':
         raise UserError(f'--gpu-memory needs a GPU, but the model is on the device {device}')
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(size / total, 1.0), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
 # From file to file

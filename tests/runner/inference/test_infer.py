@@ -611,12 +611,15 @@ def test_what_cuda_loads_does_not_count_for_each_pixel(device, monkeypatch):
 
 
 def test_the_limit_of_gpu_memory(monkeypatch):
+    """It ends with the call: the next one in this process loads its model without it."""
     total, device = SimpleNamespace(total_memory=8 * 2**30), torch.device('cuda:1')
     monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: total)
-    with mock.patch('torch.cuda.set_per_process_memory_fraction') as limit:
-        for size in (2 * 2**30, 16 * 2**30):
-            large_images.limit_gpu_memory(size, device)
-    assert limit.call_args_list == [mock.call(0.25, device), mock.call(1.0, device)]
+    for size, fraction in ((2 * 2**30, 0.25), (16 * 2**30, 1.0)):
+        with mock.patch('torch.cuda.set_per_process_memory_fraction') as limit:
+            with pytest.raises(RuntimeError), large_images.limited_gpu_memory(size, device):
+                assert limit.call_args_list == [mock.call(fraction, device)]
+                raise RuntimeError
+        assert limit.call_args == mock.call(1.0, device)
 
 
 def test_sizes_of_memory():

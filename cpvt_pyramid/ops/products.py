@@ -127,7 +127,10 @@ def is_identity(drop: nn.Module) -> bool:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """True if calling a module runs more than the `forward` of its class."""
+    """True if calling a module runs more than the `forward` of its class.
+
+    It is asked of several layers of a block in each pass, and written out to be fast.
+    """
     has_own = (
         module._forward_hooks
         or module._forward_pre_hooks

@@ -1,11 +1,13 @@
 """The models on a GPU: the maps and gradients of the CPU, on every path."""
 
 import contextlib
+import re
 
 import pytest
 import torch
 from gpu import DEVICE, VARIANTS, assert_near, assert_never_waits, twins
 from models.ours import BACKBONES, VALID, images, maps_and_gradients, outputs
+from support import ROOT
 
 from benchmarks.models.ports import randomize
 from cpvt_pyramid import ops
@@ -184,6 +186,15 @@ def test_cuda_graph(name, valid):
             valid.copy_(valid.flip(0))
         graph.replay()
         assert_near([x.clone() for x in maps], model(batch, valid), FLOAT32)
+
+
+def test_the_graph_of_the_docs():
+    page = (ROOT / 'docs/performance.md').read_text()
+    (code,) = (b for b in re.findall(r'```python\n(.*?)```', page, re.S) if 'CUDAGraph' in b)
+    names = {}
+    exec(code, names)
+    with torch.inference_mode():
+        assert_near(names['maps'], names['model'](names['image']), FLOAT32)
 
 
 def test_more_windows_than_cuda_takes_in_a_batch():

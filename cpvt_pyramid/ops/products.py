@@ -83,25 +83,20 @@ def fused_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2:
     x, *layers = autocast(x, weight1, bias1, weight2, bias2)
     affine = affine_for(x)
     if affine is torch_affine:
-        return mlp_of_part(x, *layers, True, affine)
+        return mlp_of_part(x, layers, True, affine)
     parts = x.flatten(0, -2).split(max(AT_A_TIME // len(weight1), 1))
-    results = [mlp_of_part(part, *layers, len(parts) == 1, affine) for part in parts]
+    results = [mlp_of_part(part, layers, len(parts) == 1, affine) for part in parts]
     out = torch.cat(results) if len(results) > 1 else results[0]
     return out.unflatten(0, x.shape[:-1])
 
 
 def mlp_of_part(
-    x: Tensor,
-    weight1: Tensor,
-    bias1: Tensor,
-    weight2: Tensor,
-    bias2: Tensor,
-    keep: bool,
-    affine: Callable[..., Tensor],
+    x: Tensor, layers: Sequence[Tensor], keep: bool, affine: Callable[..., Tensor]
 ) -> Tensor:
     """`fused_mlp` of some tokens; `keep` the hidden map for the gradient, or recompute it."""
     if torch.is_grad_enabled():
-        return _MLP.apply(x, weight1, bias1, weight2, bias2, keep, affine)
+        return _MLP.apply(x, *layers, keep, affine)
+    weight1, bias1, weight2, bias2 = layers
     hidden = affine(x, weight1, bias1, gelu=True)
     return affine(hidden, weight2, bias2)
 

@@ -12,6 +12,8 @@ itself with exit status 75 if commands are left.
 from __future__ import annotations
 
 import math
+import os
+import shlex
 import subprocess
 import sys
 import time
@@ -22,7 +24,7 @@ from benchmarks import ROOT
 from cpvt_pyramid.tooling.command import STOPPED, UserError, run_command
 from cpvt_pyramid.tooling.files import make_folder, write_text
 
-MINUTES = {'cuda': 4, 'cpu': 30}  # time limit of a command
+MINUTES = {'cuda': 5, 'cpu': 30}  # time limit of a command
 GRACE = 30  # seconds for a process that is interrupted
 
 SPEED = '-m benchmarks.speed'
@@ -41,9 +43,9 @@ REPORTS = {
     'cuda': {
         'machine': '-m cpvt_pyramid.doctor',
         'tests': """
-            -m pytest tests/cuda/test_core.py
-            -m pytest tests/cuda/test_mm.py
-            -m pytest tests/cuda/test_distributed.py
+            -m pytest -n 8 tests/cuda/test_core.py -k "not compiled"
+            -m pytest -n 8 tests/cuda/test_core.py -k compiled
+            -m pytest -n 8 tests/cuda/test_mm.py tests/cuda/test_distributed.py
         """,
         'inference': f"""
             {SPEED} --sizes 224 --batch 128 {BOTH} --dtypes bfloat16 --with-cp
@@ -121,7 +123,7 @@ def report(
         parts: which to run; all by default
         out: folder of report.md; by default work_dirs/gpu-report or work_dirs/cpu-report
         minutes: for this call; a command starts only if its time limit ends before, which is
-            4 minutes on a GPU and 30 on a CPU
+            5 minutes on a GPU and 30 on a CPU
 
     Returns:
         The exit status: 1 if a command failed, 75 if time was short; the same call continues.
@@ -157,7 +159,7 @@ def report(
                 print(f'{page}: {minutes:g} minutes are over; the same command continues')
                 return STOPPED
             print(f'{part}: {command}', flush=True)
-            output, failed = run_process(command.split(), 60 * limit)
+            output, failed = run_process(shlex.split(command), 60 * limit)
             has_run = True
             title = f'\n## {part}\n'
             if title not in text:
@@ -179,8 +181,15 @@ def run_process(options: Sequence[str], seconds: float) -> tuple[str, str | None
     After `seconds` it is interrupted, as by Ctrl-C: it ends its own processes.
     """
     limit = ['timeout', '--foreground', '--signal=INT', f'--kill-after={GRACE}', str(seconds)]
+    environment = dict(os.environ)
+    if 'pytest' in options:  # its processes share the cores
+        environment['OMP_NUM_THREADS'] = '1'
     done = subprocess.run(
-        [*limit, sys.executable, *options], cwd=ROOT, capture_output=True, text=True
+        [*limit, sys.executable, *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     output = done.stdout.strip()
     if done.returncode in (124, 137):

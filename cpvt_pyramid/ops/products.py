@@ -31,6 +31,7 @@ from .dispatch import (
 # fastest of the powers of two that were tried.
 AT_A_TIME = 2**21
 
+# Types of weights without a behavior of their own: neither sharded nor quantized.
 PLAIN_TENSORS = (Tensor, nn.Parameter)
 
 

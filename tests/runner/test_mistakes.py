@@ -4,6 +4,7 @@ has the traceback."""
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -312,16 +313,33 @@ def test_weights_to_start_from(load_from, files, runners, capsys):
     assert ('size mismatch for bbox_head.retina_cls' in said) == (load_from == 'classes.pth')
 
 
-def test_a_package_that_fails_when_it_is_imported(tmp_path, monkeypatch):
-    """As mmpretrain does with transformers 5."""
-    module = tmp_path / 'unfit_package.py'
-    module.write_text('import os\nclass Model(None):\n    pass\n')
+@pytest.fixture
+def import_package(tmp_path, monkeypatch):
+    """Does the custom import of a package with this code."""
     monkeypatch.syspath_prepend(tmp_path)
-    cfg = Config(dict(custom_imports=dict(imports=['unfit_package'])))
-    with pytest.raises(UserError) as raised:
+    monkeypatch.delitem(sys.modules, 'unfit_package', raising=False)
+
+    def import_package(code):
+        (tmp_path / 'unfit_package.py').write_text(code)
+        cfg = Config(dict(custom_imports=dict(imports=['unfit_package'])))
         import_custom(cfg, 'detector.py')
-    place = f'TypeError in {module}, line 2: NoneType takes no arguments'
-    assert str(raised.value) == f'custom_imports of detector.py: {place}'
+
+    return import_package
+
+
+def test_a_package_that_fails_when_it_is_imported(import_package, tmp_path):
+    """As mmpretrain does with transformers 5."""
+    with pytest.raises(UserError) as raised:
+        import_package('import os\nclass Model(None):\n    pass\n')
+    line, traceback = re.fullmatch(r'(.*) \(traceback: (.*)\)', str(raised.value)).groups()
+    assert line == 'custom_imports of detector.py: TypeError: NoneType takes no arguments'
+    place = f'File "{tmp_path / "unfit_package.py"}", line 2'
+    assert place in Path(traceback).read_text()
+
+
+def test_a_full_disk_in_an_import_is_no_mistake_of_the_config(import_package):
+    with pytest.raises(OSError, match='No space left'):
+        import_package('import errno\nraise OSError(errno.ENOSPC, "No space left on device")\n')
 
 
 def test_a_class_agnostic_mask_head_may_have_any_number_of_classes():

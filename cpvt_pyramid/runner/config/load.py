@@ -3,7 +3,6 @@
 import ast
 import difflib
 import inspect
-import traceback
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from ...tooling.command import UserError, one_line
+from .explain import explained
 from .parts import FRAMEWORKS, dicts_in, framework_of
 from .rules import check_values
 
@@ -89,14 +89,13 @@ class DictCalls(ast.NodeTransformer):
 def import_custom(cfg: Config, path: Union[str, Path]) -> None:
     """Do the custom imports of a config; `path` is named in errors."""
     try:
-        import_modules_from_strings(**cfg.get('custom_imports') or {'imports': []})
-    except Exception as error:  # packages that do not fit together fail with any
+        with explained():
+            import_modules_from_strings(**cfg.get('custom_imports') or {'imports': []})
+    except UserError as error:
+        raise UserError(f'custom_imports of {path}: {error}') from error
+    except ImportError as error:
         cause = f' ({one_line(error.__context__)})' if error.__context__ else ''
-        message = f'{one_line(error)}{cause}'
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        if last.filename not in (__file__, inspect.getfile(import_modules_from_strings)):
-            message = f'{type(error).__name__} in {last.filename}, line {last.lineno}: {message}'
-        raise UserError(f'custom_imports of {path}: {message}') from error
+        raise UserError(f'custom_imports of {path}: {one_line(error)}{cause}') from error
 
 
 def merge_options(cfg: Config, options: Sequence[str]) -> None:

@@ -38,8 +38,8 @@ def new_config(
         skip_bad: leave out images and annotations that have errors.
         overwrite: replace files that exist.
     """
-    from ..runner.datasets.folder import assigned_splits
-    from ..runner.datasets.new_config import new_config
+    from ..data.folder import assigned_splits
+    from ..data.new_config import new_config
 
     assigned = assigned_splits(assign)
     for line in new_config(Path(data), Path(base), Path(out), skip_bad, overwrite, assigned):

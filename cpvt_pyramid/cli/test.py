@@ -42,6 +42,7 @@ def test(
             test_dataloader.num_workers=8.
         launcher: what started the processes.
     """
+    from ..data.checks import check_before_run, plan_good_parts
     from ..mm.amp import replace_forward
     from ..ops import use_winograd
     from ..runner.config import check
@@ -49,7 +50,6 @@ def test(
     from ..runner.config.hints import warn_of_settings
     from ..runner.config.load import load_config, work_dir_of
     from ..runner.config.plan import apply, save_plan, show_plan
-    from ..runner.datasets.checks import check_before_run, plan_good_parts
     from ..runner.distributed import all_or_none, connect, leave_processes
     from ..runner.inference.evaluation import results_dump, skip_unread_scores
     from ..runner.inference.evaluation_plan import plan_test

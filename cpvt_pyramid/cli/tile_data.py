@@ -40,8 +40,8 @@ def tile_data(
         boxes_only: leave out the masks of objects, which cannot be cut.
         skip_bad: leave out images and annotations that have errors.
     """
-    from ..runner.datasets.folder import assigned_splits
-    from ..runner.datasets.tile_data import tile_data
+    from ..data.folder import assigned_splits
+    from ..data.tile_data import tile_data
 
     check_at_least('--tile', tile, 32)
     step = tile // 2 if step is None else step

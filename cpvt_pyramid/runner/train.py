@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Optional
 from mmengine.config import Config
 from mmengine.dist import get_world_size
 
+from ..data.checks import check_before_run, plan_good_parts
 from ..tooling.command import Preempted, UserError, check_at_least, exit_on_signal, rank
 from ..tooling.files import locked, make_folder
 from .config import check
@@ -14,7 +15,6 @@ from .config.explain import explained
 from .config.hints import warn_of_custom_keys, warn_of_settings
 from .config.load import load_config, work_dir_of
 from .config.plan import Plan, apply, save_plan, show_plan
-from .datasets.checks import check_before_run, plan_good_parts
 from .distributed import all_or_none, connect, leave_processes, of_first_process
 from .inference.grouping import divide_batches
 from .models import load_whole_model

@@ -50,7 +50,7 @@ OPTIONAL = {
     'cpvt_pyramid/results/drawing.py': {'matplotlib'},
     'cpvt_pyramid/results/formats.py': {'rasterio'},
     'cpvt_pyramid/results/predictions.py': {'pandas', 'supervision'},
-    'cpvt_pyramid/runner/datasets/tile_data.py': {'rasterio'},
+    'cpvt_pyramid/data/tile_data.py': {'rasterio'},
     'cpvt_pyramid/runner/inference/': {'rasterio', 'ray'},
     'cpvt_pyramid/tooling/files.py': {'filelock'},  # for runner/
     'cpvt_pyramid/tooling/charts.py': {'markupsafe', 'matplotlib'},

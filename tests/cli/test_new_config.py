@@ -13,18 +13,18 @@ from mmengine.registry import MODELS, init_default_scope
 from support import ROOT, load_tool
 from tiny_mm import DIGITS
 
-from cpvt_pyramid.runner.config import check as checks
-from cpvt_pyramid.runner.config.load import load_config
-from cpvt_pyramid.runner.datasets.defects import Defects
-from cpvt_pyramid.runner.datasets.folder import Files, split_of
-from cpvt_pyramid.runner.datasets.label_maps import kinds_and_keys
-from cpvt_pyramid.runner.datasets.new_config import (
+from cpvt_pyramid.data.defects import Defects
+from cpvt_pyramid.data.folder import Files, split_of
+from cpvt_pyramid.data.label_maps import kinds_and_keys
+from cpvt_pyramid.data.new_config import (
     find_objects,
     new_config,
     set_classes,
     text_of_settings,
 )
-from cpvt_pyramid.runner.datasets.recipes import Scales, adapted_recipe
+from cpvt_pyramid.data.recipes import Scales, adapted_recipe
+from cpvt_pyramid.runner.config import check as checks
+from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.tooling.command import UserError
 
 BASES = ROOT / 'configs'

@@ -23,7 +23,7 @@ LAYERS = (
     'runner/config',
     'runner/rasters',
     'runner/distributed',
-    'runner/datasets',
+    'data',
     'runner/models',
     'runner/inference',
     'runner/training',

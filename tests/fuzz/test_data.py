@@ -15,8 +15,8 @@ from mmdet.evaluation import CocoMetric
 from mmengine.config import Config
 from PIL import Image
 
-from cpvt_pyramid.runner.datasets.coco import check_coco
-from cpvt_pyramid.runner.datasets.label_maps import check_label_maps
+from cpvt_pyramid.data.coco import check_coco
+from cpvt_pyramid.data.label_maps import check_label_maps
 from cpvt_pyramid.tooling.command import UserError
 
 FUZZ = settings.get_profile('fuzz')

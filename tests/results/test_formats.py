@@ -17,11 +17,11 @@ from rasterio.features import rasterize
 from rasterio.transform import Affine, from_origin
 from support import load_tool, save_tiff
 
+from cpvt_pyramid.data.coco import check_coco
+from cpvt_pyramid.data.defects import Defects
+from cpvt_pyramid.data.new_config import find_objects
 from cpvt_pyramid.results.formats import Output
 from cpvt_pyramid.results.polygons import one_polygon, outlines
-from cpvt_pyramid.runner.datasets.coco import check_coco
-from cpvt_pyramid.runner.datasets.defects import Defects
-from cpvt_pyramid.runner.datasets.new_config import find_objects
 from cpvt_pyramid.runner.inference.prediction import INSTANCE_OFFSET, to_prediction
 from cpvt_pyramid.runtime import Detections, LabelMap
 from cpvt_pyramid.tooling.command import UserError

@@ -22,6 +22,7 @@ from pycocotools.cocoeval import COCOeval
 from support import load_tool
 from tiny_mm import DIGITS
 
+from cpvt_pyramid.data.coco import indexed_coco
 from cpvt_pyramid.results.detection_errors import ERRORS, confusion_of, find_errors
 from cpvt_pyramid.runner.analysis.detections import (
     add_detections,
@@ -29,7 +30,6 @@ from cpvt_pyramid.runner.analysis.detections import (
     evaluate_detections,
 )
 from cpvt_pyramid.runner.analysis.parts import Analysis
-from cpvt_pyramid.runner.datasets.coco import indexed_coco
 
 analyse = load_tool('analyse')
 CLASSES = ('cat', 'dog', 'cow', 'never')

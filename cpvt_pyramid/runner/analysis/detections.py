@@ -16,14 +16,14 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tqdm import tqdm
 
+from ...data.checks import annotation_file, image_folder
+from ...data.coco import COUNTED_IN_AP, indexed_coco, usable_content
 from ...results import detection_errors
 from ...results.detection_errors import CORRECT, ERRORS, Compared, Errors
 from ...results.drawing import draw_boxes
 from ...tooling import charts, pages
 from ...tooling.command import UserError
 from ..config.parts import as_list, dataset_meta
-from ..datasets.checks import annotation_file, image_folder
-from ..datasets.coco import COUNTED_IN_AP, indexed_coco, usable_content
 from ..inference.trained import SCORE_THR
 from .parts import Analysis, confusion_section, shown_or_blank
 from .results import read_detections

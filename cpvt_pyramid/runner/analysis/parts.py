@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...data.images import shown_image
 from ...tooling import charts, pages
 from ...tooling.rasters import ReadError
-from ..datasets.images import shown_image
 
 LISTED = 20  # confusions in a table
 

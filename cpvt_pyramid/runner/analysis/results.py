@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from pycocotools.coco import COCO
 
+from ...data.coco import is_number
 from ...results.records import coco_fields
 from ...tooling.command import UserError, one_line
-from ..datasets.coco import is_number
 
 
 class SafeUnpickler(pickle.Unpickler):

@@ -7,11 +7,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Optional
 
+from ...data.defects import Defects
+from ...data.folder import NotRecognized, assigned_splits
+from ...data.new_config import find_objects, new_config
 from ...tooling.command import PACKAGE, ROOT, UserError
 from ...tooling.files import make_folder
-from ..datasets.defects import Defects
-from ..datasets.folder import NotRecognized, assigned_splits
-from ..datasets.new_config import find_objects, new_config
 
 DETECTOR = 'retinanet_cpvt_s.py'
 SEGMENTOR = 'semantic_fpn_cpvt_s.py'

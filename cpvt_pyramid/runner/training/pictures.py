@@ -16,6 +16,8 @@ from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from PIL import Image
 
+from ...data.images import shown_image
+from ...data.page import at_size
 from ...results.drawing import draw_boxes, draw_segmentation
 from ...results.predictions import Detections, LabelMap, Prediction
 from ...tooling.command import one_line
@@ -23,8 +25,6 @@ from ...tooling.files import write_text
 from ...tooling.pages import html_page, html_section, reduced, wide_picture
 from ..config.parts import dataset_meta, kind_of
 from ..config.plan import Change, append
-from ..datasets.images import shown_image
-from ..datasets.page import at_size
 from ..inference.prediction import as_map, to_prediction
 from .curves import runs_of, write_curves
 

@@ -16,8 +16,8 @@ from PIL import Image
 from rasterio.transform import from_origin
 from support import ROOT, load_tool, photograph, save_tiff
 
+from cpvt_pyramid.data.checks import check_dataset
 from cpvt_pyramid.mm.bands import LoadBands, LoadTileAnnotations, read_bands
-from cpvt_pyramid.runner.datasets.checks import check_dataset
 from cpvt_pyramid.runner.inference.raster import open_image, row_reader
 from cpvt_pyramid.runner.inference.trained import ModelPredictor, image_pipeline
 from cpvt_pyramid.runner.models import build_model

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import yaml
 
-from ...tooling.command import UserError, one_line
-from ...tooling.files import files_below
-from ..config.parts import as_list
+from ..runner.config.parts import as_list
+from ..tooling.command import UserError, one_line
+from ..tooling.files import files_below
 from .coco import ENOUGH, Objects, Outline, Split, are_corners, coco_content
 from .defects import Defects
 from .folder import (

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 from tqdm import tqdm
 
-from ...tooling.command import UserError
+from ..tooling.command import UserError
 from .coco import Objects, Outline, Split, coco_content
 from .defects import Defects
 from .folder import SPLITS, Files, ImageSets, stem_of

@@ -18,11 +18,11 @@ from PIL import Image
 from support import ROOT
 
 from cpvt_pyramid.cli import tile_data as command
+from cpvt_pyramid.data.defects import Defects
+from cpvt_pyramid.data.new_config import find_objects, new_config
+from cpvt_pyramid.data.recipes import Scales
+from cpvt_pyramid.data.tile_data import tile_data
 from cpvt_pyramid.runner.config.load import load_config
-from cpvt_pyramid.runner.datasets.defects import Defects
-from cpvt_pyramid.runner.datasets.new_config import find_objects, new_config
-from cpvt_pyramid.runner.datasets.recipes import Scales
-from cpvt_pyramid.runner.datasets.tile_data import tile_data
 from cpvt_pyramid.tooling.rasters import open_raster
 from cpvt_pyramid.tooling.tiles import SEEN, WHOLE, boxes_inside, disjoint, overlapping
 
@@ -272,7 +272,7 @@ def test_tiffs_of_bands_keep_them_and_are_read_once(tmp_path, monkeypatch):
         with open_raster(path, user, **options) as image:
             yield Watched(image)
 
-    monkeypatch.setattr('cpvt_pyramid.runner.datasets.tile_data.open_raster', watched)
+    monkeypatch.setattr('cpvt_pyramid.data.tile_data.open_raster', watched)
     tile_data(tmp_path / 'data', tmp_path / 'tiles', 64, 32)
     assert lines == [*range(150)] * 2  # of train and val
     for record in read(tmp_path / 'tiles', 'train')['images']:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from pycocotools.coco import COCO
 
-from ...results.drawing import Color, class_palette
-from ...tooling.command import UserError
+from ..results.drawing import Color, class_palette
+from ..tooling.command import UserError
 from .defects import Checked, Defects
 from .folder import SPLITS, Files, stem_of, words
 from .images import ALL_IMAGES, HEADERS, Effort, Finding, check_each, inspect

@@ -18,10 +18,10 @@ import numpy as np
 from mmengine.registry import TRANSFORMS
 from PIL import Image
 
-from ...results.drawing import Color, class_palette
-from ...tooling.command import UserError
-from ..config.parts import dataset_class, kind_of
-from ..rasters import labels_of_raster
+from ..results.drawing import Color, class_palette
+from ..runner.config.parts import dataset_class, kind_of
+from ..runner.rasters import labels_of_raster
+from ..tooling.command import UserError
 from .defects import Checked, Defects
 from .folder import (
     IMAGE_WORDS,

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import numpy as np
 from PIL import Image
 
-from ...tooling.command import UserError
-from ...tooling.files import distinct_name, is_taken, new_folder
-from ...tooling.progress import progress
-from ...tooling.rasters import ReadError, open_raster
-from ...tooling.tiles import (
+from ..runner.rasters import read_image
+from ..tooling.command import UserError
+from ..tooling.files import distinct_name, is_taken, new_folder
+from ..tooling.progress import progress
+from ..tooling.rasters import ReadError, open_raster
+from ..tooling.tiles import (
     Window,
     areas,
     box_annotation,
@@ -31,7 +32,6 @@ from ...tooling.tiles import (
     disjoint,
     overlapping,
 )
-from ..rasters import read_image
 from .coco import TILES, Objects, Split, content_of_images
 from .defects import Defects
 from .folder import NotRecognized

@@ -19,9 +19,9 @@ import numpy as np
 from PIL import Image
 from tqdm.contrib.concurrent import thread_map
 
-from ...mm.bands import opened, read_bands
-from ...tooling.rasters import ReadError
-from ..rasters import picture, read_image, size_of_raster
+from ..mm.bands import opened, read_bands
+from ..runner.rasters import picture, read_image, size_of_raster
+from ..tooling.rasters import ReadError
 from .defects import Defects
 
 CHECKERS = min(os.cpu_count() or 1, 16)  # threads that read images

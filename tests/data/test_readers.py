@@ -14,13 +14,13 @@ from mmengine.config import Config
 from PIL import Image
 from support import ROOT, load_tool
 
-from cpvt_pyramid.runner.datasets.checks import check_dataset
-from cpvt_pyramid.runner.datasets.coco import Objects
-from cpvt_pyramid.runner.datasets.defects import Defects
-from cpvt_pyramid.runner.datasets.folder import NotRecognized, assigned_splits
-from cpvt_pyramid.runner.datasets.label_maps import LabelMaps, check_label_maps, find_label_maps
-from cpvt_pyramid.runner.datasets.new_config import find_objects, new_config
-from cpvt_pyramid.runner.datasets.yolo import Row, are_poses
+from cpvt_pyramid.data.checks import check_dataset
+from cpvt_pyramid.data.coco import Objects
+from cpvt_pyramid.data.defects import Defects
+from cpvt_pyramid.data.folder import NotRecognized, assigned_splits
+from cpvt_pyramid.data.label_maps import LabelMaps, check_label_maps, find_label_maps
+from cpvt_pyramid.data.new_config import find_objects, new_config
+from cpvt_pyramid.data.yolo import Row, are_poses
 from cpvt_pyramid.tooling.command import UserError
 
 DETECTOR = ROOT / 'configs/demo/retinanet_cpvt_nano.py'

@@ -5,8 +5,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
-from ...tooling.command import UserError
-from ...tooling.files import write_text
+from ..tooling.command import UserError
+from ..tooling.files import write_text
 
 SHOWN = 3  # items of a problem that its line names
 

@@ -12,10 +12,8 @@ from typing import Any, Optional
 
 from mmengine.config import Config
 
-from ...checkpoints.reading import listed
-from ...tooling.command import UserError
-from ...tooling.files import make_folder, write_text
-from ..config.parts import (
+from ..checkpoints.reading import listed
+from ..runner.config.parts import (
     as_list,
     data_of,
     data_paths,
@@ -24,8 +22,10 @@ from ..config.parts import (
     items_of,
     kind_of,
 )
-from ..config.plan import Change, set_value
-from ..distributed import of_first_process
+from ..runner.config.plan import Change, set_value
+from ..runner.distributed import of_first_process
+from ..tooling.command import UserError
+from ..tooling.files import make_folder, write_text
 from .coco import check_coco, read_coco
 from .defects import Checked, Problem, stop_with_errors
 from .images import Effort, Prints, shared_images

@@ -10,8 +10,8 @@ from os.path import dirname
 from pathlib import Path, PurePosixPath
 from typing import Optional
 
-from ...tooling.command import UserError, one_line
-from ...tooling.files import files_below
+from ..tooling.command import UserError, one_line
+from ..tooling.files import files_below
 from .defects import Defects
 from .images import HEADERS, inspect
 

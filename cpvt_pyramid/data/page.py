@@ -9,12 +9,12 @@ import numpy as np
 from mmengine.config import Config
 from PIL import Image
 
-from ...results.drawing import draw_boxes, draw_segmentation
-from ...tooling.charts import bar_chart, histogram
-from ...tooling.files import write_text
-from ...tooling.pages import Markup, contact_sheet, html_page, html_section, reduced, side_by_side
-from ...tooling.rasters import ReadError
-from ..config.parts import dataset_meta
+from ..results.drawing import draw_boxes, draw_segmentation
+from ..runner.config.parts import dataset_meta
+from ..tooling.charts import bar_chart, histogram
+from ..tooling.files import write_text
+from ..tooling.pages import Markup, contact_sheet, html_page, html_section, reduced, side_by_side
+from ..tooling.rasters import ReadError
 from .checks import annotation_file, distinct_data, image_folder, is_coco
 from .coco import indexed_coco, usable_content
 from .images import shown_image

@@ -27,8 +27,8 @@ with imports_of('batch_boxes', 'mm'):
     from PIL import Image, ImageDraw
 
     from benchmarks.models.detections import detect, found_alone
-    from cpvt_pyramid.results.drawing import font
-    from cpvt_pyramid.runner.inference.grouping import divide_batches
+    from cpvt_pyramid.predict.drawing import font
+    from cpvt_pyramid.predict.openmmlab.grouping import divide_batches
 
 SAME = (80, 220, 255)
 CHANGED = (255, 140, 0)

@@ -28,7 +28,7 @@ from cpvt_pyramid.tooling.report import text_table
 with imports_of('batch_fill'):
     import numpy as np
 
-    from cpvt_pyramid.runtime.images import rescaled_size, size_of
+    from cpvt_pyramid.predict.images import rescaled_size, size_of
     from cpvt_pyramid.tooling.inputs import find_inputs, is_video
 
 Size = tuple[int, int]  # height and width in pixels

@@ -138,7 +138,7 @@ def build_whole(config: str) -> tuple[nn.Module, Sequence[int]]:
     """The model of a config with an empty backbone, and the indices of the maps that it takes."""
     from mmengine.logging import MMLogger
 
-    from cpvt_pyramid.runner.models import build_model
+    from cpvt_pyramid.predict.openmmlab.models import build_model
 
     model = build_model(read_config(config), 'cpu')
     out_indices = model.backbone.out_indices

@@ -88,9 +88,9 @@ def exported(model: str, folder: Path) -> Path:
     from cpvt_pyramid.export.about import Settings, metadata
     from cpvt_pyramid.export.files import add_metadata, finish, with_all_stages
     from cpvt_pyramid.export.models import exportable
+    from cpvt_pyramid.predict.openmmlab.models import build_model
     from cpvt_pyramid.runner.config.load import load_config
     from cpvt_pyramid.runner.export import about_config
-    from cpvt_pyramid.runner.models import build_model
 
     torch.manual_seed(0)
     cfg = load_config(str(config), ())
@@ -106,8 +106,8 @@ def exported(model: str, folder: Path) -> Path:
 
 
 def read(image: Optional[str], path: Path) -> np.ndarray:
-    from cpvt_pyramid.runtime.images import load_image
-    from cpvt_pyramid.runtime.predictor import ExportedModel
+    from cpvt_pyramid.predict.images import load_image
+    from cpvt_pyramid.predict.predictor import ExportedModel
 
     if image is not None:
         return load_image(image)
@@ -148,8 +148,8 @@ def measure(
     seconds: float,
 ) -> list[list[str]]:
     """A row of the table for each form."""
+    from cpvt_pyramid.predict.predictor import ExportedModel
     from cpvt_pyramid.runtime import quantization
-    from cpvt_pyramid.runtime.predictor import ExportedModel
     from cpvt_pyramid.runtime.sessions import openvino_core
 
     settings = {'INFERENCE_PRECISION_HINT': 'f32', 'INFERENCE_NUM_THREADS': threads}

@@ -156,8 +156,8 @@ def write_models(config: str, work: Path, photograph: Path) -> float:
         from benchmarks.contestants import read_config
         from benchmarks.models import ports
         from cpvt_pyramid.checkpoints.formats import to_format
+        from cpvt_pyramid.predict.openmmlab.models import build_model
         from cpvt_pyramid.runner.config.parts import dataset_meta
-        from cpvt_pyramid.runner.models import build_model
 
     cfg = read_config(config)
     model = ports.randomize(build_model(cfg, 'cpu'))
@@ -187,7 +187,7 @@ def write_models(config: str, work: Path, photograph: Path) -> float:
 
 def threshold_of(model: Any, cfg: Any, meta: dict, photograph: Path) -> float:
     """The score of the last of BOXES boxes in a photograph; of a segmentor, a usual threshold."""
-    from cpvt_pyramid.runner.inference.trained import ModelPredictor
+    from cpvt_pyramid.predict.openmmlab.trained import ModelPredictor
 
     predictor = ModelPredictor(model, cfg, meta, 1, 0.0)
     prepared = predictor.prepare(photograph, predictor.read(photograph))
@@ -200,8 +200,12 @@ def threshold_of(model: Any, cfg: Any, meta: dict, photograph: Path) -> float:
 
 def export(work: Path) -> None:
     """Write model.onnx, the file of ours.py and ours.pth."""
+    from cpvt_pyramid.predict.openmmlab.models import (
+        build_model,
+        fetch_checkpoint,
+        load_whole_model,
+    )
     from cpvt_pyramid.runner.config.load import load_config
-    from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
     cfg = load_config(str(work / 'ours.py'))
     model = build_model(cfg, 'cpu')

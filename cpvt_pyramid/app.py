@@ -35,11 +35,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from .results.drawing import jpeg_of
+from .predict.drawing import jpeg_of
+from .predict.images import load_image
+from .predict.predictor import ExportedModel, check_score_thr
 from .runtime.comparison import HEAD, verdict
-from .runtime.images import load_image
 from .runtime.metadata import reference_name
-from .runtime.predictor import ExportedModel, check_score_thr
 from .runtime.self_test import verify_session
 from .tooling.command import IGNORED_WARNINGS, UserError, one_line
 from .tooling.inputs import IMAGES

@@ -15,9 +15,11 @@ from support import ROOT, clear_global_instances
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background process of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-IN_EMPTY_FOLDERS = {'results', 'runner', 'runtime', 'tooling'}
+IN_EMPTY_FOLDERS = {'predict', 'runner', 'runtime', 'tooling'}
 HAS_MM = importlib.util.find_spec('mmengine') is not None
-IMPORTS_MM = re.compile(r'^\s*(from|import) (foreign|mm\w+|cpvt_pyramid\.(mm|runner))\b', re.M)
+IMPORTS_MM = re.compile(
+    r'^\s*(from|import) (foreign|mm\w+|cpvt_pyramid\.(mm|runner|predict\.openmmlab))\b', re.M
+)
 
 
 def pytest_ignore_collect(collection_path: Path) -> Optional[bool]:
@@ -124,8 +126,8 @@ def untrained(
     configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[str]]:
     """By name, the config and a checkpoint of an untrained model with many detections or labels."""
+    from cpvt_pyramid.predict.openmmlab.models import build_model
     from cpvt_pyramid.runner.config.load import load_config
-    from cpvt_pyramid.runner.models import build_model
 
     folder, commands = tmp_path_factory.mktemp('untrained'), {}
     for name, layer in (

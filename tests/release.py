@@ -25,7 +25,7 @@ PROBE = """
 import sys
 from pathlib import Path
 import cpvt_pyramid
-from cpvt_pyramid.runtime import Predictor
+from cpvt_pyramid.predict import Predictor
 assert not {'torch', 'mmengine', 'timm'} & sys.modules.keys()
 try:
     cpvt_pyramid.CPVTPyramid

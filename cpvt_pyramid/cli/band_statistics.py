@@ -21,7 +21,7 @@ def band_statistics(inputs: Sequence[str], *, bands: Sequence[int] = ()) -> None
     """
     from tqdm import tqdm
 
-    from ..runner import rasters
+    from ..predict.openmmlab import rasters
     from ..tooling.inputs import find_inputs
 
     paths = list(find_inputs(inputs))

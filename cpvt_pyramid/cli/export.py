@@ -114,10 +114,10 @@ def load(
             raise UserError(str(error)) from error
         return backbone_alone, {'arch': config}, None
 
+    from ..predict.openmmlab.models import build_model, fetch_checkpoint, load_whole_model
     from ..runner.config.load import load_config
     from ..runner.config.parts import leaves
     from ..runner.export import about_config
-    from ..runner.models import build_model, fetch_checkpoint, load_whole_model
 
     cfg = load_config(config, cfg_options)
     weights = fetch_checkpoint(checkpoint)
@@ -132,7 +132,7 @@ def load(
 
 def find_photographs(inputs: Sequence[str], folder: Optional[Path]) -> list['np.ndarray']:
     """Up to eight images, (H, W, 3) RGB."""
-    from ..runtime.images import load_image
+    from ..predict.images import load_image
     from ..tooling.inputs import IMAGES, find_inputs
 
     paths: list[Path] = []

@@ -89,7 +89,7 @@ def counted(cfg: Config, size: tuple[int, int]) -> tuple[nn.Module, Counter]:
 
     from ..flops import Counter
     from ..mm.samples import data_sample
-    from ..runner.models import build_model
+    from ..predict.openmmlab.models import build_model
 
     torch.manual_seed(0)
     model = build_model(cfg, 'cpu')

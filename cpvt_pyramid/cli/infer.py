@@ -43,9 +43,9 @@ from ..tooling.command import UserError, check_at_least, one_line, run_command
 from ..tooling.files import Format
 
 if TYPE_CHECKING:
-    from ..runner.inference import BatchPredictor
-    from ..runner.inference.large_images import LargeImage, Tiling
-    from ..runner.inference.writing import Skipped
+    from ..predict.openmmlab.batch_predictor import BatchPredictor
+    from ..predict.openmmlab.large_images import LargeImage, Tiling
+    from ..predict.openmmlab.writing import Skipped
     from ..tooling.inputs import Named
 
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
@@ -109,9 +109,9 @@ def infer(
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
-    from ..runner.inference import BatchPredictor
-    from ..runner.inference.large_images import limited_gpu_memory, parse_bytes
-    from ..runtime.predictor import check_score_thr
+    from ..predict.openmmlab.batch_predictor import BatchPredictor
+    from ..predict.openmmlab.large_images import limited_gpu_memory, parse_bytes
+    from ..predict.predictor import check_score_thr
     from ..tooling.inputs import find_inputs
 
     check_score_thr(score_thr)
@@ -190,8 +190,8 @@ def infer_exported(
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
-    from ..runner.inference import BatchPredictor
-    from ..runtime.predictor import check_score_thr
+    from ..predict.openmmlab.batch_predictor import BatchPredictor
+    from ..predict.predictor import check_score_thr
     from ..tooling.inputs import find_inputs
 
     check_score_thr(score_thr)
@@ -227,7 +227,7 @@ def tiling_of_options(
     tile: Optional[int], overlap: Optional[int], memory: Optional[str], batch_size: int
 ) -> Optional['Tiling']:
     """How images are split into tiles; None without --tile."""
-    from ..runner.inference.large_images import parse_bytes, tiling_of
+    from ..predict.openmmlab.large_images import parse_bytes, tiling_of
 
     limit = parse_bytes(memory, '--memory')
     if tile is not None:
@@ -255,10 +255,10 @@ def write_all(
 ) -> int:
     """Write the results of inputs, see `find_inputs`, and report them; returns the exit status. For
     the other arguments, see `infer`."""
-    from ..results.formats import Output
-    from ..runner.inference.large_images import LargeImage
-    from ..runner.inference.writing import has_results, write_results
-    from ..runtime.predictor import check_score_thr
+    from ..predict.formats import Output
+    from ..predict.openmmlab.large_images import LargeImage
+    from ..predict.openmmlab.writing import has_results, write_results
+    from ..predict.predictor import check_score_thr
     from ..tooling.inputs import is_video, name_results
 
     model = predictor.model
@@ -332,7 +332,7 @@ def write_on_ray(
     workers: Optional[int],
 ) -> 'Skipped':
     """Write results by the workers of a Ray cluster; see `cluster.py`."""
-    from ..runner.inference.cluster import connected, write_images_on, write_tiles_on
+    from ..predict.openmmlab.cluster import connected, write_images_on, write_tiles_on
 
     work = images if tiling else named
     if not work:

@@ -61,9 +61,9 @@ def run(
     """
     from tqdm import tqdm
 
-    from ..results.formats import Output
-    from ..runtime.files import write_predictions
-    from ..runtime.predictor import Predictor
+    from ..predict.files import write_predictions
+    from ..predict.formats import Output
+    from ..predict.predictor import Predictor
     from ..tooling.inputs import Named, find_inputs, name_results
     from ..tooling.progress import progress
 

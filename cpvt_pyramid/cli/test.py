@@ -45,16 +45,16 @@ def test(
     from ..data.checks import check_before_run, plan_good_parts
     from ..mm.amp import replace_forward
     from ..ops import use_winograd
+    from ..predict.openmmlab.grouping import divide_batches
+    from ..predict.openmmlab.models import fetch_checkpoint, load_whole_model
     from ..runner.config import check
     from ..runner.config.explain import explained
     from ..runner.config.hints import warn_of_settings
     from ..runner.config.load import load_config, work_dir_of
     from ..runner.config.plan import apply, save_plan, show_plan
     from ..runner.distributed import all_or_none, connect, leave_processes
-    from ..runner.inference.evaluation import results_dump, skip_unread_scores
-    from ..runner.inference.evaluation_plan import plan_test
-    from ..runner.inference.grouping import divide_batches
-    from ..runner.models import fetch_checkpoint, load_whole_model
+    from ..runner.evaluation import results_dump, skip_unread_scores
+    from ..runner.evaluation_plan import plan_test
     from ..runner.tool_runner import ToolRunner
     from ..tooling.files import check_file, make_folder
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from pycocotools.coco import COCO
 
-from ..results.drawing import Color, class_palette
+from ..predict.drawing import Color, class_palette
 from ..tooling.command import UserError
 from .defects import Checked, Defects
 from .folder import SPLITS, Files, stem_of, words

@@ -20,7 +20,7 @@ from PIL import Image
 from tqdm.contrib.concurrent import thread_map
 
 from ..mm.bands import opened, read_bands
-from ..runner.rasters import picture, read_image, size_of_raster
+from ..predict.openmmlab.rasters import picture, read_image, size_of_raster
 from ..tooling.rasters import ReadError
 from .defects import Defects
 

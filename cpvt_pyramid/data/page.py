@@ -9,7 +9,7 @@ import numpy as np
 from mmengine.config import Config
 from PIL import Image
 
-from ..results.drawing import draw_boxes, draw_segmentation
+from ..predict.drawing import draw_boxes, draw_segmentation
 from ..runner.config.parts import dataset_meta
 from ..tooling.charts import bar_chart, histogram
 from ..tooling.files import write_text

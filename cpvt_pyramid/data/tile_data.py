@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import numpy as np
 from PIL import Image
 
-from ..runner.rasters import read_image
+from ..predict.openmmlab.rasters import read_image
 from ..tooling.command import UserError
 from ..tooling.files import distinct_name, is_taken, new_folder
 from ..tooling.progress import progress

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from ..padding.batching import padded_size
+from ..predict.images import resize_image
+from ..predict.masks import CELL
 from ..runtime.comparison import (
     HEAD,
     TOLERANCES,
@@ -30,8 +32,6 @@ from ..runtime.comparison import (
     matched,
     worst,
 )
-from ..runtime.images import resize_image
-from ..runtime.masks import CELL
 from ..runtime.self_test import SIZES, STAGE_VALUES, Sample, draw, spaced, thinned
 from ..runtime.sessions import padded_inputs
 from ..tooling.command import one_line

@@ -8,6 +8,8 @@ from mmengine.config import Config
 from mmengine.dist import get_world_size
 
 from ..data.checks import check_before_run, plan_good_parts
+from ..predict.openmmlab.grouping import divide_batches
+from ..predict.openmmlab.models import load_whole_model
 from ..tooling.command import Preempted, UserError, check_at_least, exit_on_signal, rank
 from ..tooling.files import locked, make_folder
 from .config import check
@@ -16,8 +18,6 @@ from .config.hints import warn_of_custom_keys, warn_of_settings
 from .config.load import load_config, work_dir_of
 from .config.plan import Plan, apply, save_plan, show_plan
 from .distributed import all_or_none, connect, leave_processes, of_first_process
-from .inference.grouping import divide_batches
-from .models import load_whole_model
 from .tool_runner import SHARDED, ToolRunner
 from .training.from_folder import config_of_data
 from .training.plan import TrainingOptions, plan_training

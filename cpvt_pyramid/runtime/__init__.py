@@ -1,15 +1,1 @@
-"""Exported models on numpy, Pillow and onnxruntime or OpenVINO, without torch and OpenMMLab.
-
-from cpvt_pyramid.runtime import Predictor
-
-found = Predictor('model.onnx')('photo.jpg')
-found.draw().save('overlay.png')
-
-cpvt run model.onnx 'photos/*.jpg' --out-dir predictions
-"""
-
-from ..results.predictions import Detections, LabelMap
-from ..tooling.command import UserError
-from .predictor import Predictor
-
-__all__ = ['Detections', 'LabelMap', 'Predictor', 'UserError']
+"""Exported models: opening, checking and quantizing their files, without torch and OpenMMLab."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from ..results.predictions import Detections, LabelMap, Prediction
+from ..predict.predictions import Detections, LabelMap, Prediction
 from ..tooling.command import UserError, one_line, optional_package
 
 IOU = 0.5  # of two boxes that are the same object

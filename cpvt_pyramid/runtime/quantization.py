@@ -26,14 +26,14 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from ..results.predictions import Detections, Prediction
+from ..predict.images import load_image
+from ..predict.predictions import Detections, Prediction
+from ..predict.predictor import ExportedModel
 from ..tooling.command import UserError, one_line, optional_package
 from ..tooling.report import text_table
 from ..tooling.threads import usable_cores
 from .accuracy import Agreement, CocoTruth, LabelTruth, Truth, agreement_of
-from .images import load_image
 from .openvino_graph import to_float32, to_rows
-from .predictor import ExportedModel
 from .self_test import own_test
 from .sessions import KEY, TEST_KEY, OpenVino, padded_inputs, read_openvino
 

@@ -75,7 +75,7 @@ def measure(run: Path) -> dict[str, dict[str, float]]:
     from mmdet.apis import init_detector
     from mmengine.config import Config
 
-    from cpvt_pyramid.runtime.images import load_image
+    from cpvt_pyramid.predict.images import load_image
     from experiments.position.coordinates import Coordinates, scale_coordinates
 
     from .runs import PHOTOGRAPHS, files_of, load_truth

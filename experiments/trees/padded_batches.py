@@ -91,8 +91,8 @@ def measure(run: Path, setting: Setting) -> dict[str, list[float]]:
     from mmengine.config import Config
 
     from benchmarks.models.detections import detect, found_alone
-    from cpvt_pyramid.runner.inference.grouping import divide_batches
-    from cpvt_pyramid.runtime.images import load_image
+    from cpvt_pyramid.predict.images import load_image
+    from cpvt_pyramid.predict.openmmlab.grouping import divide_batches
 
     from .runs import SCORE, files_of, load_truth, precision
 

@@ -25,7 +25,8 @@ EXTRAS = {
     'cpvt_pyramid/lab/': ['lab'],
     'cpvt_pyramid/mm/': ['mm'],
     'cpvt_pyramid/registry.py': ['mm'],
-    'cpvt_pyramid/results/': ['runtime'],
+    'cpvt_pyramid/predict/openmmlab/': ['mm'],
+    'cpvt_pyramid/predict/': ['runtime'],
     'cpvt_pyramid/runner/': ['mm'],
     'cpvt_pyramid/runtime/': ['runtime', 'openvino'],
     'cpvt_pyramid/timm_models.py': ['timm'],
@@ -47,11 +48,11 @@ OPTIONAL = {
     'cpvt_pyramid/export/': {'mmdet', 'mmseg', 'torchvision'},  # those of the exported model
     'cpvt_pyramid/hub.py': {'timm'},
     'cpvt_pyramid/mm/bands.py': {'rasterio'},
-    'cpvt_pyramid/results/drawing.py': {'matplotlib'},
-    'cpvt_pyramid/results/formats.py': {'rasterio'},
-    'cpvt_pyramid/results/predictions.py': {'pandas', 'supervision'},
+    'cpvt_pyramid/predict/drawing.py': {'matplotlib'},
+    'cpvt_pyramid/predict/formats.py': {'rasterio'},
+    'cpvt_pyramid/predict/predictions.py': {'pandas', 'supervision'},
     'cpvt_pyramid/data/tile_data.py': {'rasterio'},
-    'cpvt_pyramid/runner/inference/': {'rasterio', 'ray'},
+    'cpvt_pyramid/predict/openmmlab/': {'rasterio', 'ray'},
     'cpvt_pyramid/tooling/files.py': {'filelock'},  # for runner/
     'cpvt_pyramid/tooling/charts.py': {'markupsafe', 'matplotlib'},
     'cpvt_pyramid/tooling/pages.py': {'jinja2', 'markupsafe'},  # for runner/

@@ -17,8 +17,8 @@ from support import ROOT
 
 from cpvt_pyramid.cli import quantize as tool
 from cpvt_pyramid.cli import verify as verify_tool
-from cpvt_pyramid.results.predictions import Detections, LabelMap
-from cpvt_pyramid.runtime import Predictor, quantization
+from cpvt_pyramid.predict import Predictor, quantization
+from cpvt_pyramid.predict.predictions import Detections, LabelMap
 from cpvt_pyramid.runtime.accuracy import CocoTruth, LabelTruth, agreement_of
 from cpvt_pyramid.runtime.openvino_graph import replace
 from cpvt_pyramid.runtime.quantization import (
@@ -223,7 +223,7 @@ def test_a_processor_without_vnni_has_the_same_results(made, tmp_path):
     path, photo = made / 'model-int8.xml', made / 'photos/3.png'
     code = (
         'import sys\n'
-        'from cpvt_pyramid.runtime import Predictor\n'
+        'from cpvt_pyramid.predict import Predictor\n'
         'Predictor(sys.argv[1])(sys.argv[2]).labels.tofile(sys.argv[3])'
     )
     command = [sys.executable, '-c', code, path, photo, tmp_path / 'labels']

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cpvt_pyramid.runner.rasters import read_image
-from cpvt_pyramid.runtime.images import load_image
+from cpvt_pyramid.predict.images import load_image
+from cpvt_pyramid.predict.openmmlab.rasters import read_image
 
 FUZZ = settings.get_profile('fuzz')
 READERS = {'tools': read_image, 'runtime': load_image}

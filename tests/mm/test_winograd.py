@@ -7,7 +7,7 @@ import pytest
 import torch
 from mmdet.structures import DetDataSample
 from models.small import mask_rcnn
-from runner.inference.test_postprocessing import predictions
+from predict.test_postprocessing import predictions
 
 from cpvt_pyramid.ops import winograd
 from cpvt_pyramid.ops.winograd import use_winograd, winograd_conv

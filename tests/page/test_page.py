@@ -18,7 +18,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from support import ROOT
 
 from cpvt_pyramid.app import Page, Server, read_samples
-from cpvt_pyramid.runtime.predictor import ExportedModel
+from cpvt_pyramid.predict.predictor import ExportedModel
 from cpvt_pyramid.tooling.command import UserError
 
 pytestmark = pytest.mark.page

@@ -23,7 +23,7 @@ from support import load_tool
 from tiny_mm import DIGITS
 
 from cpvt_pyramid.data.coco import indexed_coco
-from cpvt_pyramid.results.detection_errors import ERRORS, confusion_of, find_errors
+from cpvt_pyramid.predict.detection_errors import ERRORS, confusion_of, find_errors
 from cpvt_pyramid.runner.analysis.detections import (
     add_detections,
     averages,

@@ -20,7 +20,7 @@ from torch._utils import ExceptionWrapper
 from cpvt_pyramid.runner.config.check import check_data, check_head_classes
 from cpvt_pyramid.runner.config.explain import explained
 from cpvt_pyramid.runner.config.load import import_custom
-from cpvt_pyramid.runner.inference.evaluation_plan import plan_augmentation
+from cpvt_pyramid.runner.evaluation_plan import plan_augmentation
 from cpvt_pyramid.runner.tool_runner import ToolRunner
 from cpvt_pyramid.tooling.command import UserError
 

@@ -22,7 +22,7 @@ from cpvt_pyramid.runner.config.plan import (
     set_value,
     wrap,
 )
-from cpvt_pyramid.runner.inference.evaluation_plan import plan_test
+from cpvt_pyramid.runner.evaluation_plan import plan_test
 from cpvt_pyramid.runner.training.plan import TrainingOptions, plan_training
 from cpvt_pyramid.runner.training.start import Start
 

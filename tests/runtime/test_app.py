@@ -31,9 +31,9 @@ from PIL import Image
 from cpvt_pyramid import app
 from cpvt_pyramid.cli.app import main, samples_of
 from cpvt_pyramid.cli.run import main as run_main
-from cpvt_pyramid.results.drawing import jpeg_of
-from cpvt_pyramid.runtime import Predictor
-from cpvt_pyramid.runtime.predictor import ExportedModel
+from cpvt_pyramid.predict import Predictor
+from cpvt_pyramid.predict.drawing import jpeg_of
+from cpvt_pyramid.predict.predictor import ExportedModel
 
 SECRET = b'-----BEGIN OPENSSH PRIVATE KEY-----'
 

@@ -10,9 +10,9 @@ import pytest
 
 from cpvt_pyramid.app import Page
 from cpvt_pyramid.cli.verify import main
-from cpvt_pyramid.runtime import Predictor
+from cpvt_pyramid.predict import Predictor
+from cpvt_pyramid.predict.predictor import ExportedModel
 from cpvt_pyramid.runtime.comparison import TOLERANCES, compare_outputs, is_detection
-from cpvt_pyramid.runtime.predictor import ExportedModel
 from cpvt_pyramid.runtime.self_test import SIZES, draw, pack, thinned
 from cpvt_pyramid.runtime.sessions import open_session
 

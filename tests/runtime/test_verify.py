@@ -15,8 +15,8 @@ from cpvt_pyramid.padding.invariance import (
     assert_batch_invariant,
     batch_report,
 )
-from cpvt_pyramid.runtime import Predictor
-from cpvt_pyramid.runtime.predictor import ExportedModel
+from cpvt_pyramid.predict import Predictor
+from cpvt_pyramid.predict.predictor import ExportedModel
 from cpvt_pyramid.runtime.self_test import draw
 from cpvt_pyramid.runtime.sessions import open_session
 from cpvt_pyramid.runtime.verify import ImageModel

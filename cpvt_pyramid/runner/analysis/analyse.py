@@ -5,7 +5,7 @@ from typing import Optional
 
 from mmengine.config import Config
 
-from ...runtime.predictor import check_score_thr
+from ...predict.predictor import check_score_thr
 from ...tooling.command import UserError
 from ..config.parts import data_of, kind_of
 from .detections import analyse_detections

@@ -18,13 +18,13 @@ from tqdm import tqdm
 
 from ...data.checks import annotation_file, image_folder
 from ...data.coco import COUNTED_IN_AP, indexed_coco, usable_content
-from ...results import detection_errors
-from ...results.detection_errors import CORRECT, ERRORS, Compared, Errors
-from ...results.drawing import draw_boxes
+from ...predict import detection_errors
+from ...predict.detection_errors import CORRECT, ERRORS, Compared, Errors
+from ...predict.drawing import draw_boxes
+from ...predict.openmmlab.trained import SCORE_THR
 from ...tooling import charts, pages
 from ...tooling.command import UserError
 from ..config.parts import as_list, dataset_meta
-from ..inference.trained import SCORE_THR
 from .parts import Analysis, confusion_section, shown_or_blank
 from .results import read_detections
 

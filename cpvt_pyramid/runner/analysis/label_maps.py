@@ -11,7 +11,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from ...data.label_maps import IGNORED_LABEL, label_map_reader
-from ...results.drawing import draw_legend, draw_segmentation, painted_classes
+from ...predict.drawing import draw_legend, draw_segmentation, painted_classes
 from ...tooling import charts, pages
 from ...tooling.command import UserError
 from ..config.parts import dataset_meta

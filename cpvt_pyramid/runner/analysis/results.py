@@ -11,7 +11,7 @@ import torch
 from pycocotools.coco import COCO
 
 from ...data.coco import is_number
-from ...results.records import coco_fields
+from ...predict.records import coco_fields
 from ...tooling.command import UserError, one_line
 
 

@@ -9,7 +9,7 @@ from typing import Any, Optional
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
-from ...results.drawing import class_palette
+from ...predict.drawing import class_palette
 from ...tooling.command import UserError
 
 FRAMEWORKS = 'mmdet', 'mmseg'

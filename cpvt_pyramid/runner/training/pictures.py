@@ -18,14 +18,14 @@ from PIL import Image
 
 from ...data.images import shown_image
 from ...data.page import at_size
-from ...results.drawing import draw_boxes, draw_segmentation
-from ...results.predictions import Detections, LabelMap, Prediction
+from ...predict.drawing import draw_boxes, draw_segmentation
+from ...predict.openmmlab.prediction import as_map, to_prediction
+from ...predict.predictions import Detections, LabelMap, Prediction
 from ...tooling.command import one_line
 from ...tooling.files import write_text
 from ...tooling.pages import html_page, html_section, reduced, wide_picture
 from ..config.parts import dataset_meta, kind_of
 from ..config.plan import Change, append
-from ..inference.prediction import as_map, to_prediction
 from .curves import runs_of, write_curves
 
 PAGE = 'validation.html'

@@ -1,0 +1,1 @@
+"""Models of OpenMMLab: building them, loading their weights, and what they predict."""

@@ -1,0 +1,249 @@
+"""python -m cpvt_pyramid.runtime, and installations without torch."""
+
+import itertools
+import json
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+from support import ROOT, run
+
+from cpvt_pyramid.cli.run import main
+from cpvt_pyramid.predict import Predictor
+from cpvt_pyramid.predict.drawing import jpeg_of
+from cpvt_pyramid.predict.images import ORIENTATION
+from cpvt_pyramid.runtime.sessions import OnnxRuntime
+from cpvt_pyramid.tooling.inputs import OWNERS
+
+
+@pytest.fixture
+def folder(photos) -> Path:
+    """Four images, of which two have one stem, a torn one, a video and a folder."""
+    Path('in').mkdir()
+    for name, photo in zip(('a.png', 'a.jpg', 'b.png', 'c.png'), photos):
+        Image.fromarray(photo).save(Path('in', name))
+    Path('in/torn.jpg').write_bytes(Path('in/a.jpg').read_bytes()[:500])
+    Path('in/clip.mp4').write_bytes(b'a video')
+    Path('in/folder.png').mkdir()
+    return Path('in')
+
+
+@pytest.mark.parametrize(
+    'name, options',
+    [
+        ('detection', {'batch_size': 3}),
+        ('labels', {'batch_size': 3}),
+        ('detection', {'backend': 'openvino', 'score_thr': 0.1, 'size': 20}),
+    ],
+)
+def test_files(model, folder, name, options, capsys):
+    path, kind = model(name), 'labels.png' if name == 'labels' else 'detections.json'
+    words = (f'--{option.replace("_", "-")}={value}' for option, value in options.items())
+    assert main([str(path), 'in', *words]) == 1
+    said = capsys.readouterr()
+    assert 'cpvt run: skipped in/torn.jpg: not a complete image' in said.err
+    assert 'cpvt run: skipped in/clip.mp4: videos need OpenCV; give the model to' in said.err
+    done, found, speed = said.out.splitlines()
+    assert done == '4 of 6 done: results in predictions'
+    assert found.startswith('found in images: ') and ('%' in found) == (name == 'labels')
+    assert float(speed.split(' images per second')[0]) > 0
+    names = {'a': 'a.jpg', 'a-2': 'a.png', 'b': 'b.png', 'c': 'c.png'}
+    expected = {f'{n}.{end}' for n in names for end in ('overlay.jpg', kind)}
+    assert files_of('predictions').keys() == expected | {OWNERS}
+    assert json.loads(Path('predictions', OWNERS).read_text())['a-2'] == '../in/a.png'
+    for result, file in names.items():
+        expected = Predictor(path, **options)(folder / file)
+        overlay = Path(f'predictions/{result}.overlay.jpg').read_bytes()
+        assert overlay == jpeg_of(expected.draw())
+        if name == 'labels':
+            labels = Image.open(f'predictions/{result}.labels.png')
+            np.testing.assert_array_equal(np.array(labels), expected.labels)
+            assert labels.getpalette()[:6] == [255, 0, 0, 0, 255, 0]
+            continue
+        content = json.loads(Path(f'predictions/{result}.detections.json').read_text())
+        assert content['image'] == f'in/{file}'
+        assert len(content['detections']) == len(expected)
+        found = content['detections'][0]
+        np.testing.assert_allclose(found['box'], expected.boxes[0], atol=0.01)
+        assert (found['label'], found['class']) == (1, 'one')
+
+
+def files_of(folder: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+@pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
+@pytest.mark.parametrize('name, size', [('box', 1), ('labels', 1), ('labels', 2)])
+def test_workers_change_nothing(model, folder, name, size, backend, capsys):
+    said, path = {}, model(name)
+    for workers in (1, 3):
+        options = ['--workers', str(workers), '--batch-size', str(size), '--backend', backend]
+        assert main([str(path), 'in', '--out-dir', f'out-{workers}', *options]) == 1
+        said[workers] = capsys.readouterr().err
+    assert said[1] == said[3] and said[1].count('skipped') == 2
+    assert len(files_of('out-1')) == 9 and files_of('out-1') == files_of('out-3')
+
+
+def test_without_pictures(model, folder, capsys):
+    assert main([str(model('box')), 'in/a.png', '--no-pictures']) == 0
+    assert files_of('predictions').keys() == {'a.detections.json', OWNERS}
+
+
+def test_batches_have_one_padded_size(model, monkeypatch):
+    """Those of images that are far apart, too; results are in order."""
+    sizes = [(50, 90), (90, 50), (96, 30), (45, 88), (20, 20), (91, 40), (33, 65), (64, 90)]
+    Path('in').mkdir()
+    for i, size in enumerate(sizes):
+        Image.fromarray(np.full((*size, 3), 50 + i, np.uint8)).save(f'in/{i}.png')
+    turned = Image.Exif()
+    turned[ORIENTATION] = 6
+    Image.fromarray(np.full((90, 50, 3), 200, np.uint8)).save('in/9.jpg', exif=turned)
+    given, run = [], OnnxRuntime.run
+
+    def recorded(session, inputs):
+        given.append(inputs)
+        return run(session, inputs)
+
+    monkeypatch.setattr(OnnxRuntime, 'run', recorded)
+    path = str(model('detection', resize=None, score_thr=0.1))
+    for workers in ('1', '3'):
+        given.clear()
+        assert main([path, 'in', '--batch-size', '3', '--workers', workers]) == 0
+        assert sorted(len(inputs['images']) for inputs in given) == [1, 1, 2, 2, 3]
+        for inputs in given:
+            assert len({tuple(-(-side // 32) for side in size) for size in inputs['valid']}) == 1
+    for i, size in enumerate(sizes):
+        found = json.loads(Path(f'predictions/{i}.detections.json').read_text())['detections'][0]
+        assert found['box'] == [0, 0, *size[::-1]]
+        assert found['score'] == pytest.approx((50 + i) / 255, abs=1e-4)
+
+
+def test_an_interrupt_keeps_finished_results(model, folder, monkeypatch, capsys, request):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    started, count, run = [], itertools.count(1), OnnxRuntime.run
+
+    def interrupted(session, inputs):
+        number = next(count)
+        started.append(number)
+        if number == 2:  # once: another signal would end the process of the test
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.1 * len(started))
+        return run(session, inputs)
+
+    monkeypatch.setattr(OnnxRuntime, 'run', interrupted)
+    path = model('detection')
+    for i in range(20):
+        shutil.copy('in/b.png', f'in/{i:02}.png')
+    assert main([str(path), 'in', '--workers', '2']) == 130
+    assert 'cpvt run: interrupted; finished results are in predictions' in capsys.readouterr().err
+    assert Path('predictions/00.detections.json').exists() and len(started) < 6
+
+
+def test_a_model_that_fails_in_a_worker(model, folder, monkeypatch, capsys):
+    def fails(session, inputs):
+        raise RuntimeError('no kernel')
+
+    monkeypatch.setattr(OnnxRuntime, 'run', fails)
+    assert main([str(model('detection')), 'in', '--workers', '2']) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert error[-1].endswith('no kernel') and not any('skipped' in line for line in error)
+
+
+def test_mistakes(model, folder, monkeypatch, capfd):
+    whole = model('detection').read_bytes()
+    Path('torn.onnx').write_bytes(whole[: len(whole) // 2])
+    file = onnx.load(model('labels'))
+    del file.metadata_props[:]
+    onnx.save(file, 'foreign.onnx')
+    for arguments, complaint in (
+        ('no.onnx in', 'no model at no.onnx'),
+        ('torn.onnx in', 'torn.onnx is not a complete model: '),
+        ('torn.onnx in --backend openvino', 'torn.onnx is not a complete model: '),
+        ('foreign.onnx in', 'foreign.onnx has no metadata cpvt_pyramid; export'),
+        ('https://host/a.onnx in', 'got the address https://host/a.onnx; download it'),
+        ('in/a.png in', 'in/a.png is an image; the model comes first'),
+        ('nowhere.pth in', 'no model at nowhere.pth'),
+        ('nowhere.pth in --size 100', 'size is for exported models'),
+        ('detection.onnx in --out-dir in/a.png', 'cannot create the folder in/a.png'),
+        ('detection.onnx in', 'pip install onnxruntime'),
+        ('detection.onnx in --backend openvino', 'pip install openvino'),
+    ):
+        if 'pip install' in complaint:
+            for module in ('onnxruntime', 'openvino', 'openvino.frontend'):
+                monkeypatch.setitem(sys.modules, module, None)
+        assert main(arguments.split()) == 2
+        (line,) = capfd.readouterr().err.splitlines()  # also what C++ prints
+        assert line.startswith('cpvt run: ') and complaint in line
+
+
+# What `pip install cpvt_pyramid[runtime]` does not install.
+BARE = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+for name in ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'timm', 'cv2',
+             'matplotlib', 'onnx', 'openvino', 'scipy', 'rasterio'):
+    sys.modules[name] = None
+"""
+
+
+def test_exported_models_run_without_torch(model, folder):
+    Path('more').mkdir()
+    Path('more/notes.txt').touch()
+    deep = Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30))
+    deep.save('more/b.png')
+    path = str(model('box'))
+    done = run(
+        sys.executable,
+        '-c',
+        f'{BARE}from cpvt_pyramid.__main__ import main\n'
+        f"print(main(['run', {path!r}, 'in/a.png', 'more', '--out-dir', 'bare']))\n"
+        f'sys.exit(main(["verify", {path!r}]))',
+    )
+    first, second = done.stderr.splitlines()  # a warning is one line
+    assert first.startswith('cpvt run: more: left out what is no image') and 'notes.txt' in first
+    assert second.startswith('cpvt run: more/b.png: its values fill at most 12 of 16 bits')
+    assert '\n0\n' in done.stdout and ': passed, ' in done.stdout and done.returncode == 0
+    assert main(['box.onnx', 'in/a.png', '--out-dir', 'full']) == 0
+    for text in ('bare', 'full'):
+        assert len(json.loads(Path(text, 'a.detections.json').read_text())['detections']) == 1
+
+
+def test_signals_after_several_models_of_openvino(model):
+    done = run(
+        sys.executable,
+        '-c',
+        f'{BARE}import signal; from cpvt_pyramid.predict import Predictor\n'
+        "del sys.modules['openvino']\n"
+        f'first, second = (Predictor({str(model("box"))!r}, "openvino") for _ in range(2))\n'
+        'del first; del second\n'
+        'signal.signal(signal.SIGINT, lambda *_: print("handled"))\n'
+        'signal.raise_signal(signal.SIGINT)',
+    )
+    assert (done.returncode, done.stdout) == (0, 'handled\n')
+
+
+def test_what_needs_torch():
+    Path('a.pth').touch()
+    for code, line, fix in (
+        (
+            'import cpvt_pyramid; assert "CPVTPyramid" in dir(cpvt_pyramid)\n'
+            'from cpvt_pyramid import CPVTPyramid',
+            'ImportError: CPVTPyramid needs PyTorch, which is not installed',
+            '; pip install torch',
+        ),
+        (
+            "from cpvt_pyramid.predict import Predictor; Predictor('a.pth')",
+            'cpvt_pyramid.tooling.command.UserError: a.pth is not an exported model',
+            "run make setup in a clone of cpvt_pyramid, or pip install '.[mm]' there",
+        ),
+    ):
+        told = run(sys.executable, '-c', BARE + code).stderr.splitlines()[-1]
+        assert told.startswith(line) and fix in told

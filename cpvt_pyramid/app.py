@@ -42,7 +42,7 @@ from .runtime.comparison import HEAD, verdict
 from .runtime.metadata import reference_name
 from .runtime.self_test import verify_session
 from .tooling.command import IGNORED_WARNINGS, UserError, one_line
-from .tooling.inputs import IMAGES
+from .tooling.images import IMAGE_ENDINGS
 
 SIZES = (32, 1333)  # pixels, of the slider
 SAMPLES = 24
@@ -160,7 +160,11 @@ def read_samples(folder: Path) -> list[Sample]:
     folder are left out; a warning names links, and files that cannot be read."""
     samples: list[Sample] = []
     for path in sorted(folder.iterdir()):
-        if path.name.startswith('.') or path.suffix.lower() not in IMAGES or not path.is_file():
+        if (
+            path.name.startswith('.')
+            or path.suffix.lower() not in IMAGE_ENDINGS
+            or not path.is_file()
+        ):
             continue
         try:
             if path.resolve().parent != folder.resolve():

@@ -133,7 +133,8 @@ def load(
 def find_photographs(inputs: Sequence[str], folder: Optional[Path]) -> list['np.ndarray']:
     """Up to eight images, (H, W, 3) RGB."""
     from ..predict.images import load_image
-    from ..tooling.inputs import IMAGES, find_inputs
+    from ..tooling.images import IMAGE_ENDINGS
+    from ..tooling.inputs import find_inputs
 
     paths: list[Path] = []
     if inputs:
@@ -141,7 +142,7 @@ def find_photographs(inputs: Sequence[str], folder: Optional[Path]) -> list['np.
     elif folder and folder.is_dir():
         paths = sorted(folder.iterdir())
     images = []
-    for path in [path for path in paths if path.suffix.lower() in IMAGES][:8]:
+    for path in [path for path in paths if path.suffix.lower() in IMAGE_ENDINGS][:8]:
         try:
             images.append(load_image(path))
         except OSError as error:

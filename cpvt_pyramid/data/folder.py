@@ -12,12 +12,10 @@ from typing import Optional
 
 from ..tooling.command import UserError, one_line
 from ..tooling.files import files_below
+from ..tooling.images import IMAGE_ENDINGS
 from .defects import Defects
 from .images import HEADERS, inspect
 
-IMAGE_SUFFIXES = set(
-    '.jpg .jpeg .jfif .png .bmp .tif .tiff .webp .ppm .pgm .gif .jp2 .avif'.split()
-)
 # Words in the names of files and folders that tell what a split is for.
 SPLITS = {
     'train': {'train', 'training', 'trainval', 'tr'},
@@ -75,7 +73,7 @@ class Files:
         self.names = sorted(names, key=lambda name: (name.count('/'), name))  # the root's first
         if not names:
             raise UserError(f'{root} is empty')
-        self.images = self.with_suffix(*IMAGE_SUFFIXES)
+        self.images = self.with_suffix(*IMAGE_ENDINGS)
         self.images_by_stem = defaultdict(list)
         for name in self.images:
             if not PIXEL_FOLDERS & {*name.split('/')}:
@@ -300,7 +298,7 @@ class ImageSets:
                     continue
                 for line in lines_of(files.root / path):
                     name = PurePosixPath(comparable(line))
-                    is_file = name.suffix.lower() in IMAGE_SUFFIXES
+                    is_file = name.suffix.lower() in IMAGE_ENDINGS
                     key = str(path.parents[2]), name.stem if is_file else name.name
                     self.splits[key] = split.replace('trainval', 'train')
         self.folders = dict.fromkeys(folder for folder, _ in self.splits)

@@ -21,6 +21,7 @@ from tqdm.contrib.concurrent import thread_map
 
 from ..mm.bands import opened, read_bands
 from ..predict.openmmlab.rasters import picture, read_image, size_of_raster
+from ..tooling.images import open_image
 from ..tooling.rasters import ReadError
 from .defects import Defects
 
@@ -68,7 +69,7 @@ def inspect(
     if not in_time:
         return None, []
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             orientation = image.getexif().get(ORIENTATION, 1)
             if effort.seconds:
                 image.load()

@@ -22,6 +22,7 @@ from ..predict.drawing import Color, class_palette
 from ..predict.openmmlab.rasters import labels_of_raster
 from ..runner.config.parts import dataset_class, kind_of
 from ..tooling.command import UserError
+from ..tooling.images import open_image
 from .defects import Checked, Defects
 from .folder import (
     IMAGE_WORDS,
@@ -449,7 +450,7 @@ def values_of(root: Path, names: Sequence[str], defects: Defects) -> dict[str, V
 def values_in(path: Path) -> Optional[Values]:
     """What occurs in a label map; None if it is not a complete image."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             is_color = image.mode not in ('1', 'L', 'P') and not image.mode.startswith('I')
             pixels = packed_pixels(image) if is_color else np.asarray(image)
             colors = np.reshape(image.getpalette('RGB') if image.mode == 'P' else [], (-1, 3))
@@ -539,7 +540,7 @@ def listed_colors(path: Path, rows: Sequence[Sequence[str]]) -> tuple[list[str],
 
 def write_indices(source: Path, target: Path, found: LabelMaps) -> None:
     """Write a label map as one of class indices, with its palette."""
-    with Image.open(source) as image:
+    with open_image(source) as image:
         if found.by_color:
             pixels = packed_pixels(image)
         else:  # gray values, perhaps in three channels
@@ -599,7 +600,7 @@ def label_findings(
     values = None
     is_gray = True
     try:
-        with path.open('rb') as file, Image.open(file) as image:
+        with path.open('rb') as file, open_image(file) as image:
             if image.format == 'JPEG':
                 found.append((JPEG, False))
             is_gray = image.mode in ('1', 'L', 'P', 'I', 'I;16')

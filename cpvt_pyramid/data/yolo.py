@@ -17,10 +17,10 @@ import yaml
 from ..runner.config.parts import as_list
 from ..tooling.command import UserError, one_line
 from ..tooling.files import files_below
+from ..tooling.images import IMAGE_ENDINGS
 from .coco import ENOUGH, Objects, Outline, Split, are_corners, coco_content
 from .defects import Defects
 from .folder import (
-    IMAGE_SUFFIXES,
     NAME_FILES,
     SPLITS,
     Files,
@@ -150,7 +150,7 @@ def images_of_lists(files: Files) -> dict[str, list[str]]:
             lines = lines_of(files.root / name)
         except UserError:  # not text
             continue
-        if lines and all(PurePosixPath(line).suffix.lower() in IMAGE_SUFFIXES for line in lines):
+        if lines and all(PurePosixPath(line).suffix.lower() in IMAGE_ENDINGS for line in lines):
             found[split] += images_at(files.root / name, files.root, files)
     listed = as_assigned(files, found)
     if 'train' not in listed or 'val' not in listed:
@@ -172,7 +172,7 @@ def as_assigned(files: Files, images: dict[str, list[Path]]) -> dict[str, list[s
 def images_at(source: Path, base: Path, files: Files) -> list[Path]:
     """The images of a folder, or those that a text file lists."""
     if source.is_dir():
-        return [path for path in files_below(source) if path.suffix.lower() in IMAGE_SUFFIXES]
+        return [path for path in files_below(source) if path.suffix.lower() in IMAGE_ENDINGS]
     found = []
     for line in lines_of(source):
         places = [place / line for place in (source.parent, base) if (place / line).is_file()]

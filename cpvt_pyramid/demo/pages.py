@@ -33,6 +33,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
+from ..tooling.images import open_image
 from .boxed_images import Box, BoxedImage, write_boxed_images
 from .folders import create_once
 from .photographs import photographs_of, photographs_section, random_crop
@@ -341,7 +342,7 @@ def draw_chart(rng: np.random.Generator, style: Style, width: int) -> Image.Imag
             axes.set_xlabel(random_title(rng))
             axes.set_ylabel(random_word(rng))
         figure.savefig(file, format='png')
-    return Image.open(file).convert('RGBA')
+    return open_image(file).convert('RGBA')
 
 
 def fill_chart(rng: np.random.Generator, axes: Axes) -> None:

@@ -28,6 +28,7 @@ from typing import NamedTuple, Union
 import numpy as np
 from PIL import Image
 
+from ..tooling.images import open_image
 from ..tooling.tiles import Window, boxes_inside, disjoint, overlapping
 from .boxed_images import Box, BoxedImage, write_boxed_images
 from .folders import create_once
@@ -145,7 +146,7 @@ def write_trees(folder: Path, arguments: dict) -> None:
 
 def image_in(wheel: zipfile.ZipFile, name: str) -> Image.Image:
     """An image of the package, RGB."""
-    return Image.open(io.BytesIO(wheel.read(f'{FOLDER}/{name}.png'))).convert('RGB')
+    return open_image(io.BytesIO(wheel.read(f'{FOLDER}/{name}.png'))).convert('RGB')
 
 
 def boxes_in(wheel: zipfile.ZipFile, name: str) -> np.ndarray:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from PIL import Image
 from tqdm import tqdm
 
 from ..tooling.command import UserError
 from ..tooling.files import Format, atomic_write, make_folder, path_from, write_text
-from ..tooling.inputs import IMAGES, Named, is_video
+from ..tooling.images import IMAGE_ENDINGS, open_image
+from ..tooling.inputs import Named, is_video
 from ..tooling.rasters import ReadError, import_rasterio, open_raster
 from .drawing import label_counts, painted_classes
 from .polygons import one_polygon, outlines, regions, ring_area
@@ -27,7 +27,7 @@ from .records import bounding_box, coco_fields, mask_of, run_lengths
 
 COLUMNS = ('image', 'class', 'score', 'x1', 'y1', 'x2', 'y2', 'area')
 LONGITUDE_LATITUDE = 'urn:ogc:def:crs:OGC:1.3:CRS84'
-PLAIN = {*IMAGES} - {'.tif', '.tiff'}  # images without a georeference
+PLAIN = {*IMAGE_ENDINGS} - {'.tif', '.tiff'}  # images without a georeference
 
 
 class ImageResult(NamedTuple):
@@ -129,7 +129,7 @@ def items_of_labels(labels: np.ndarray, classes: Sequence[str]) -> list[dict[str
 
 
 def pixels_of(path: Path) -> np.ndarray:
-    with Image.open(path) as image:
+    with open_image(path) as image:
         return np.asarray(image)
 
 

@@ -8,6 +8,8 @@ import numpy as np
 from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
+from ..tooling.images import open_image, readable_formats
+
 Source = Union[str, Path, Image.Image, np.ndarray]  # an array is (H, W, 3) RGB uint8
 
 DEEP = ('I', 'F')  # Pillow's modes of 32 bits, which it would clip at 255
@@ -52,7 +54,7 @@ def load_image(source: Source) -> np.ndarray:
     try:
         # Given a path, Pillow 12 maps an uncompressed TIFF into memory, and scrambles the pixels if
         # its EXIF data rotate it.
-        with path.open('rb') as file, Image.open(file) as image:
+        with path.open('rb') as file, open_image(file) as image:
             if image.mode not in DEEP:
                 rgb = _to_rgb(image, path)
                 if (count := _count_frames(image)) > 1:
@@ -67,7 +69,8 @@ def load_image(source: Source) -> np.ndarray:
             'which needs torch and OpenMMLab'
         ) from error
     except UnidentifiedImageError as error:
-        raise OSError('not an image of a kind that Pillow reads') from error
+        kinds = ', '.join(readable_formats())
+        raise OSError(f'not an image in one of the formats {kinds}') from error
     except Exception as error:  # Pillow raises many kinds on a truncated file
         raise OSError(f'not a complete image: {error}') from error
     raise OSError(TOO_DEEP)
@@ -80,7 +83,7 @@ def size_of(source: Source) -> Optional[tuple[int, int]]:
     if isinstance(source, Image.Image):
         return upright_size(source)
     try:
-        with Image.open(source) as image:
+        with open_image(source) as image:
             return upright_size(image)
     except Exception:  # Pillow raises many kinds; `load_image` tells what is wrong
         return None
@@ -118,7 +121,7 @@ def _count_frames(image: Image.Image) -> int:
 def is_upright(path: Path) -> bool:
     """Whether no EXIF data rotate or mirror an image, as far as Pillow can read them."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             return image.getexif().get(ORIENTATION, 1) not in range(2, 9)
     except Exception:  # Pillow raises many kinds
         return True

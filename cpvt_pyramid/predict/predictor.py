@@ -23,7 +23,8 @@ from ..runtime.self_test import verify_session
 from ..runtime.sessions import Session, open_session, padded_input, padded_inputs, run_session
 from ..tooling import memory
 from ..tooling.command import UserError
-from ..tooling.inputs import IMAGES, local_path
+from ..tooling.images import IMAGE_ENDINGS
+from ..tooling.inputs import local_path
 from ..tooling.threads import Budget, map_in_threads
 from .drawing import class_palette
 from .images import Source, load_image, rescaled_size, resize_image, resize_scores, size_of
@@ -165,7 +166,7 @@ def _trained(path: Path, size: Optional[int]) -> Any:
         raise UserError(f'size is for exported models; {path} has the size of its training')
     if not path.is_file():
         raise UserError(f'no model at {path}')
-    if path.suffix.lower() in IMAGES:
+    if path.suffix.lower() in IMAGE_ENDINGS:
         raise UserError(f'{path} is an image; the model comes first, then the images')
     try:
         trained = importlib.import_module(TRAINED, __package__)

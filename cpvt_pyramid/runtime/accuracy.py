@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from ..predict.predictions import Detections, LabelMap, Prediction
 from ..tooling.command import UserError, one_line, optional_package
+from ..tooling.images import open_image
 
 IOU = 0.5  # of two boxes that are the same object
 SCORES = 0.1  # largest difference of the scores of a pair that agrees
@@ -174,7 +174,7 @@ class LabelTruth(Truth):
         """Pixels by annotated and predicted class."""
         assert isinstance(prediction, LabelMap)
         file = self.maps[path.stem]
-        with Image.open(file) as picture:
+        with open_image(file) as picture:
             annotated = np.array(picture)
         if annotated.shape != prediction.labels.shape:
             sizes = f'{annotated.shape}, its image {prediction.labels.shape}'

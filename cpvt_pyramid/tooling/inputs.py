@@ -15,11 +15,11 @@ from typing import Optional
 
 from .command import UserError, rank
 from .files import distinct_name, files_below, make_folder, path_from, write_text
+from .images import IMAGE_ENDINGS
 
 Named = tuple[Path, str]  # an input, and the name of its results
 
-# The file types looked for in a folder.
-IMAGES = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
+# How the names of videos end that are looked for in a folder.
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
 RESULTS = (
     '.overlay.jpg',
@@ -97,12 +97,12 @@ def media_in(folder: Path, out_dir: Optional[str]) -> list[Path]:
     found: list[Path] = []
     others: list[Path] = []
     for path in files_below(folder):
-        if path.suffix.lower() in IMAGES + VIDEOS and not is_result(path, out_dir):
+        if path.suffix.lower() in IMAGE_ENDINGS + VIDEOS and not is_result(path, out_dir):
             found.append(path)
         else:
             others.append(path)
     if not found:
-        kinds = ', '.join(IMAGES + VIDEOS)
+        kinds = ', '.join(IMAGE_ENDINGS + VIDEOS)
         raise UserError(f'no images or videos in the folder {folder}; looked for {kinds}')
     if others and rank() == 0:
         listed = ', '.join(str(path.relative_to(folder)) for path in others[:LISTED])

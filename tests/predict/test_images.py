@@ -116,7 +116,7 @@ def test_files_that_are_not_images():
         images.load_image('file')
     for content, complaint in (
         (b'', 'the file is empty'),
-        (b'text', 'not an image of a kind that Pillow reads'),
+        (b'text', 'not an image in one of the formats'),
         (FILES['jpeg'][:2000], 'not a complete image: image file is truncated'),
         (encoded(SIXTEEN.convert('I'), 'TIFF'), 'must have 8 or 16 bits a channel, got 32'),
         (encoded(SIXTEEN.convert('F'), 'TIFF'), 'must have 8 or 16 bits a channel, got 32'),

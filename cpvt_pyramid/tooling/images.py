@@ -1,0 +1,42 @@
+"""The formats of images that this package reads, and how files of them are opened.
+
+Pillow knows more formats than these. A file that begins with `%!PS`, whatever its name, is a
+program to it, which it lets Ghostscript run. So all parts of this package open images here, and
+only in these formats.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import IO, Union
+
+from PIL import Image
+
+# Pillow's names, and how the names of such files end.
+FORMATS = {
+    'AVIF': ('.avif',),  # Pillow reads it from version 11.3 on
+    'BMP': ('.bmp',),
+    'GIF': ('.gif',),
+    'JPEG': ('.jpg', '.jpeg', '.jfif'),
+    'JPEG2000': ('.jp2',),
+    'PNG': ('.png',),
+    'PPM': ('.ppm', '.pgm'),
+    'TIFF': ('.tif', '.tiff'),
+    'WEBP': ('.webp',),
+}
+IMAGE_ENDINGS = tuple(sorted(ending for endings in FORMATS.values() for ending in endings))
+
+
+@cache
+def readable_formats() -> list[str]:
+    """Those of `FORMATS` that the installed Pillow reads."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def open_image(file: Union[str, Path, IO[bytes]]) -> Image.Image:
+    """`Image.open` of a file in one of `FORMATS`.
+
+    Raises:
+        PIL.UnidentifiedImageError: it is in none of them.
+    """
+    return Image.open(file, formats=readable_formats())

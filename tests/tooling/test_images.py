@@ -1,0 +1,63 @@
+"""Which files are opened as images."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import EpsImagePlugin, Image, UnidentifiedImageError
+from support import ROOT
+
+from cpvt_pyramid.predict.images import load_image, size_of
+from cpvt_pyramid.tooling.images import FORMATS, IMAGE_ENDINGS, open_image, readable_formats
+
+PROGRAM = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n'
+
+
+@pytest.fixture
+def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `gs` on PATH; the file that it creates when it is called to draw."""
+    called = tmp_path / 'called'
+    program = tmp_path / 'bin' / 'gs'
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\n[ "$1" = --version ] || touch {called}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv('PATH', str(program.parent), prepend=':')
+    monkeypatch.setattr(EpsImagePlugin, 'gs_binary', None)
+    return called
+
+
+def test_a_program_is_not_run(ghostscript):
+    path = Path('photo.jpg')
+    path.write_bytes(PROGRAM)
+    for opened in (path, str(path), path.open('rb')):
+        with pytest.raises(UnidentifiedImageError):
+            open_image(opened)
+    with pytest.raises(OSError, match='not an image in one of the formats'):
+        load_image(path)
+    assert size_of(path) is None
+    assert not ghostscript.exists()
+    with pytest.raises(OSError), Image.open(path) as image:  # the check can fail
+        image.load()
+    assert ghostscript.exists()
+
+
+def test_no_other_part_of_the_package_opens_images():
+    for path in sorted((ROOT / 'cpvt_pyramid').rglob('*.py')):
+        if path.name == 'images.py' and path.parent.name == 'tooling':
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr == 'open':
+                assert getattr(node.value, 'id', '') != 'Image', f'{path}:{node.lineno}'
+
+
+@pytest.mark.parametrize('name', FORMATS)
+def test_all_formats_are_read(name):
+    if name not in readable_formats():
+        pytest.skip('not read by this Pillow')
+    pixels = np.full((16, 20, 3), 200, np.uint8)
+    for ending in FORMATS[name]:
+        path = Path(f'image{ending}')
+        Image.fromarray(pixels).save(path, name)
+        assert ending in IMAGE_ENDINGS
+        assert load_image(path).shape == pixels.shape

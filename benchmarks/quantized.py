@@ -120,9 +120,9 @@ def read(image: Optional[str], path: Path) -> np.ndarray:
 
 def forms_of(path: Path, image: np.ndarray, folder: Path) -> dict[str, tuple[Any, int]]:
     """The models to compare, each with the size of its file in bytes."""
-    from cpvt_pyramid.runtime import quantization
-    from cpvt_pyramid.runtime.openvino_graph import to_float32, to_rows
-    from cpvt_pyramid.runtime.sessions import read_openvino
+    from cpvt_pyramid.export import quantization
+    from cpvt_pyramid.predict.openvino_graph import to_float32, to_rows
+    from cpvt_pyramid.predict.sessions import read_openvino
 
     in_rows = read_openvino(path)
     to_float32(in_rows)
@@ -148,9 +148,9 @@ def measure(
     seconds: float,
 ) -> list[list[str]]:
     """A row of the table for each form."""
+    from cpvt_pyramid.export import quantization
     from cpvt_pyramid.predict.predictor import ExportedModel
-    from cpvt_pyramid.runtime import quantization
-    from cpvt_pyramid.runtime.sessions import openvino_core
+    from cpvt_pyramid.predict.sessions import openvino_core
 
     settings = {'INFERENCE_PRECISION_HINT': 'f32', 'INFERENCE_NUM_THREADS': threads}
     (inputs,) = quantization.inputs_of(ExportedModel(path, 'openvino'), [image])

@@ -4,13 +4,13 @@
 
 The backbones need only torch. What needs other libraries is in modules of its own: `mm.detection`
 and `mm.segmentation` (plugins for MMDetection and MMSegmentation), `timm_models`,
-`torchvision_models`, `hub`, `export`, and `runtime`, which runs exported models without torch.
+`torchvision_models`, `hub`, `export`, and `predict`, which runs exported models without torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Imported on first use: `cpvt_pyramid.runtime` and `cpvt_pyramid.doctor` run without torch.
+# Imported on first use: `cpvt_pyramid.predict` and `cpvt_pyramid.doctor` run without torch.
 _PUBLIC = {
     'ARCHS': 'archs',
     'Arch': 'archs',

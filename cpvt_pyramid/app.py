@@ -35,12 +35,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from .export.comparison import HEAD, verdict
+from .export.self_test import verify_session
 from .predict.drawing import jpeg_of
 from .predict.images import load_image
+from .predict.metadata import reference_name
 from .predict.predictor import ExportedModel, check_score_thr
-from .runtime.comparison import HEAD, verdict
-from .runtime.metadata import reference_name
-from .runtime.self_test import verify_session
 from .tooling.command import IGNORED_WARNINGS, UserError, one_line
 from .tooling.images import IMAGE_ENDINGS
 

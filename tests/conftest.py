@@ -15,7 +15,7 @@ from support import ROOT, clear_global_instances
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background process of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-IN_EMPTY_FOLDERS = {'predict', 'runner', 'runtime', 'tooling'}
+IN_EMPTY_FOLDERS = {'exported', 'predict', 'runner', 'tooling'}
 HAS_MM = importlib.util.find_spec('mmengine') is not None
 IMPORTS_MM = re.compile(
     r'^\s*(from|import) (foreign|mm\w+|cpvt_pyramid\.(mm|runner|predict\.openmmlab))\b', re.M

@@ -55,7 +55,7 @@ def quantize(
             f'--drop must be at least 0 and --calibrate at least 1, got {drop} and {calibrate}'
         )
 
-    from ..runtime.quantization import (
+    from ..export.quantization import (
         files_of,
         import_nncf,
         quantize_file,

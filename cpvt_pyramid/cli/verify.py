@@ -47,12 +47,12 @@ def verify(
     Returns:
         The exit status: 1 if results depend on the batch or differ from PyTorch's, else 0.
     """
+    from ..export.batches import ImageModel, conclusion
+    from ..export.comparison import HEAD, verdict
+    from ..export.self_test import verify_session
     from ..padding.invariance import batch_report
-    from ..runtime.comparison import HEAD, verdict
-    from ..runtime.metadata import parse_metadata, reference_name
-    from ..runtime.self_test import verify_session
-    from ..runtime.sessions import open_session
-    from ..runtime.verify import ImageModel, conclusion
+    from ..predict.metadata import parse_metadata, reference_name
+    from ..predict.sessions import open_session
     from ..tooling.inputs import local_path
     from ..tooling.report import text_table
 

@@ -1,12 +1,12 @@
-"""Export of whole models: one graph for all sizes and batches, verified before it is written.
+"""Export of whole models, and what is done with exported files: verification and INT8.
 
 base.py, what an exportable model is; resizing.py, resizing and pooling as matrix products; nms.py,
 non-maximum suppression with a fixed number of results; labels.py, label maps; models.py, backbones,
 and the choice of the form; onnx_file.py, capture and translation; verification.py, the comparison
-with PyTorch; files.py, all of this. These need torch, onnx and onnxruntime alone, the others the mm
-packages: mm_model.py, what detectors and segmentors share, and a file for each kind.
+with PyTorch; files.py, all of this. These need torch, onnx and onnxruntime alone. mm_model.py, what
+detectors and segmentors share, and a file for each kind of them need the mm packages.
+
+Files on exported models need no torch: comparison.py compares outputs, self_test.py with those of
+PyTorch that a file carries; batches.py is for `cpvt verify`, quantization.py and accuracy.py for
+`cpvt quantize`.
 """
-
-from ..ops.dispatch import require_torch
-
-require_torch((2, 7), 'cpvt_pyramid.export')

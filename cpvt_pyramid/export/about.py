@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional
 from torch import nn
 
 from .. import __version__
-from ..runtime.metadata import FORMAT, check_metadata
+from ..predict.metadata import FORMAT, check_metadata
 from ..tooling.command import UserError
 from .base import Exportable
 

@@ -13,14 +13,14 @@ import onnxscript.optimizer
 import torch
 from torch import nn
 
-from ..runtime.comparison import Check
-from ..runtime.self_test import Sample, pack, verify_session
-from ..runtime.sessions import KEY, TEST_KEY, OnnxRuntime, OpenVino
+from ..predict.sessions import KEY, TEST_KEY, OnnxRuntime, OpenVino
 from ..tooling.command import UserError, one_line
 from ..tooling.files import atomic_write
 from .about import Settings, metadata
 from .base import Exportable, as_arguments
+from .comparison import Check
 from .onnx_file import ExportError, capture, translate
+from .self_test import Sample, pack, verify_session
 from .verification import Runner, make_samples, verify, write_report
 
 CPU = 'CPUExecutionProvider'

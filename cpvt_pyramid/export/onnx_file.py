@@ -11,9 +11,12 @@ from onnxscript import BOOL, FLOAT, UINT8
 from onnxscript import opset18 as op
 from torch.export import Dim, ExportedProgram
 
+from ..ops.dispatch import require_torch
 from .base import Exportable, as_arguments
 from .labels import best_of_classes
 from .nms import survives
+
+require_torch((2, 7), 'cpvt export')
 
 OPSET = 18
 LOWEST = torch.finfo(torch.float32).min

@@ -19,7 +19,12 @@ from torch import Tensor
 from ..padding.batching import padded_size
 from ..predict.images import resize_image
 from ..predict.masks import CELL
-from ..runtime.comparison import (
+from ..predict.sessions import padded_inputs
+from ..tooling.command import one_line
+from ..tooling.report import markdown_table
+from .about import Settings
+from .base import Batch, Exportable, in_float32
+from .comparison import (
     HEAD,
     TOLERANCES,
     Arrays,
@@ -32,12 +37,7 @@ from ..runtime.comparison import (
     matched,
     worst,
 )
-from ..runtime.self_test import SIZES, STAGE_VALUES, Sample, draw, spaced, thinned
-from ..runtime.sessions import padded_inputs
-from ..tooling.command import one_line
-from ..tooling.report import markdown_table
-from .about import Settings
-from .base import Batch, Exportable, in_float32
+from .self_test import SIZES, STAGE_VALUES, Sample, draw, spaced, thinned
 
 Runner = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 

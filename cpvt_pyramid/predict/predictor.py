@@ -17,10 +17,6 @@ from typing import Any, Optional, Union, overload
 import numpy as np
 
 from ..padding.batching import map_in_batches
-from ..runtime.comparison import Check
-from ..runtime.metadata import read_metadata
-from ..runtime.self_test import verify_session
-from ..runtime.sessions import Session, open_session, padded_input, padded_inputs, run_session
 from ..tooling import memory
 from ..tooling.command import UserError
 from ..tooling.images import IMAGE_ENDINGS
@@ -29,7 +25,9 @@ from ..tooling.threads import Budget, map_in_threads
 from .drawing import class_palette
 from .images import Source, load_image, rescaled_size, resize_image, resize_scores, size_of
 from .masks import enlarge_masks, paste_masks
+from .metadata import read_metadata
 from .predictions import Detections, Kind, LabelMap, Prediction
+from .sessions import Session, open_session, padded_input, padded_inputs, run_session
 
 # Memory for a pixel of the input, of a label map and of masks; see `ExportedModel.needed`.
 INPUT_BYTES, LABEL_BYTES, MASK_BYTES = 1000, 80, 100
@@ -136,16 +134,6 @@ class Predictor:
         if size is None or not isinstance(self.model, ExportedModel):
             return size
         return self.model.canvas(size)
-
-    def verify(self) -> list[Check]:
-        """Compare the outputs for the synthetic images in the file with PyTorch's, on this device.
-
-        Raises:
-            UserError: the file has no test data, or cannot be run.
-        """
-        if not isinstance(self.model, ExportedModel):
-            raise UserError('only exported models have test data')
-        return verify_session(self.model.path, self.model.session)
 
 
 def check_score_thr(score_thr: Optional[float], kind: Kind = 'detections') -> None:

@@ -25,7 +25,7 @@ from cpvt_pyramid.export.files import CPU, Settings, check_passed, write_verifie
 from cpvt_pyramid.export.models import BackboneGraph, exportable
 from cpvt_pyramid.export.nms import batched_nms, best
 from cpvt_pyramid.export.onnx_file import capture, translate
-from cpvt_pyramid.runtime.sessions import OnnxRuntime
+from cpvt_pyramid.predict.sessions import OnnxRuntime
 from cpvt_pyramid.tooling.command import UserError
 
 PHOTOGRAPHS = [np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)]

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from benchmarks.models.ports import randomize
 from cpvt_pyramid.export import verification
 from cpvt_pyramid.export.about import Settings, metadata
+from cpvt_pyramid.export.comparison import Check
 from cpvt_pyramid.export.files import CPU, add_metadata, finish, with_all_stages
 from cpvt_pyramid.export.models import exportable
+from cpvt_pyramid.export.self_test import verify_session
 from cpvt_pyramid.export.verification import make_samples
-from cpvt_pyramid.runtime.comparison import Check
-from cpvt_pyramid.runtime.self_test import verify_session
-from cpvt_pyramid.runtime.sessions import OnnxRuntime, OpenVino
+from cpvt_pyramid.predict.sessions import OnnxRuntime, OpenVino
 
 SIZE = 64, 96  # of graphs for one size, which are captured faster
 

@@ -1,4 +1,4 @@
-"""python -m cpvt_pyramid.runtime, and installations without torch."""
+"""cpvt run, and installations without torch."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ from cpvt_pyramid.cli.run import main
 from cpvt_pyramid.predict import Predictor
 from cpvt_pyramid.predict.drawing import jpeg_of
 from cpvt_pyramid.predict.images import ORIENTATION
-from cpvt_pyramid.runtime.sessions import OnnxRuntime
+from cpvt_pyramid.predict.sessions import OnnxRuntime
 from cpvt_pyramid.tooling.inputs import OWNERS
 
 

@@ -24,7 +24,7 @@ from cpvt_pyramid.predict import Predictor, UserError
 from cpvt_pyramid.predict import predictor as predictor_module
 from cpvt_pyramid.predict.images import rescaled_size, resize_image, resize_scores
 from cpvt_pyramid.predict.masks import paste_masks
-from cpvt_pyramid.runtime.sessions import OnnxRuntime, open_session, padded_inputs
+from cpvt_pyramid.predict.sessions import OnnxRuntime, open_session, padded_inputs
 from cpvt_pyramid.tooling import memory
 
 

@@ -10,11 +10,10 @@ import pytest
 
 from cpvt_pyramid.app import Page
 from cpvt_pyramid.cli.verify import main
-from cpvt_pyramid.predict import Predictor
+from cpvt_pyramid.export.comparison import TOLERANCES, compare_outputs, is_detection
+from cpvt_pyramid.export.self_test import SIZES, draw, pack, thinned, verify_session
 from cpvt_pyramid.predict.predictor import ExportedModel
-from cpvt_pyramid.runtime.comparison import TOLERANCES, compare_outputs, is_detection
-from cpvt_pyramid.runtime.self_test import SIZES, draw, pack, thinned
-from cpvt_pyramid.runtime.sessions import open_session
+from cpvt_pyramid.predict.sessions import open_session
 
 NAMES = ['detection', 'box', 'image', 'labels', 'probabilities', 'labels without valid']
 
@@ -96,9 +95,8 @@ def test_a_batch_that_is_wrong_fails(model):
     session.run = lambda inputs: run(
         inputs | {'valid': inputs['valid'].max(0, keepdims=True) + 0 * inputs['valid']}
     )
-    predictor = Predictor('changed.onnx')
-    predictor.model.session = session
-    failed = {tuple(check.sizes) for check in predictor.verify() if not check.passed}
+    checks = verify_session(Path('changed.onnx'), session)
+    failed = {tuple(check.sizes) for check in checks if not check.passed}
     assert failed == {('131x97', '150x123')}
 
 

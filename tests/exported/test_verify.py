@@ -7,6 +7,8 @@ import onnx
 import pytest
 
 from cpvt_pyramid.cli.verify import main
+from cpvt_pyramid.export.batches import ImageModel
+from cpvt_pyramid.export.self_test import draw
 from cpvt_pyramid.padding.invariance import (
     BATCH,
     IDENTICAL,
@@ -17,9 +19,7 @@ from cpvt_pyramid.padding.invariance import (
 )
 from cpvt_pyramid.predict import Predictor
 from cpvt_pyramid.predict.predictor import ExportedModel
-from cpvt_pyramid.runtime.self_test import draw
-from cpvt_pyramid.runtime.sessions import open_session
-from cpvt_pyramid.runtime.verify import ImageModel
+from cpvt_pyramid.predict.sessions import open_session
 
 CONSTANTS = {
     'pixels': 'int64[2] {2, 3}',

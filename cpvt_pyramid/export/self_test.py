@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..predict.metadata import parse_metadata
+from ..predict.sessions import Session, padded_input, padded_inputs, run_session
 from ..tooling.command import UserError, one_line
 from .comparison import (
     TOLERANCES,
@@ -24,8 +26,6 @@ from .comparison import (
     is_detection,
     worst,
 )
-from .metadata import parse_metadata
-from .sessions import Session, padded_input, padded_inputs, run_session
 
 # Height and width of the images. The last two are padded to one size, and so make a batch.
 SIZES = ((192, 256), (131, 97), (150, 123))

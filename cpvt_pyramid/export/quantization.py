@@ -27,15 +27,15 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from ..predict.images import load_image
+from ..predict.openvino_graph import to_float32, to_rows
 from ..predict.predictions import Detections, Prediction
 from ..predict.predictor import ExportedModel
+from ..predict.sessions import KEY, TEST_KEY, OpenVino, padded_inputs, read_openvino
 from ..tooling.command import UserError, one_line, optional_package
 from ..tooling.report import text_table
 from ..tooling.threads import usable_cores
 from .accuracy import Agreement, CocoTruth, LabelTruth, Truth, agreement_of
-from .openvino_graph import to_float32, to_rows
 from .self_test import own_test
-from .sessions import KEY, TEST_KEY, OpenVino, padded_inputs, read_openvino
 
 PRODUCTS = ('MatMul', 'Convolution', 'GroupConvolution')
 # The group of a layer, by the first pattern that the name of its weights has. Groups are tried in

@@ -7,10 +7,10 @@ import numpy as np
 
 from ..padding.batching import padded_size
 from ..padding.invariance import PADDED, TOLERANCE, BatchReport
+from ..predict.metadata import parse_metadata
+from ..predict.sessions import Session
 from ..tooling.command import UserError, one_line
-from .metadata import parse_metadata
 from .self_test import draw
-from .sessions import Session
 
 SIZE = (256, 320)  # height and width where the file takes any
 TOLERANCES = {'float16': 1e-2, 'int8': 5e-2}  # by the precision of the file; others TOLERANCE

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from cpvt_pyramid.runtime.openvino_graph import to_float32, to_rows
-from cpvt_pyramid.runtime.sessions import OpenVino, openvino_core, read_openvino
+from cpvt_pyramid.predict.openvino_graph import to_float32, to_rows
+from cpvt_pyramid.predict.sessions import OpenVino, openvino_core, read_openvino
 
 DIM = 6
 # A residual branch of a norm and a product, for maps (B, H, W, C), and a sum that broadcasts.
@@ -97,7 +97,7 @@ def test_float16_becomes_float32():
 def test_files_of_others_are_run_as_they_are(monkeypatch):
     """Whether two unknown sizes are equal is known of our own graphs alone."""
     called = []
-    monkeypatch.setattr('cpvt_pyramid.runtime.sessions.to_rows', called.append)
+    monkeypatch.setattr('cpvt_pyramid.predict.sessions.to_rows', called.append)
     path = write(f'B,H,W,{DIM}')
     OpenVino(path)
     assert not called

@@ -1,1 +1,0 @@
-"""Exported models: opening, checking and quantizing their files, without torch and OpenMMLab."""

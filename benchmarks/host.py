@@ -1,0 +1,294 @@
+"""Counts what the host does for a model, beside timm's Twins: calls, operations and time.
+
+    python -m benchmarks.host
+    python -m benchmarks.host --archs svt_small --rounds 1000
+
+Where operations are short, on a GPU or for small maps, the host's work is what takes the time.
+Three tables compare our backbone with timm's, the first two exactly, the third in turns:
+
+    calls       functions, of Python and of C, that the Python code of a forward pass or a training
+                step calls (sys.setprofile)
+    operations  ATen operations that compute or copy, on meta tensors: without views and memory
+                that is only reserved. Attention counts as its parts, as on every device without
+                a kernel for it. `padded`: a forward pass with `valid`, for images of two sizes
+    host time   ms of one thread, with 8 channels in each head and an image of 64 x 64 pixels, so
+                that arithmetic takes next to nothing: minimum, lower quartile and their ratios
+
+A training step is the forward pass, the mean square of all maps and the backward pass. timm's
+model is called by `forward_intermediates`, which returns four maps, too.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode  # PyTorch's notes import it from here
+
+from benchmarks.models import ports
+from cpvt_pyramid import ARCHS, Arch, CPVTPyramid
+from cpvt_pyramid.tooling.command import UserError, run_command
+from cpvt_pyramid.tooling.report import text_table
+
+STEPS = ('forward', 'training step')
+COUNT_SIZE = 224  # pixels, of the image of the counts
+PADDED = ((224, 224), (190, 157))  # true sizes of a padded batch
+HEAD_WIDTH = 8  # channels, of the models whose host time is measured
+TIME_SIZE = 64  # pixels, of their image
+WARM_UP = 5  # steps before time counts
+RESERVED = ('empty', 'new_empty', 'empty_like', 'empty_strided', 'new_empty_strided')
+
+
+def host(
+    *,
+    archs: Sequence[Literal['pcpvt_small', 'pcpvt_base', 'svt_small', 'svt_base']] = (
+        'pcpvt_small',
+        'svt_small',
+    ),
+    rounds: int = 300,
+) -> None:
+    """Print the three tables.
+
+    Args:
+        archs: architectures
+        rounds: how often each step is timed; 0 leaves out the times
+    """
+    if rounds < 0:
+        raise UserError(f'--rounds must be at least 0, got {rounds}')
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    print(text_table(('calls', 'step', 'ours', 'timm', 'ratio'), calls_table(archs)))
+    print()
+    print(text_table(('operations', 'step', 'ours', 'timm', 'ratio'), operations_table(archs)))
+    if rounds:
+        print()
+        head = ('host time', 'step', 'ours', 'timm', 'ratio of minima', 'of lower quartiles')
+        print(text_table(head, time_table(archs, rounds)))
+
+
+class Pair(NamedTuple):
+    """Our backbone and timm's, each of which returns four maps of an image."""
+
+    ours: nn.Module
+    timm: nn.Module
+
+    def to(self, device: str) -> Pair:
+        return Pair(self.ours.to(device), self.timm.to(device))
+
+    def runs(self, image: Tensor) -> tuple[Callable, Callable]:
+        """A function for each that makes the maps, without a wrapper that would count."""
+
+        def run_ours() -> Sequence[Tensor]:
+            return self.ours(image)
+
+        def run_timm() -> Sequence[Tensor]:
+            return self.timm.forward_intermediates(image, intermediates_only=True)
+
+        return run_ours, run_timm
+
+
+def build(arch: str | Arch) -> Pair:
+    """Both models of an architecture without stage norms, which timm's SVT does not have."""
+    return Pair(
+        CPVTPyramid(arch, stage_norm=False).eval(),
+        ports.of_timm(arch, num_classes=0),
+    )
+
+
+def narrow(arch: str) -> Arch:
+    """An architecture with 8 channels in each head."""
+    full = ARCHS[arch]
+    return full._replace(dims=tuple(HEAD_WIDTH * heads for heads in full.heads))
+
+
+def one_step(step: str, model: nn.Module, run: Callable[[], Sequence[Tensor]]) -> Callable:
+    """A function that runs a step of STEPS once; gradients must be freed after it."""
+    model.train(step == 'training step')
+
+    def forward() -> None:
+        with torch.no_grad():
+            run()
+
+    def train() -> None:
+        loss = sum(maps.square().mean() for maps in run())
+        loss.backward()
+
+    return forward if step == 'forward' else train
+
+
+def free_gradients(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+# Calls
+
+
+def calls_table(archs: Sequence[str]) -> list[list[str]]:
+    """A row for each step of each architecture."""
+    image = torch.randn(1, 3, COUNT_SIZE, COUNT_SIZE)
+    rows = []
+    for arch in archs:
+        pair = build(arch)
+        for step in STEPS:
+            counts = []
+            for model, run in zip(pair, pair.runs(image)):
+                function = one_step(step, model, run)
+                function()  # what is made once is made now
+                free_gradients(model)
+                counts.append(count_calls(function))
+                free_gradients(model)
+            rows.append(compared(arch, step, *counts))
+    return rows
+
+
+def count_calls(function: Callable[[], object]) -> int:
+    """The functions, of Python and of C, that a call of a Python function calls."""
+    count = 0
+
+    def count_event(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ('call', 'c_call')
+
+    before = sys.getprofile()
+    sys.setprofile(count_event)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count - 2  # without the function itself and the last line's setprofile
+
+
+# Operations
+
+
+class CountOperations(TorchDispatchMode):
+    """Counts ATen operations that are no views.
+
+    Attributes:
+        count: operations so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        self.count += not is_free(func)
+        return func(*args, **(kwargs or {}))
+
+
+def is_free(operation: Any) -> bool:
+    """True for a view and for an operation that only reserves memory."""
+    name = operation.overloadpacket.__name__
+    return operation.is_view or name == '_unsafe_view' or name in RESERVED
+
+
+def operations_table(archs: Sequence[str]) -> list[list[str]]:
+    """A row for each step of each architecture, and one for a padded batch."""
+    image = torch.empty(len(PADDED), 3, COUNT_SIZE, COUNT_SIZE, device='meta')
+    valid = torch.tensor(PADDED)
+    rows = []
+    for arch in archs:
+        pair = build(arch).to('meta')
+        counts = {}
+        for step in STEPS:
+            for name, model, run in zip(pair._fields, pair, pair.runs(image)):
+                counts[step, name] = count_operations(one_step(step, model, run))
+                free_gradients(model)
+            rows.append(compared(arch, step, counts[step, 'ours'], counts[step, 'timm']))
+        padded_run = partial(pair.ours, image, valid=valid)
+        padded = count_operations(one_step('forward', pair.ours, padded_run))
+        ratio = f'{padded / counts["forward", "ours"]:.2f} of unpadded'
+        rows.append([arch, 'forward, padded', str(padded), '', ratio])
+    return rows
+
+
+def count_operations(function: Callable[[], object]) -> int:
+    """The operations of a call that are no views."""
+    with CountOperations() as counter:
+        function()
+    return counter.count
+
+
+def compared(arch: str, step: str, ours: int, theirs: int) -> list[str]:
+    return [arch, step, str(ours), str(theirs), f'{ours / theirs:.2f}']
+
+
+# Time
+
+
+def time_table(archs: Sequence[str], rounds: int) -> list[list[str]]:
+    """A row for each step of each architecture; the models take turns.
+
+    Without oneDNN, whose operations cost the host more than others, as on a GPU.
+    """
+    torch.backends.mkldnn.enabled = False
+    image = torch.randn(1, 3, TIME_SIZE, TIME_SIZE)
+    rows = []
+    for arch in archs:
+        pair = build(narrow(arch))
+        for step in STEPS:
+            functions = []
+            for model, run in zip(pair, pair.runs(image)):
+                functions.append(one_step(step, model, run))
+            ours, theirs = time_in_turns(pair, functions, rounds)
+            minima = min(ours) / min(theirs)
+            quartiles = lower_quartile(ours) / lower_quartile(theirs)
+            rows.append(
+                [arch, step, shown(ours), shown(theirs), f'{minima:.2f}', f'{quartiles:.2f}']
+            )
+    return rows
+
+
+def time_in_turns(
+    models: Sequence[nn.Module], functions: Sequence[Callable[[], None]], rounds: int
+) -> list[list[float]]:
+    """Seconds of each round of each function; first one begins, then the other."""
+    seconds: list[list[float]] = [[] for _ in functions]
+    order = list(range(len(functions)))
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for number in range(-WARM_UP, rounds):
+            for i in order:
+                start = time.perf_counter()
+                functions[i]()
+                elapsed = time.perf_counter() - start
+                free_gradients(models[i])
+                if number >= 0:
+                    seconds[i].append(elapsed)
+            order.reverse()
+            if number % 50 == 0:
+                gc.collect()
+    finally:
+        if collects:
+            gc.enable()
+    return seconds
+
+
+def lower_quartile(seconds: Sequence[float]) -> float:
+    if len(seconds) < 2:
+        return min(seconds)
+    return statistics.quantiles(seconds, n=4)[0]
+
+
+def shown(seconds: Sequence[float]) -> str:
+    return f'{1e3 * min(seconds):.2f} / {1e3 * lower_quartile(seconds):.2f}'
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(host, argv)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,65 @@
+import torch
+from torch import nn
+
+from benchmarks import host
+
+
+def test_calls():
+    """Of Python and of C, without the function itself."""
+
+    def inner():
+        return len([])
+
+    def outer():
+        inner()
+        inner()
+
+    assert host.count_calls(outer) == 4
+
+
+def test_operations():
+    """An addition and a copy count; a view and reserved memory do not."""
+    x = torch.empty(2, 3, device='meta')
+
+    def operations():
+        y = (x.t() + 1).clone()
+        torch.empty_like(y)
+        y.t().detach()
+
+    assert host.count_operations(operations) == 2
+
+
+def test_one_more_operation_is_seen():
+    """In our model and in timm's, of a training step forward and backward."""
+    arch = host.narrow('pcpvt_small')._replace(depths=(1, 1, 1, 1))
+    pair = host.build(arch).to('meta')
+    image = torch.empty(1, 3, 64, 64, device='meta')
+
+    def counts():
+        found = []
+        for model, run in zip(pair, pair.runs(image)):
+            found.append(host.count_operations(host.one_step('training step', model, run)))
+            host.free_gradients(model)
+        return found
+
+    before = counts()
+    for model in pair:
+        block = model.blocks[2][0]
+        block.norm1 = nn.Sequential(block.norm1, nn.Tanh())
+    # tanh and its gradient
+    assert [after - count for after, count in zip(counts(), before)] == [2, 2]
+
+
+def test_tables(capsys, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, 'enabled', True)
+    assert host.main(['--archs', 'svt_small', '--rounds', '2']) == 0
+    tables = [table.splitlines() for table in capsys.readouterr().out.split('\n\n')]
+    assert [table[0].split()[0] for table in tables] == ['calls', 'operations', 'host']
+    assert [len(table) for table in tables] == [3, 4, 3]
+    padded = tables[1][3].split()
+    assert padded[:3] == ['svt_small', 'forward,', 'padded'] and float(padded[4]) > 1
+
+
+def test_negative_rounds(capsys):
+    assert host.main(['--rounds', '-1']) == 2
+    assert '--rounds must be at least 0' in capsys.readouterr().err

@@ -120,7 +120,7 @@ class Whole(nn.Module):
 
 def read_config(path: str) -> Any:
     """The config at a path; its backbone must be ours, and one that other libraries have."""
-    from cpvt_pyramid.runner.config.load import load_config
+    from cpvt_pyramid.config.load import load_config
 
     cfg = load_config(path)
     backbone = cfg.model.get('backbone') or {}

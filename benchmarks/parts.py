@@ -50,6 +50,8 @@ with imports_of('parts'):
     from torch import Tensor, nn
 
     from benchmarks.measuring import parse_size
+    from cpvt_pyramid.config.load import load_config
+    from cpvt_pyramid.config.parts import kind_of, leaves
     from cpvt_pyramid.ops import use_winograd
     from cpvt_pyramid.predict.openmmlab.models import (
         build_model,
@@ -57,8 +59,6 @@ with imports_of('parts'):
         load_whole_model,
     )
     from cpvt_pyramid.predict.openmmlab.postprocessing import skip_unused
-    from cpvt_pyramid.runner.config.load import load_config
-    from cpvt_pyramid.runner.config.parts import kind_of, leaves
 
 PARTS = ('data', 'backbone', 'neck', 'head', 'losses', 'post-processing', 'optimizer', 'other')
 BACKWARD = ', backward'  # suffix of a part

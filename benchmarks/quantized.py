@@ -85,11 +85,11 @@ def exported(model: str, folder: Path) -> Path:
     import onnx
     import torch
 
+    from cpvt_pyramid.config.load import load_config
     from cpvt_pyramid.export.about import Settings, metadata
     from cpvt_pyramid.export.files import add_metadata, finish, with_all_stages
     from cpvt_pyramid.export.models import exportable
     from cpvt_pyramid.predict.openmmlab.models import build_model
-    from cpvt_pyramid.runner.config.load import load_config
     from cpvt_pyramid.runner.export import about_config
 
     torch.manual_seed(0)

@@ -156,8 +156,8 @@ def write_models(config: str, work: Path, photograph: Path) -> float:
         from benchmarks.contestants import read_config
         from benchmarks.models import ports
         from cpvt_pyramid.checkpoints.formats import to_format
+        from cpvt_pyramid.config.parts import dataset_meta
         from cpvt_pyramid.predict.openmmlab.models import build_model
-        from cpvt_pyramid.runner.config.parts import dataset_meta
 
     cfg = read_config(config)
     model = ports.randomize(build_model(cfg, 'cpu'))
@@ -200,12 +200,12 @@ def threshold_of(model: Any, cfg: Any, meta: dict, photograph: Path) -> float:
 
 def export(work: Path) -> None:
     """Write model.onnx, the file of ours.py and ours.pth."""
+    from cpvt_pyramid.config.load import load_config
     from cpvt_pyramid.predict.openmmlab.models import (
         build_model,
         fetch_checkpoint,
         load_whole_model,
     )
-    from cpvt_pyramid.runner.config.load import load_config
 
     cfg = load_config(str(work / 'ours.py'))
     model = build_model(cfg, 'cpu')

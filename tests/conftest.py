@@ -126,8 +126,8 @@ def untrained(
     configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[str]]:
     """By name, the config and a checkpoint of an untrained model with many detections or labels."""
+    from cpvt_pyramid.config.load import load_config
     from cpvt_pyramid.predict.openmmlab.models import build_model
-    from cpvt_pyramid.runner.config.load import load_config
 
     folder, commands = tmp_path_factory.mktemp('untrained'), {}
     for name, layer in (

@@ -37,10 +37,10 @@ def analyse(
     """
     import json
 
+    from ..config.check import check_data
+    from ..config.load import load_config
     from ..predict.predictor import check_score_thr
     from ..runner.analysis.analyse import analyse_results
-    from ..runner.config.check import check_data
-    from ..runner.config.load import load_config
     from ..tooling.files import atomic_write, check_file, write_text
     from ..tooling.pages import html_page
 

@@ -36,12 +36,12 @@ def check_data(
             val or test, where their names say something else; for example site_dev=train.
         cfg_options: override settings of the config.
     """
+    from ..config.check import check_data
+    from ..config.load import load_config
     from ..data.checks import check_contents
     from ..data.folder import assigned_splits
     from ..data.new_config import config_of_folder
     from ..data.page import write_data_page
-    from ..runner.config.check import check_data
-    from ..runner.config.load import load_config
     from ..tooling.files import make_folder
 
     check_at_least('--samples', samples, 0)

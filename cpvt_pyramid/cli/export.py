@@ -114,9 +114,9 @@ def load(
             raise UserError(str(error)) from error
         return backbone_alone, {'arch': config}, None
 
+    from ..config.load import load_config
+    from ..config.parts import leaves
     from ..predict.openmmlab.models import build_model, fetch_checkpoint, load_whole_model
-    from ..runner.config.load import load_config
-    from ..runner.config.parts import leaves
     from ..runner.export import about_config
 
     cfg = load_config(config, cfg_options)

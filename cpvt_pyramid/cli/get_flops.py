@@ -70,7 +70,7 @@ def count(
     config: str, size: tuple[int, int], depth: int, cfg_options: Sequence[str] = ()
 ) -> list[Row]:
     """The model first, then its submodules that have parameters or FLOPs."""
-    from ..runner.config.load import load_config
+    from ..config.load import load_config
 
     if min(size) < 1:
         raise UserError(f'--size must be at least 1 1, got {size[0]} {size[1]}')

@@ -42,21 +42,20 @@ def test(
             test_dataloader.num_workers=8.
         launcher: what started the processes.
     """
+    from ..config import check
+    from ..config.load import load_config, work_dir_of
+    from ..config.plan import apply, save_plan, show_plan
     from ..data.checks import check_before_run, plan_good_parts
     from ..mm.amp import replace_forward
     from ..ops import use_winograd
     from ..predict.openmmlab.grouping import divide_batches
     from ..predict.openmmlab.models import fetch_checkpoint, load_whole_model
-    from ..runner.config import check
-    from ..runner.config.explain import explained
-    from ..runner.config.hints import warn_of_settings
-    from ..runner.config.load import load_config, work_dir_of
-    from ..runner.config.plan import apply, save_plan, show_plan
-    from ..runner.distributed import all_or_none, connect, leave_processes
     from ..runner.evaluation import results_dump, skip_unread_scores
     from ..runner.evaluation_plan import plan_test
     from ..runner.tool_runner import ToolRunner
+    from ..tooling.explain import explained
     from ..tooling.files import check_file, make_folder
+    from ..training.processes import all_or_none, connect, leave_processes
 
     if out and not out.endswith(('.pkl', '.pickle')):
         raise UserError(f'--out must end in .pkl or .pickle, got {out}')
@@ -66,7 +65,6 @@ def test(
         folder = Path(work_dir or work_dir_of(cfg, config) / 'test')
         with explained():
             check.check_settings(cfg, 'test_dataloader', 'test_evaluator')
-            warn_of_settings(cfg, 'test')
             check.check_samplers(cfg, 'test')
             check.check_data(cfg, 'test')
             weights = fetch_checkpoint(checkpoint)

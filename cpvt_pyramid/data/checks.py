@@ -13,7 +13,7 @@ from typing import Any, Optional
 from mmengine.config import Config
 
 from ..checkpoints.reading import listed
-from ..runner.config.parts import (
+from ..config.parts import (
     as_list,
     data_of,
     data_paths,
@@ -22,10 +22,10 @@ from ..runner.config.parts import (
     items_of,
     kind_of,
 )
-from ..runner.config.plan import Change, set_value
-from ..runner.distributed import of_first_process
+from ..config.plan import Change, set_value
 from ..tooling.command import UserError
 from ..tooling.files import make_folder, write_text
+from ..training.processes import of_first_process
 from .coco import check_coco, read_coco
 from .defects import Checked, Problem, stop_with_errors
 from .images import Effort, Prints, shared_images

@@ -18,9 +18,9 @@ import numpy as np
 from mmengine.registry import TRANSFORMS
 from PIL import Image
 
+from ..config.parts import dataset_class, kind_of
 from ..predict.drawing import Color, class_palette
 from ..predict.openmmlab.rasters import labels_of_raster
-from ..runner.config.parts import dataset_class, kind_of
 from ..tooling.command import UserError
 from ..tooling.images import open_image
 from .defects import Checked, Defects

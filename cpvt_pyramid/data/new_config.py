@@ -17,8 +17,8 @@ import numpy as np
 from mmengine.config import Config
 from yapf.yapflib import yapf_api  # a requirement of mmengine
 
-from ..runner.config.load import load_config
-from ..runner.config.parts import kind_of
+from ..config.load import load_config
+from ..config.parts import kind_of
 from ..tooling.command import UserError, one_line
 from ..tooling.files import atomic_write, check_file, files_below
 from .coco import (

@@ -9,8 +9,8 @@ import numpy as np
 from mmengine.config import Config
 from PIL import Image
 
+from ..config.parts import dataset_meta
 from ..predict.drawing import draw_boxes, draw_segmentation
-from ..runner.config.parts import dataset_meta
 from ..tooling.charts import bar_chart, histogram
 from ..tooling.files import write_text
 from ..tooling.pages import Markup, contact_sheet, html_page, html_section, reduced, side_by_side

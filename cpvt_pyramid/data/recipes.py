@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 
-from ..runner.config.parts import as_list, kind_of, leaves
+from ..config.parts import as_list, kind_of, leaves
 
 # Length of a training. Steps are those of the recipe, with the images per step of the recipe.
 MIN_STEPS = 3000

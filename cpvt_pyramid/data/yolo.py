@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import yaml
 
-from ..runner.config.parts import as_list
+from ..config.parts import as_list
 from ..tooling.command import UserError, one_line
 from ..tooling.files import files_below
 from ..tooling.images import IMAGE_ENDINGS

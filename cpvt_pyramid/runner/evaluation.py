@@ -12,11 +12,11 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 
+from ..config.parts import dataset_meta, loaded_bands
 from ..predict.openmmlab.postprocessing import skip_class_scores
 from ..predict.openmmlab.prediction import to_prediction
 from ..predict.openmmlab.rasters import picture, read_image
 from ..tooling.files import atomic_write, distinct_name
-from .config.parts import dataset_meta, loaded_bands
 
 
 @HOOKS.register_module()

@@ -6,11 +6,11 @@ from typing import Any, Optional
 
 from mmengine.config import Config
 
+from ..config.common import plan_compilation, plan_scope, plan_work_dir
+from ..config.parts import data_paths, kind_of
+from ..config.plan import PRESENT, Change, Plan, append, note, set_value, wrap
 from ..tooling.command import UserError
-from .config.common import plan_compilation, plan_scope, plan_work_dir
-from .config.parts import data_paths, kind_of
-from .config.plan import PRESENT, Change, Plan, append, note, set_value, wrap
-from .distributed import plan_processes
+from ..training.processes import plan_processes
 
 TTA_SCALES = (0.75, 1.0, 1.25)  # relative to the test pipeline
 TTA_MODELS: dict[str, dict] = {

@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from .config.parts import dataset_meta, leaves
+from ..config.parts import dataset_meta, leaves
 
 
 def about_config(cfg: Any, checkpoint: dict) -> dict[str, Any]:

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Optional
 from mmengine.config import Config
 from mmengine.dist import get_world_size
 
+from ..config import check
+from ..config.load import load_config, work_dir_of
+from ..config.plan import Plan, apply, save_plan, show_plan
 from ..data.checks import check_before_run, plan_good_parts
 from ..predict.openmmlab.grouping import divide_batches
 from ..predict.openmmlab.models import load_whole_model
 from ..tooling.command import Preempted, UserError, check_at_least, exit_on_signal, rank
+from ..tooling.explain import explained
 from ..tooling.files import locked, make_folder
-from .config import check
-from .config.explain import explained
-from .config.hints import warn_of_custom_keys, warn_of_settings
-from .config.load import load_config, work_dir_of
-from .config.plan import Plan, apply, save_plan, show_plan
-from .distributed import all_or_none, connect, leave_processes, of_first_process
+from ..training.processes import all_or_none, connect, leave_processes, of_first_process
 from .tool_runner import SHARDED, ToolRunner
 from .training.from_folder import config_of_data
 from .training.plan import TrainingOptions, plan_training
@@ -111,7 +110,6 @@ def check_training(cfg: Config, options: TrainingOptions) -> None:
     if options.early_stop is not None:
         check_at_least('--early-stop', options.early_stop, 1)
         check.check_settings(cfg, 'val_cfg', 'val_dataloader', 'val_evaluator')
-    warn_of_settings(cfg, *SPLITS, options=options.cfg_options)
     check.check_samplers(cfg, *SPLITS)
     check.check_data(cfg, *SPLITS)
     check.check_checkpoints(cfg)
@@ -155,5 +153,4 @@ def build_runner(cfg: Config, launcher: str, start: Optional[Start]) -> ToolRunn
     if not isinstance(runner.model, SHARDED):  # all of whose processes take part in each pass
         divide_batches(runner.model)  # of the validation
     show_progress(runner)
-    warn_of_custom_keys(cfg, runner.model)
     return runner

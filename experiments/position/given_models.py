@@ -60,12 +60,12 @@ def own_backbone(name: str, checkpoint: Optional[str]) -> nn.Module:
 
 
 def backbone_of_config(path: str, checkpoint: Optional[str]) -> nn.Module:
+    from cpvt_pyramid.config.load import load_config
     from cpvt_pyramid.predict.openmmlab.models import (
         build_model,
         fetch_checkpoint,
         load_whole_model,
     )
-    from cpvt_pyramid.runner.config.load import load_config
 
     model = build_model(load_config(path), 'cpu')
     if checkpoint:

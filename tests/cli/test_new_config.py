@@ -13,6 +13,8 @@ from mmengine.registry import MODELS, init_default_scope
 from support import ROOT, load_tool
 from tiny_mm import DIGITS
 
+from cpvt_pyramid.config import check as checks
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.data.defects import Defects
 from cpvt_pyramid.data.folder import Files, split_of
 from cpvt_pyramid.data.label_maps import kinds_and_keys
@@ -23,8 +25,6 @@ from cpvt_pyramid.data.new_config import (
     text_of_settings,
 )
 from cpvt_pyramid.data.recipes import Scales, adapted_recipe
-from cpvt_pyramid.runner.config import check as checks
-from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.tooling.command import UserError
 
 BASES = ROOT / 'configs'

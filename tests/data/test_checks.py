@@ -15,10 +15,10 @@ from mmengine.config import Config
 from PIL import Image
 from support import load_tool, save_tiff
 
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.data.coco import check_coco
 from cpvt_pyramid.data.images import Effort, inspect, shared_images, shown_image
 from cpvt_pyramid.data.label_maps import check_label_maps
-from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.tooling.command import UserError
 from cpvt_pyramid.tooling.rasters import ReadError
 

@@ -13,8 +13,8 @@ from layouts import CLASSES, COLORS, MORE, SCENES, SIZE, VALID, Scene, fill, lab
 from PIL import Image
 from support import ROOT, load_tool
 
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.data.checks import data_of
-from cpvt_pyramid.runner.config.load import load_config
 
 BASES = {
     'boxes': ROOT / 'configs/demo/retinanet_cpvt_nano.py',

@@ -18,11 +18,11 @@ from PIL import Image
 from support import ROOT
 
 from cpvt_pyramid.cli import tile_data as command
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.data.defects import Defects
 from cpvt_pyramid.data.new_config import find_objects, new_config
 from cpvt_pyramid.data.recipes import Scales
 from cpvt_pyramid.data.tile_data import tile_data
-from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.tooling.rasters import open_raster
 from cpvt_pyramid.tooling.tiles import SEEN, WHOLE, boxes_inside, disjoint, overlapping
 

@@ -14,9 +14,9 @@ from pycocotools.coco import COCO
 from sklearn.datasets import load_digits
 
 from cpvt_pyramid.cli import demo_data
+from cpvt_pyramid.config.check import check_data
 from cpvt_pyramid.demo import digits
 from cpvt_pyramid.demo.photographs import PHOTOGRAPHS, photographs_of
-from cpvt_pyramid.runner.config.check import check_data
 from cpvt_pyramid.tooling.command import UserError
 
 COUNTS = {'train': 40, 'val': 20}

@@ -11,8 +11,8 @@ from PIL import Image, ImageDraw
 from pycocotools.coco import COCO
 
 from cpvt_pyramid.cli import demo_data
+from cpvt_pyramid.config.check import check_data
 from cpvt_pyramid.demo import pages
-from cpvt_pyramid.runner.config.check import check_data
 from cpvt_pyramid.tooling.command import UserError
 
 COUNTS = {'train': 12, 'val': 6}

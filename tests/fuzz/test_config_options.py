@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import load_tool
 
-from cpvt_pyramid.runner.config.load import load_config
-from cpvt_pyramid.runner.config.parts import dicts_in
+from cpvt_pyramid.config.load import load_config
+from cpvt_pyramid.config.parts import dicts_in
 from cpvt_pyramid.runner.tool_runner import ToolRunner
 
 FUZZ = settings.get_profile('fuzz')

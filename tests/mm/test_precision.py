@@ -24,8 +24,8 @@ from benchmarks.models.families import FAMILIES, batch, build, shrink
 from benchmarks.models.ports import randomize
 from benchmarks.models.samples import random_data
 from cpvt_pyramid.archs import ARCHS, COLUMNAR_ARCHS
+from cpvt_pyramid.config.plan import apply
 from cpvt_pyramid.mm.amp import BFloat16OptimWrapper, bfloat16
-from cpvt_pyramid.runner.config.plan import apply
 from cpvt_pyramid.runner.training import plan
 from cpvt_pyramid.runner.training.plan import plan_mixed_precision
 

@@ -11,8 +11,8 @@ from mmdet.structures import DetDataSample
 from support import ROOT, assert_loaded
 
 from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.predict.openmmlab.models import build_model
-from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.torchvision_models import load_mm_weights, retinanet, semantic_fpn
 
 

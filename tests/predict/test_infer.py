@@ -29,10 +29,10 @@ from rasterio.transform import from_origin
 from support import ROOT, film, in_processes, load_tool, photograph, save_tiff
 from tiny_mm import DIGITS
 
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.predict.openmmlab import large_images, trained, writing
 from cpvt_pyramid.predict.openmmlab.models import build_model
 from cpvt_pyramid.predict.openmmlab.rasters import read_image
-from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.tooling import memory, threads
 from cpvt_pyramid.tooling.command import UserError
 from cpvt_pyramid.tooling.inputs import OWNERS

@@ -15,9 +15,9 @@ from support import ROOT, film, load_tool
 
 from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.cli.run import main
+from cpvt_pyramid.config.load import config_in_checkpoint, load_config
 from cpvt_pyramid.predict import UserError
 from cpvt_pyramid.predict.openmmlab.models import build_model, load_whole_model
-from cpvt_pyramid.runner.config.load import config_in_checkpoint, load_config
 
 infer = load_tool('infer')
 

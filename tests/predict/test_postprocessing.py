@@ -20,6 +20,7 @@ from models.small import mask_rcnn
 from support import load_tool
 from torch import nn
 
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.ops.label_maps import possible_classes
 from cpvt_pyramid.predict.openmmlab.models import build_model
 from cpvt_pyramid.predict.openmmlab.postprocessing import (
@@ -28,7 +29,6 @@ from cpvt_pyramid.predict.openmmlab.postprocessing import (
     skip_class_scores,
     skip_masks,
 )
-from cpvt_pyramid.runner.config.load import load_config
 
 test_tool = load_tool('test')
 

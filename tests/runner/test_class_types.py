@@ -13,13 +13,13 @@ from mmengine.config import Config
 from support import ORIGINAL_MM, load_tool
 from tiny_mm import DIGITS
 
+from cpvt_pyramid.config.check import check_checkpoints
+from cpvt_pyramid.config.load import is_setting, load_config
+from cpvt_pyramid.config.parts import kind_of
+from cpvt_pyramid.config.plan import apply
 from cpvt_pyramid.data.new_config import Code, text_of_settings
-from cpvt_pyramid.runner.config.check import check_checkpoints
-from cpvt_pyramid.runner.config.load import is_setting, load_config
-from cpvt_pyramid.runner.config.parts import kind_of
-from cpvt_pyramid.runner.config.plan import apply
-from cpvt_pyramid.runner.distributed import plan_processes
 from cpvt_pyramid.tooling.command import UserError
+from cpvt_pyramid.training.processes import plan_processes
 
 TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer', 'get_flops')}
 

@@ -9,8 +9,8 @@ import torch
 from mmengine.config import Config
 from support import ROOT, load_tool
 
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.runner import tool_runner
-from cpvt_pyramid.runner.config.load import load_config
 
 train, test_tool = load_tool('train'), load_tool('test')
 

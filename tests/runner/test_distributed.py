@@ -7,11 +7,11 @@ import pytest
 import torch
 from support import in_processes, load_tool
 
-from cpvt_pyramid.runner import distributed
-from cpvt_pyramid.runner.config.explain import explained
-from cpvt_pyramid.runner.config.load import load_config
-from cpvt_pyramid.runner.distributed import all_or_none
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.tooling.command import UserError, run_tool
+from cpvt_pyramid.tooling.explain import explained
+from cpvt_pyramid.training import processes
+from cpvt_pyramid.training.processes import all_or_none
 
 train = load_tool('train')
 
@@ -65,8 +65,8 @@ def test_a_process_that_ends_later_ends_the_others_with_one_line():
 
 
 def test_more_processes_than_gpus(monkeypatch):
-    monkeypatch.setattr(distributed, 'get_device', lambda: 'cuda')
+    monkeypatch.setattr(processes, 'get_device', lambda: 'cuda')
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
     monkeypatch.setenv('LOCAL_WORLD_SIZE', '2')
     with pytest.raises(UserError, match='^2 processes need a GPU each, found 1$'):
-        distributed.connect('pytorch', {})
+        processes.connect('pytorch', {})

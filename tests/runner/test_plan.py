@@ -10,8 +10,8 @@ import pytest
 from mmengine.config import Config
 from support import load_tool
 
-from cpvt_pyramid.runner.config.load import load_config
-from cpvt_pyramid.runner.config.plan import (
+from cpvt_pyramid.config.load import load_config
+from cpvt_pyramid.config.plan import (
     PRESENT,
     Action,
     append,

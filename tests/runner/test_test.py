@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from support import assert_same, in_processes, load_tool
 
-from cpvt_pyramid.runner.config.load import load_config
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.runner.evaluation import results_dump
 from cpvt_pyramid.runner.evaluation_plan import augmented
 from cpvt_pyramid.runner.tool_runner import ToolRunner

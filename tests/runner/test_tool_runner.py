@@ -10,8 +10,8 @@ from mmengine.config import Config
 from mmengine.optim import OptimWrapper
 from torch import Tensor, nn
 
-from cpvt_pyramid.runner.config.common import plan_compilation
-from cpvt_pyramid.runner.config.plan import apply
+from cpvt_pyramid.config.common import plan_compilation
+from cpvt_pyramid.config.plan import apply
 from cpvt_pyramid.runner.tool_runner import ToolRunner, one_cycles_by_group
 
 

@@ -19,8 +19,8 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
-from ...runner.config.explain import explained
 from ...tooling.command import UserError, one_line, optional_package
+from ...tooling.explain import explained
 from ...tooling.inputs import Named
 from ...tooling.rasters import ReadError
 from ...tooling.threads import usable_cores

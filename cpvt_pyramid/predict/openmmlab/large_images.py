@@ -22,8 +22,8 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from ... import __version__
+from ...config.parts import loaded_bands
 from ...mm.samples import data_sample
-from ...runner.config.parts import loaded_bands
 from ...tooling import memory
 from ...tooling.command import UserError
 from ...tooling.files import atomic_write

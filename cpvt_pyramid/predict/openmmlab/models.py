@@ -23,9 +23,9 @@ from torch import nn
 from ...checkpoints import read_checkpoint
 from ...checkpoints.downloads import SCHEMES
 from ...checkpoints.reading import listed
-from ...runner.config.explain import explained
-from ...runner.config.parts import is_local
+from ...config.parts import is_local
 from ...tooling.command import UserError, one_line
+from ...tooling.explain import explained
 
 
 def build_model(cfg: Config, device: Optional[str]) -> nn.Module:

@@ -14,15 +14,14 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from torch import Tensor, nn
 
+from ...config.check import check_settings
+from ...config.load import config_in_checkpoint, load_config
+from ...config.parts import dataset_meta, kind_of, leaves, loaded_bands
 from ...mm.amp import replace_forward
 from ...ops import use_winograd
 from ...padding.batching import map_in_batches
-from ...runner.config.check import check_settings
-from ...runner.config.explain import explained
-from ...runner.config.hints import warn_of_settings
-from ...runner.config.load import config_in_checkpoint, load_config
-from ...runner.config.parts import dataset_meta, kind_of, leaves, loaded_bands
 from ...tooling.command import UserError
+from ...tooling.explain import explained
 from ...tooling.rasters import ReadError
 from ..predictions import Prediction
 from .grouping import size_in_batch
@@ -175,7 +174,6 @@ def load_trained(
     """Build a model and load its weights; for the arguments, see `cpvt infer`."""
     cfg = load_config(config, cfg_options)
     check_settings(cfg, 'test_dataloader')
-    warn_of_settings(cfg, 'test')
     weights = fetch_checkpoint(checkpoint)
     model = build_model(cfg, device)
     load_whole_model(model, weights, checkpoint)

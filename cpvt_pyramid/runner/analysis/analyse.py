@@ -5,9 +5,9 @@ from typing import Optional
 
 from mmengine.config import Config
 
+from ...config.parts import data_of, kind_of
 from ...predict.predictor import check_score_thr
 from ...tooling.command import UserError
-from ..config.parts import data_of, kind_of
 from .detections import analyse_detections
 from .label_maps import analyse_label_maps
 from .parts import Analysis

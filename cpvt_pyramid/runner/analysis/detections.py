@@ -16,6 +16,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tqdm import tqdm
 
+from ...config.parts import as_list, dataset_meta
 from ...data.checks import annotation_file, image_folder
 from ...data.coco import COUNTED_IN_AP, indexed_coco, usable_content
 from ...predict import detection_errors
@@ -24,7 +25,6 @@ from ...predict.drawing import draw_boxes
 from ...predict.openmmlab.trained import SCORE_THR
 from ...tooling import charts, pages
 from ...tooling.command import UserError
-from ..config.parts import as_list, dataset_meta
 from .parts import Analysis, confusion_section, shown_or_blank
 from .results import read_detections
 

@@ -10,11 +10,11 @@ from mmengine.config import Config
 from PIL import Image
 from tqdm import tqdm
 
+from ...config.parts import dataset_meta
 from ...data.label_maps import IGNORED_LABEL, label_map_reader
 from ...predict.drawing import draw_legend, draw_segmentation, painted_classes
 from ...tooling import charts, pages
 from ...tooling.command import UserError
-from ..config.parts import dataset_meta
 from .parts import Analysis, confusion_section, shown_or_blank
 from .results import another_data_set, prediction_in, read_list
 

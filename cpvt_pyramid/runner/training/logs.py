@@ -11,10 +11,10 @@ from mmengine.registry import LOG_PROCESSORS, VISBACKENDS
 from mmengine.runner import LogProcessor, Runner
 from mmengine.visualization import MLflowVisBackend
 
+from ...config.parts import kind_of
+from ...config.plan import Change, append, set_value
 from ...tooling import memory
 from ...tooling.command import UserError
-from ..config.parts import kind_of
-from ..config.plan import Change, append, set_value
 from .resume import batch_size_of
 
 

@@ -16,6 +16,8 @@ from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from PIL import Image
 
+from ...config.parts import dataset_meta, kind_of
+from ...config.plan import Change, append
 from ...data.images import shown_image
 from ...data.page import at_size
 from ...predict.drawing import draw_boxes, draw_segmentation
@@ -24,8 +26,6 @@ from ...predict.predictions import Detections, LabelMap, Prediction
 from ...tooling.command import one_line
 from ...tooling.files import write_text
 from ...tooling.pages import html_page, html_section, reduced, wide_picture
-from ..config.parts import dataset_meta, kind_of
-from ..config.plan import Change, append
 from .curves import runs_of, write_curves
 
 PAGE = 'validation.html'

@@ -7,11 +7,11 @@ from typing import NamedTuple, Optional, Union
 from mmengine.config import Config
 from mmengine.device import get_device
 
+from ...config.common import plan_compilation, plan_scope, plan_work_dir
+from ...config.parts import items_of, kind_of
+from ...config.plan import Change, Plan, append, note, set_value
 from ...tooling.command import UserError
-from ..config.common import plan_compilation, plan_scope, plan_work_dir
-from ..config.parts import items_of, kind_of
-from ..config.plan import Change, Plan, append, note, set_value
-from ..distributed import plan_processes
+from ...training.processes import plan_processes
 from .logs import plan_logs
 from .pictures import plan_pictures
 from .resume import plan_resuming

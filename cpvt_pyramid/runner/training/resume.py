@@ -39,10 +39,10 @@ from mmengine.registry import DATA_SAMPLERS, DATASETS, HOOKS, LOOPS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ...config.parts import items_of, kind_of
+from ...config.plan import PRESENT, Change, append, remove, set_value, wrap
 from ...tooling.command import UserError
 from ...tooling.files import atomic_write
-from ..config.parts import items_of, kind_of
-from ..config.plan import PRESENT, Change, append, remove, set_value, wrap
 
 SAMPLE, ITERATION = 0, 1  # first numbers of the two kinds of seeds, so that they never coincide
 # The metric by which a model is the best one: the first of this name.

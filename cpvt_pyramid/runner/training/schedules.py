@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Optional, Union
 
 from mmengine.config import Config
 
+from ...config.parts import items_of, kind_of
+from ...config.plan import Change, note, set_value
 from ...tooling.command import UserError
-from ..config.parts import items_of, kind_of
-from ..config.plan import Change, note, set_value
 
 # Settings of loops, checkpoint hooks and schedulers that count iterations.
 COUNTS = (

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ...checkpoints import LoadsCheckpoints
 from ...checkpoints.loading import prepare_state_dict
+from ...config.check import is_pretrained
 from ...predict.openmmlab.models import FROM_SCRATCH, fetch_checkpoint
 from ...tooling.command import UserError, rank
-from ..config.check import is_pretrained
 
 
 class Start(NamedTuple):

@@ -11,8 +11,8 @@ from PIL import Image
 from pycocotools.coco import COCO
 from support import ROOT
 
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.predict.openmmlab.models import build_model
-from cpvt_pyramid.runner.config.load import load_config
 from experiments.trees import larger_tiles, runs
 from experiments.trees.larger_tiles import COUNTED, KINDS, NORMALIZED
 

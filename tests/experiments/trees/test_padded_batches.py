@@ -9,8 +9,8 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import save_checkpoint
 from PIL import Image
 
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.predict.openmmlab.models import build_model
-from cpvt_pyramid.runner.config.load import load_config
 from experiments.trees import padded_batches, runs
 
 

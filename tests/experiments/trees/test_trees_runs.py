@@ -9,8 +9,8 @@ from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
 from pycocotools.coco import COCO
 
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.predict.openmmlab.models import build_model
-from cpvt_pyramid.runner.config.load import load_config
 from experiments.trees import __main__ as trees
 from experiments.trees import runs
 

@@ -8,7 +8,7 @@ import pytest
 from mmengine.config import Config
 from support import load_tool
 
-from cpvt_pyramid.runner.config.plan import apply
+from cpvt_pyramid.config.plan import apply
 from cpvt_pyramid.runner.training import logs
 from cpvt_pyramid.tooling.command import UserError
 

@@ -15,8 +15,8 @@ from mmengine.logging import MessageHub
 from support import assert_same, clear_global_instances, in_processes, load_tool
 from tiny_mm import Interruptions  # noqa: F401 (registered)
 
-from cpvt_pyramid.runner.config.load import load_config
-from cpvt_pyramid.runner.config.plan import apply
+from cpvt_pyramid.config.load import load_config
+from cpvt_pyramid.config.plan import apply
 from cpvt_pyramid.runner.training import preemption, resume
 from cpvt_pyramid.runner.training.plan import plan_start
 from cpvt_pyramid.runner.training.start import find_start, last_checkpoint

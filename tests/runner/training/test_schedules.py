@@ -5,7 +5,7 @@ import re
 import pytest
 from mmengine.config import Config
 
-from cpvt_pyramid.runner.config.plan import apply
+from cpvt_pyramid.config.plan import apply
 from cpvt_pyramid.runner.training.schedules import plan_scaling, what_is_not_scaled
 from cpvt_pyramid.tooling.command import UserError
 

@@ -10,8 +10,8 @@ import torch
 from mmengine.config import Config
 from support import ROOT, in_processes, load_tool
 
+from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.runner import train as run
-from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.tool_runner import ToolRunner
 from cpvt_pyramid.tooling.files import make_folder
 

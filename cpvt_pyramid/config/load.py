@@ -12,10 +12,9 @@ from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
-from ...tooling.command import UserError, one_line
-from .explain import explained
+from ..tooling.command import UserError, one_line
+from ..tooling.explain import explained
 from .parts import FRAMEWORKS, dicts_in, framework_of
-from .rules import check_values
 
 RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
 # All top-level settings of a config: these, and what mmengine and the tools read besides.
@@ -45,7 +44,6 @@ def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
     if 'model' not in cfg:
         raise UserError(f'{path} has no model; is it a part of a config?')
     merge_options(cfg, options)
-    check_values(cfg)
     import_custom(cfg, path)
     # Where types are classes, as in the new configs of mm, default_scope may be missing or None.
     cfg.default_scope = cfg.get('default_scope') or framework_of(cfg.model.get('type'))

@@ -17,9 +17,9 @@ from mmengine.runner import Runner
 from mmengine.utils.dl_utils import set_multi_processing
 from torch import Tensor
 
+from ..config.parts import dicts_in, kind_of
+from ..config.plan import Change, set_value
 from ..tooling.command import RANKS, Stopped, UserError
-from .config.parts import dicts_in, kind_of
-from .config.plan import Change, set_value
 
 SYNC_BATCH_NORMS = 'SyncBN', 'MMSyncBN', 'SyncBatchNorm'
 
@@ -165,7 +165,7 @@ class TotalBatchHook(Hook):
 
     Examples:
         >>> custom_imports = dict(
-        ...     imports=['cpvt_pyramid.mm.detection', 'cpvt_pyramid.runner.distributed']
+        ...     imports=['cpvt_pyramid.mm.detection', 'cpvt_pyramid.training.processes']
         ... )
         >>> custom_hooks = [dict(type='TotalBatchHook')]
     """

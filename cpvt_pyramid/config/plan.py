@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 
 from mmengine.config import Config
 
-from ...tooling.files import write_text
+from ..tooling.files import write_text
 from .parts import kind_of
 
 LONGEST = 60  # letters of a change on the terminal; the file has all

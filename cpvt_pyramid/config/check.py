@@ -10,7 +10,7 @@ from typing import Any
 from mmengine.config import Config
 from torch import nn
 
-from ...tooling.command import UserError
+from ..tooling.command import UserError
 from .parts import SPLITS, as_list, data_of, dataset_class, dicts_in, is_local, kind_of
 
 # The samplers of mmengine and mmdet that never end.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Optional, Union
 
-from ...tooling.command import (
+from .command import (
     Stopped,
     UserError,
     contexts,

@@ -9,8 +9,8 @@ from typing import Any, Optional
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
-from ...predict.drawing import class_palette
-from ...tooling.command import UserError
+from ..predict.drawing import class_palette
+from ..tooling.command import UserError
 
 FRAMEWORKS = 'mmdet', 'mmseg'
 SPLITS = 'train', 'val', 'test'

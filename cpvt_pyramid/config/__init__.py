@@ -1,0 +1,1 @@
+"""Configs: load them, read what they name, and check them before a run."""

@@ -1,0 +1,1 @@
+"""Training and testing the models of configs."""

@@ -7,7 +7,7 @@ SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 
 .PHONY: help setup packages demo demo-trees demo-digits demo-seg lab test coverage test-torch \
 	test-original-mm test-foreign test-timm test-transformers test-page docs docs-deploy dist release \
-	test-core lint lock table drift-table gpu-report cpu-report fuzz
+	test-core lint lock table drift-table gpu-report fuzz
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -84,11 +84,8 @@ test-page: setup  ## test the web page in Chromium; leaves pictures of it in bui
 fuzz: setup  ## 1000 cases of each fuzz test, a few minutes
 	CPVT_FUZZ=1000 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --timeout 3600 tests/fuzz
 
-gpu-report: setup  ## test and measure on a GPU for 9 minutes, and go on if called again; writes work_dirs/gpu-report/report.md
-	$(PY) -m benchmarks.report --device cuda --minutes 9
-
-cpu-report: setup  ## measure on an idle CPU; writes work_dirs/cpu-report/report.md
-	$(PY) -m benchmarks.report --device cpu
+gpu-report: setup  ## measure beside timm's models on a GPU, in 8 minutes; writes work_dirs/gpu/report.md
+	$(PY) -m benchmarks.gpu
 
 test-timm: packages  ## run timm's own tests of models over ours
 	OMP_NUM_THREADS=1 $(PY) tests/timm_contract.py -n 2

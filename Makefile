@@ -2,10 +2,9 @@
 PY := .venv/bin/python
 PAGES := configs/demo/pages_retinanet_cpvt_nano.py
 TREES := configs/demo/trees_retinanet_cpvt_nano.py
-DIGITS := configs/demo/retinanet_cpvt_nano.py
-SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
+SEGMENTATION := configs/demo/pages_semantic_fpn_cpvt_nano.py
 
-.PHONY: help setup packages demo demo-trees demo-digits demo-seg lab test coverage test-torch \
+.PHONY: help setup packages demo demo-trees demo-seg lab test coverage test-torch \
 	test-original-mm test-foreign test-timm test-transformers test-page docs docs-deploy dist release \
 	test-core lint lock table drift-table gpu-report fuzz
 
@@ -36,12 +35,8 @@ demo-trees: setup  ## the same with trees in aerial photographs, which it downlo
 	$(call run_demo,$(TREES),work_dirs/demo-trees)
 	.venv/bin/cpvt infer $(TREES) $$(cat work_dirs/demo-trees/last_checkpoint) data/trees/whole --tile 512 --out-dir work_dirs/demo-trees/whole
 
-demo-digits: setup  ## the same with handwritten digits
-	.venv/bin/cpvt demo-data digits
-	$(call run_demo,$(DIGITS),work_dirs/demo-digits)
-
-demo-seg: setup  ## the same for a segmentor of digits
-	.venv/bin/cpvt demo-data digits
+demo-seg: setup  ## the same for a segmentor of the parts of pages
+	.venv/bin/cpvt demo-data pages
 	$(call run_demo,$(SEGMENTATION),work_dirs/demo-seg)
 
 lab: packages  ## test the papers' claims about position on small models, in half an hour on 2 cores

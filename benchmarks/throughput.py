@@ -1,6 +1,6 @@
 """Measures images per second of whole commands, from image files to written results.
 
-    python -m benchmarks.throughput configs/demo/retinanet_cpvt_nano.py
+    python -m benchmarks.throughput configs/demo/pages_retinanet_cpvt_nano.py
     python -m benchmarks.throughput configs/retinanet_cpvt_s.py --count 24 --rounds 3
     python -m benchmarks.throughput configs/semantic_fpn_cpvt_s.py --images ~/photos --cores 2
 

@@ -574,9 +574,9 @@ def load_mm_weights(model: Union[RetinaNet, SemanticFPN], path: Union[str, Path]
     Examples:
         >>> from mmengine.config import Config
         >>> from mmseg.registry import MODELS
-        >>> cfg = Config.fromfile('configs/demo/semantic_fpn_cpvt_nano.py')
+        >>> cfg = Config.fromfile('configs/demo/pages_semantic_fpn_cpvt_nano.py')
         >>> torch.save(MODELS.build(cfg.model).state_dict(), 'mm.pth')
-        >>> sizes = dict(num_classes=11, out_channels=64, head_channels=64)
+        >>> sizes = dict(num_classes=6, out_channels=64, head_channels=64)
         >>> load_mm_weights(semantic_fpn('pcpvt_nano', **sizes), 'mm.pth')
     """
     tensors = read_checkpoint(path)

@@ -1,7 +1,7 @@
-"""Train a Semantic FPN on a folder in ADE20K's layout with Lightning, and evaluate it.
+"""Train a Semantic FPN on a folder of images and label maps with Lightning, and evaluate it.
 
-    pip install '.[torchvision]' lightning torchmetrics scikit-image scikit-learn
-    cpvt demo-data digits
+    pip install '.[torchvision,demo]' lightning torchmetrics
+    cpvt demo-data pages
     python examples/lightning_segmentation.py
 
 Images of different sizes are padded to one batch. Their sizes go to the model, whose backbone then
@@ -23,24 +23,25 @@ from torchvision.transforms.functional import normalize, pil_to_tensor, to_tenso
 from cpvt_pyramid import load_weights
 from cpvt_pyramid.torchvision_models import semantic_fpn
 
-DATA = Path(__file__).resolve().parents[1] / 'data/sample/ade/ADEChallengeData2016'
+DATA = Path(__file__).resolve().parents[1] / 'data/pages'
 IGNORED = 255
 Batch = tuple[Tensor, Tensor, Tensor]  # images, their heights and widths, labels
 
 
-class AdeFolder(Dataset):
-    """Normalized images with label maps. 0 in a file is ignored, 1 is the first class."""
+class MaskFolder(Dataset):
+    """Normalized images ROOT/SPLIT/*.png, with label maps ROOT/masks/SPLIT/*.png, at half of their
+    size."""
 
     def __init__(self, root: str, split: str) -> None:
-        self.images = sorted(Path(root, 'images', split).glob('*.jpg'))
-        self.labels = [Path(root, 'annotations', split, f'{p.stem}.png') for p in self.images]
+        self.images = sorted(Path(root, split).glob('*.png'))
+        self.labels = [Path(root, 'masks', split, p.name) for p in self.images]
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image = to_tensor(Image.open(self.images[index]).convert('RGB'))
-        labels = pil_to_tensor(Image.open(self.labels[index]))[0] - 1  # 0 becomes 255
+        image = to_tensor(Image.open(self.images[index]).convert('RGB').reduce(2))
+        labels = pil_to_tensor(Image.open(self.labels[index]))[0, ::2, ::2]
         return normalize(image, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), labels.long()
 
 
@@ -81,8 +82,8 @@ class Segmentor(lightning.LightningModule):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--data', default=DATA, help="folder in ADE20K's layout")
-    parser.add_argument('--num-classes', type=int, default=11)
+    parser.add_argument('--data', default=DATA, help='folder with images and masks')
+    parser.add_argument('--num-classes', type=int, default=6)
     parser.add_argument('--arch', default='pcpvt_nano', help='backbone')
     parser.add_argument('--weights', help='checkpoint of the backbone')
     parser.add_argument('--epochs', type=int, default=16)
@@ -90,7 +91,7 @@ def main() -> None:
     parser.add_argument('--out', default='segmentor.ckpt', help='file of the trained weights')
     args = parser.parse_args()
     lightning.seed_everything(0)
-    train, val = AdeFolder(args.data, 'training'), AdeFolder(args.data, 'validation')
+    train, val = MaskFolder(args.data, 'train'), MaskFolder(args.data, 'val')
     segmentor = Segmentor(args.arch, args.num_classes, args.lr)
     if args.weights:
         load_weights(segmentor.model.backbone.body, args.weights)

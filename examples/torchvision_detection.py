@@ -1,10 +1,10 @@
 """Train a RetinaNet on data in COCO's layout with torchvision, without OpenMMLab, and evaluate it.
 
-    pip install '.[torchvision]' pycocotools scikit-image scikit-learn
-    cpvt demo-data digits
+    pip install '.[torchvision,demo]' pycocotools
+    cpvt demo-data pages
     python examples/torchvision_detection.py
 
-Sizes and schedule are those of configs/demo/retinanet_cpvt_nano.py. For photographs take
+The model is as small as that of configs/demo/pages_retinanet_cpvt_nano.py. For photographs take
 --arch pcpvt_small with the weights of a pretrained backbone, sides of 800 to 1333 pixels, and
 the defaults of `retinanet`.
 """
@@ -24,7 +24,7 @@ from tqdm import tqdm
 from cpvt_pyramid import load_weights
 from cpvt_pyramid.torchvision_models import retinanet
 
-DATA = Path(__file__).resolve().parents[1] / 'data/sample/coco'
+DATA = Path(__file__).resolve().parents[1] / 'data/pages'
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 
 
@@ -91,6 +91,9 @@ def evaluate(model: torch.nn.Module, data: CocoFolder) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--data', default=DATA, help="folder in COCO's layout")
+    parser.add_argument(
+        '--splits', nargs=2, default=('train', 'val'), help='of instances_SPLIT.json'
+    )
     parser.add_argument('--arch', default='pcpvt_nano', help='backbone')
     parser.add_argument('--weights', help='checkpoint of the backbone')
     parser.add_argument('--steps', type=int, default=1200, help='of 8 images each')
@@ -98,15 +101,15 @@ def main() -> None:
     parser.add_argument('--out', default='retinanet.pth', help='file of the trained weights')
     args = parser.parse_args()
     torch.manual_seed(0)
-    train_data, val_data = CocoFolder(args.data, 'train2017'), CocoFolder(args.data, 'val2017')
+    train_data, val_data = (CocoFolder(args.data, split) for split in args.splits)
     model = retinanet(
         args.arch,
         num_classes=len(train_data.categories),
         out_channels=64,
         extra_levels=1,
         head_convs=2,
-        min_size=(*range(128, 193, 8), 160),
-        max_size=256,  # the last for evaluation
+        min_size=(*range(216, 361, 16), 288),  # the last for evaluation
+        max_size=480,
     ).to(DEVICE)
     if args.weights:
         load_weights(model.backbone.body, args.weights)

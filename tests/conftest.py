@@ -15,10 +15,11 @@ from support import ROOT, clear_global_instances
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background process of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-IN_EMPTY_FOLDERS = {'exported', 'predict', 'runner', 'tooling'}
+IN_EMPTY_FOLDERS = {'data', 'exported', 'predict', 'runner', 'tooling'}
 HAS_MM = importlib.util.find_spec('mmengine') is not None
 IMPORTS_MM = re.compile(
-    r'^\s*(from|import) (foreign|mm\w+|cpvt_pyramid\.(mm|runner|predict\.openmmlab))\b', re.M
+    r'^\s*(from|import) (foreign|mm\w+|cpvt_pyramid\.(config|data|mm|runner|predict\.openmmlab))\b',
+    re.M,
 )
 
 
@@ -80,11 +81,11 @@ def _no_global_instances() -> Iterator[None]:
 
 @pytest.fixture(scope='session')
 def sample_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small sample data set in both layouts: 8 training and 4 validation images."""
-    from cpvt_pyramid.demo.digits import make_dataset
+    """A small random data set in both layouts: 8 training and 4 validation images."""
+    from small_data import write_small_data
 
     root = tmp_path_factory.mktemp('data') / 'sample'
-    make_dataset(root, train=8, val=4)
+    write_small_data(root, train=8, val=4)
     return root
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
+from small_data import CLASSES
 from support import ROOT
-
-DIGITS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 
 # All images have 96 x 96 pixels, so that no batch is padded.
 DETECTOR = """
@@ -77,7 +76,7 @@ def write_configs(folder: Path, data: Path) -> dict[str, Path]:
     paths = {}
     for name, text in (('detector', DETECTOR), ('segmentor', SEGMENTOR)):
         text = (text + OF_BOTH).replace('{configs}', str(ROOT / 'configs/_base_'))
-        text = text.replace('{data}', str(data)).replace('{classes}', repr(DIGITS))
+        text = text.replace('{data}', str(data)).replace('{classes}', repr(CLASSES))
         paths[name] = folder / f'{name}.py'
         paths[name].write_text(text)
     return paths

@@ -36,8 +36,8 @@ def local_file(source: Union[str, Path]) -> Path:
         ValueError: an `hf://` name without owner, repository and file.
 
     Examples:
-        >>> local_file('examples/digits/1.jpg')
-        PosixPath('examples/digits/1.jpg')
+        >>> local_file('examples/trees/florida.jpg')
+        PosixPath('examples/trees/florida.jpg')
     """
     name = str(source)
     if not name.startswith(SCHEMES):

@@ -2,13 +2,11 @@
 
     cpvt demo-data pages                      # 400 + 50 pages in data/pages
     cpvt demo-data trees                      # 132 tiles and 3 photographs in data/trees
-    cpvt demo-data digits                     # 1200 + 100 images in data/sample
-    cpvt demo-data digits --root FOLDER --train 50 --val 10 --seed 1
+    cpvt demo-data pages --root FOLDER --train 50 --val 10 --seed 1
 
-Pages of documents are drawn, with boxes of their texts, titles, lists, tables and figures. Trees
-are boxes drawn by hand in aerial photographs. They are in the package deepforest, which is
-downloaded (21 MB), but not installed. Handwritten digits are drawn on photographs from installed
-packages, in the layouts of COCO and of ADE20K. ROOT/SOURCES.md names the authors and licences.
+Pages of documents are drawn, with boxes and masks of their texts, titles, lists, tables and
+figures. Trees are boxes drawn by hand in aerial photographs. They are in the package deepforest,
+which is downloaded (21 MB), but not installed. ROOT/SOURCES.md names the authors and licences.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +15,11 @@ from typing import Literal, Optional
 
 from ..tooling.command import UserError, check_at_least, imports_of, run_command
 
-ROOTS = {'pages': 'data/pages', 'trees': 'data/trees', 'digits': 'data/sample'}
+ROOTS = {'pages': 'data/pages', 'trees': 'data/trees'}
 
 
 def demo_data(
-    data: Literal['pages', 'trees', 'digits'],
+    data: Literal['pages', 'trees'],
     *,
     root: Optional[str] = None,
     train: Optional[int] = None,
@@ -32,10 +30,10 @@ def demo_data(
 
     Args:
         data: which data set
-        root: folder to create (default: data/pages, data/trees or data/sample)
-        train: training images (default: 400 pages, 1200 images of digits)
-        val: validation images (default: 50 pages, 100 images of digits)
-        seed: another seed gives other pages or digits (default: 0)
+        root: folder to create (default: data/pages or data/trees)
+        train: training pages (default: 400)
+        val: validation pages (default: 50)
+        seed: another seed gives other pages (default: 0)
     """
     check_at_least('--train', train, 1)
     check_at_least('--val', val, 1)
@@ -58,13 +56,9 @@ def maker_of(data: str) -> Callable[..., bool]:
         from ..demo.pages import make_pages
 
         return make_pages
-    if data == 'trees':
-        from ..demo.trees import make_trees
+    from ..demo.trees import make_trees
 
-        return make_trees
-    from ..demo.digits import make_dataset
-
-    return make_dataset
+    return make_trees
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

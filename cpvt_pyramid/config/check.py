@@ -68,10 +68,6 @@ def advice_for(root: str) -> str:
         return '. If it is elsewhere: COCO_ROOT=/path/to/coco'
     if root.endswith('data/ade/ADEChallengeData2016'):
         return '. If it is elsewhere: ADE_ROOT=/path/to/ADEChallengeData2016'
-    for layout in ('coco', 'ade/ADEChallengeData2016'):
-        folder = root.removesuffix(f'/{layout}')
-        if folder != root and folder.endswith('/sample'):
-            return f'. Create it with: cpvt demo-data digits --root {shlex.quote(folder)}'
     for data in ('pages', 'trees'):
         if root.endswith(f'/{data}'):
             return f'. Create it with: cpvt demo-data {data} --root {shlex.quote(root)}'

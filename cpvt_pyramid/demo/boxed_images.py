@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from ..tooling.tiles import box_annotation
@@ -38,20 +39,41 @@ def write_boxed_images(
     boxed_images: Iterable[BoxedImage],
     categories: Sequence[str],
     description: str,
+    are_rectangles: bool = False,
 ) -> None:
-    """Write FOLDER/SPLIT/*.png and FOLDER/annotations/instances_SPLIT.json."""
+    """Write FOLDER/SPLIT/*.png and FOLDER/annotations/instances_SPLIT.json.
+
+    Args:
+        folder: of the data set.
+        split: of the images.
+        boxed_images: the images with their boxes.
+        categories: names of the categories.
+        description: of the data set.
+        are_rectangles: objects fill their boxes, whose corners are whole numbers. Annotations then
+            have polygons, and FOLDER/masks/SPLIT/*.png are label maps: 0 is background, and 1 the
+            first category.
+    """
     (folder / split).mkdir()
     (folder / 'annotations').mkdir(exist_ok=True)
+    masks = folder / 'masks' / split
+    if are_rectangles:
+        masks.mkdir(parents=True)
     images: list[dict] = []
     annotations: list[dict] = []
     for number, (name, image, boxes) in enumerate(boxed_images, 1):
         file_name = f'{name}.png'
         image.save(folder / split / file_name)
         images.append(dict(id=number, file_name=file_name, width=image.width, height=image.height))
+        if are_rectangles:
+            label_map_of_boxes(image.size, boxes).save(masks / file_name)
         for box in boxes:
             index = len(annotations) + 1
             category = box.category + 1
-            annotations.append(box_annotation(index, number, category, box.corners, box.is_ignored))
+            annotation = box_annotation(index, number, category, box.corners, box.is_ignored)
+            if are_rectangles:
+                x1, y1, x2, y2 = box.corners
+                annotation['segmentation'] = [[x1, y1, x2, y1, x2, y2, x1, y2]]
+            annotations.append(annotation)
     content = dict(
         images=images,
         annotations=annotations,
@@ -59,3 +81,13 @@ def write_boxed_images(
         info=dict(description=description),
     )
     (folder / f'annotations/instances_{split}.json').write_text(json.dumps(content))
+
+
+def label_map_of_boxes(size: tuple[int, int], boxes: Sequence[Box]) -> Image.Image:
+    """Filled boxes in an image of a (width, height): 1 + category, 0 elsewhere."""
+    width, height = size
+    labels = np.zeros((height, width), np.uint8)
+    for box in boxes:
+        x1, y1, x2, y2 = map(int, box.corners)
+        labels[y1:y2, x1:x2] = 1 + box.category
+    return Image.fromarray(labels)

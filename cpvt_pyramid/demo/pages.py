@@ -1,4 +1,4 @@
-"""Pages of documents with exact boxes of their texts, titles, lists, tables and figures.
+"""Pages of documents with exact boxes and masks of texts, titles, lists, tables and figures.
 
     from cpvt_pyramid.demo.pages import make_pages
     make_pages('data/pages')    # as cpvt demo-data pages
@@ -6,10 +6,11 @@
 The pages are drawn: sentences of this package's documentation, tables of random numbers, charts,
 and photographs of scikit-image. They are portrait or landscape, with one to three columns. Each
 part of a page is drawn alone on transparent paper before it is put on the page, so that its box is
-that of its own ink. In COCO's layout:
+that of its own ink. Boxes do not overlap, and the mask of a part is its filled box.
 
-    ROOT/annotations/instances_{train,val}.json
+    ROOT/annotations/instances_{train,val}.json    boxes and polygons, as in COCO
     ROOT/{train,val}/*.png
+    ROOT/masks/{train,val}/*.png    label maps: 0 is background, 1 to 5 are the categories
     ROOT/SOURCES.md     the sources, their authors and licences
     ROOT/sample.json    the arguments
 
@@ -40,7 +41,7 @@ from .photographs import photographs_of, photographs_section, random_crop
 
 CATEGORIES = ('text', 'title', 'list', 'table', 'figure')
 SPLITS = ('train', 'val')
-FORMAT = 1  # increased when the same arguments give other files
+FORMAT = 2  # increased when the same arguments give other files
 
 SIZES = ((480, 640), (460, 650), (650, 460), (640, 480), (720, 405))  # pixels, width and height
 MARGIN = (20, 50)  # pixels
@@ -487,7 +488,7 @@ def write_pages(folder: Path, arguments: dict) -> None:
         drawn = draw_pages(split, arguments)
         drawn = tqdm(drawn, f'{split:5}', arguments[split], unit='page', file=sys.stderr)
         description = 'Parts of pages; see SOURCES.md'
-        write_boxed_images(folder, split, drawn, CATEGORIES, description)
+        write_boxed_images(folder, split, drawn, CATEGORIES, description, are_rectangles=True)
     (folder / 'SOURCES.md').write_text(sources_of_pages(arguments), encoding='utf-8')
 
 

@@ -264,11 +264,12 @@ class LabelMap(_Prediction):
         labels: (H, W), indices into `classes`.
 
     Examples:
-        >>> found = Predictor('examples/digits.onnx')('examples/digits/1.jpg')
-        >>> found.labels.shape == found.image.shape[:2]
-        True
-        >>> found[0]['class']
-        'background'
+        >>> import numpy as np
+        >>> image = np.zeros((2, 3, 3), np.uint8)
+        >>> labels = np.array([[0, 0, 1], [0, 1, 1]])
+        >>> found = LabelMap(image, ('sky', 'tree'), ((0, 0, 255), (0, 255, 0)), labels)
+        >>> found[1]['class']
+        'tree'
     """
 
     labels: np.ndarray

@@ -26,16 +26,16 @@ from torchvision.ops import box_iou
 
 from benchmarks.models import ports
 from cpvt_pyramid import ARCHS
-from cpvt_pyramid.demo import digits
 from cpvt_pyramid.demo.photographs import photographs_of
 from cpvt_pyramid.mm import CPVTPyramid
 from cpvt_pyramid.mm.detection import ValidRegionDetDataPreprocessor
 from cpvt_pyramid.tooling.files import atomic_write, write_text
 from experiments.training import digest, failure_of, mean_iou, one_thread, optimize, versions
 
+from . import digits
 from .settings import BATCHES, CHANGES, PADDING, SHARES, SIZES, RunSettings
 
-CONFIGS = Path(__file__).parents[2] / 'configs' / 'demo'
+CONFIGS = Path(__file__).parent / 'configs'
 ARCH = 'pcpvt_nano'
 SVT = ARCHS[ARCH]._replace(window=7, stage_norm=True)
 SIDE = 128  # the image for which a learned table has an entry for each token
@@ -150,13 +150,13 @@ def data_sample(sample: Sample) -> DetDataSample:
 
 
 class DigitReader(nn.Module):
-    """The demo's detector (RetinaNet) and segmentor (Semantic FPN) on one backbone and one FPN, as
-    in Panoptic FPN (arXiv 1901.02446), which halves the cost of the comparison."""
+    """A detector (RetinaNet) and a segmentor (Semantic FPN) on one backbone and one FPN, as in
+    Panoptic FPN (arXiv 1901.02446), which halves the cost of the comparison."""
 
     def __init__(self, backbone: nn.Module, channels: Sequence[int], region: bool) -> None:
         super().__init__()
-        detector = Config.fromfile(CONFIGS / 'retinanet_cpvt_nano.py').model
-        head = Config.fromfile(CONFIGS / 'semantic_fpn_cpvt_nano.py').model.decode_head
+        detector = Config.fromfile(CONFIGS / 'retinanet.py').model
+        head = Config.fromfile(CONFIGS / 'semantic_fpn.py').model.decode_head
         detector.neck.update(in_channels=channels, start_level=0, add_extra_convs=False)
         detector.bbox_head.update(stacked_convs=1, num_classes=len(KEPT))
         detector.bbox_head.anchor_generator.update(strides=STRIDES, octave_base_scale=ANCHOR)

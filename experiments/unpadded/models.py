@@ -11,6 +11,7 @@ from torch import nn
 
 from cpvt_pyramid import ARCHS
 from cpvt_pyramid.mm import detection  # noqa: F401 (it registers backbone and data preprocessor)
+from experiments.ports.runs import CONFIGS as DIGITS_CONFIGS
 from experiments.ports.runs import KEPT
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
@@ -24,8 +25,8 @@ PROPOSALS = 200
 
 
 def retinanet() -> ConfigDict:
-    """RetinaNet, of the demo."""
-    model = Config.fromfile(CONFIGS / 'demo' / 'retinanet_cpvt_nano.py').model
+    """RetinaNet."""
+    model = Config.fromfile(DIGITS_CONFIGS / 'retinanet.py').model
     model.bbox_head.num_classes = len(KEPT)
     return model
 
@@ -72,8 +73,8 @@ def dino() -> ConfigDict:
 
 
 def semantic_fpn() -> ConfigDict:
-    """Semantic FPN, of the demo."""
-    model = Config.fromfile(CONFIGS / 'demo' / 'semantic_fpn_cpvt_nano.py').model
+    """Semantic FPN."""
+    model = Config.fromfile(DIGITS_CONFIGS / 'semantic_fpn.py').model
     head = model.decode_head
     head.num_classes = 1 + len(KEPT)
     head.loss_decode.class_weight = head.loss_decode.class_weight[: head.num_classes]

@@ -18,8 +18,8 @@ from benchmarks.models import ports
 from cpvt_pyramid import Arch, CPVTPyramid
 from cpvt_pyramid.export import onnx_file
 
-RETINANET = str(ROOT / 'configs/demo/retinanet_cpvt_nano.py')
-SEMANTIC_FPN = str(ROOT / 'configs/demo/semantic_fpn_cpvt_nano.py')
+RETINANET = str(ROOT / 'configs/demo/pages_retinanet_cpvt_nano.py')
+SEMANTIC_FPN = str(ROOT / 'configs/demo/pages_semantic_fpn_cpvt_nano.py')
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from support import ROOT
 
 from benchmarks import throughput as tool
 
-RETINANET = str(ROOT / 'configs/demo/retinanet_cpvt_nano.py')
+RETINANET = str(ROOT / 'configs/demo/pages_retinanet_cpvt_nano.py')
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ EXTRAS = {
     'cpvt_pyramid/cli/timm_run.py': ['timm'],
     'cpvt_pyramid/cli/verify.py': ['runtime'],
     'cpvt_pyramid/cli/': ['mm'],
+    'cpvt_pyramid/data/': ['mm'],
     'cpvt_pyramid/demo/': ['demo'],
     'cpvt_pyramid/doctor.py': [],
     'cpvt_pyramid/export/quantization.py': ['quantize'],

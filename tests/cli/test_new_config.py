@@ -10,8 +10,8 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
+from small_data import CLASSES
 from support import ROOT, load_tool
-from tiny_mm import DIGITS
 
 from cpvt_pyramid.config import check as checks
 from cpvt_pyramid.config.load import load_config
@@ -28,8 +28,8 @@ from cpvt_pyramid.data.recipes import Scales, adapted_recipe
 from cpvt_pyramid.tooling.command import UserError
 
 BASES = ROOT / 'configs'
-DETECTOR = BASES / 'demo/retinanet_cpvt_nano.py'
-SEGMENTOR = BASES / 'demo/semantic_fpn_cpvt_nano.py'
+DETECTOR = BASES / 'demo/pages_retinanet_cpvt_nano.py'
+SEGMENTOR = BASES / 'demo/pages_semantic_fpn_cpvt_nano.py'
 
 
 def made(data: Path, base: Path, out: Path) -> Config:
@@ -46,14 +46,14 @@ def test_coco(sample_dataset, tmp_path):
     cfg = made(root, DETECTOR, tmp_path / 'my.py')
     assert Path(cfg.data_root, cfg.train_dataloader.dataset.ann_file).samefile(train)
     assert not (tmp_path / 'my_data').exists()
-    assert '\nmodel = ' not in (tmp_path / 'my.py').read_text()  # the base has 10 classes, too
+    assert cfg.model.bbox_head.num_classes == 10
     assert cfg.train_dataloader.dataset.filter_cfg == dict(filter_empty_gt=False, min_size=1)
 
     content = json.loads(val.read_text())
     content['categories'].reverse()
     val.write_text(json.dumps(content))
     found = [split.content for split in find_objects(root, Defects()).splits.values()]
-    assert [c['categories'][0]['name'] for c in found] == ['zero', 'zero']
+    assert [c['categories'][0]['name'] for c in found] == ['ant', 'ant']
     counts = [sum(a['category_id'] == 1 for a in c['annotations']) for c in (content, found[1])]
     assert counts[0] == counts[1] > 0
 
@@ -76,8 +76,11 @@ def test_coco(sample_dataset, tmp_path):
 
 
 def test_ade_layout(sample_dataset, tmp_path):
-    cfg = made(sample_dataset / 'ade', SEGMENTOR, tmp_path / 'my.py')
-    assert cfg.metainfo.classes == ('background', *DIGITS)
+    base = tmp_path / 'base.py'
+    weights = 'model = dict(decode_head=dict(loss_decode=dict(class_weight=[0.1] * 6)))'
+    base.write_text(f"_base_ = '{SEGMENTOR}'\n{weights}\n")
+    cfg = made(sample_dataset / 'ade', base, tmp_path / 'my.py')
+    assert cfg.metainfo.classes == ('background', *CLASSES)
     dataset = cfg.train_dataloader.dataset
     assert dataset.reduce_zero_label and dataset.data_prefix.img_path.endswith('images')
     assert cfg.model.decode_head.loss_decode.class_weight is None  # was for other classes

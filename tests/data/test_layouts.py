@@ -17,8 +17,8 @@ from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.data.checks import data_of
 
 BASES = {
-    'boxes': ROOT / 'configs/demo/retinanet_cpvt_nano.py',
-    'maps': ROOT / 'configs/demo/semantic_fpn_cpvt_nano.py',
+    'boxes': ROOT / 'configs/demo/pages_retinanet_cpvt_nano.py',
+    'maps': ROOT / 'configs/demo/pages_semantic_fpn_cpvt_nano.py',
 }
 
 

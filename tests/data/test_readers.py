@@ -23,8 +23,8 @@ from cpvt_pyramid.data.new_config import find_objects, new_config
 from cpvt_pyramid.data.yolo import Row, are_poses
 from cpvt_pyramid.tooling.command import UserError
 
-DETECTOR = ROOT / 'configs/demo/retinanet_cpvt_nano.py'
-SEGMENTOR = ROOT / 'configs/demo/semantic_fpn_cpvt_nano.py'
+DETECTOR = ROOT / 'configs/demo/pages_retinanet_cpvt_nano.py'
+SEGMENTOR = ROOT / 'configs/demo/pages_semantic_fpn_cpvt_nano.py'
 
 
 def objects_in(root: Path, assigned: Optional[dict] = None) -> tuple[Objects, list[str]]:

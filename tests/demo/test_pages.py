@@ -1,6 +1,5 @@
 """Boxes that hold the ink of one part of a page and nothing else."""
 
-import json
 import socket
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from mmengine.config import Config
 from PIL import Image, ImageDraw
 from pycocotools.coco import COCO
 
-from cpvt_pyramid.cli import demo_data
 from cpvt_pyramid.config.check import check_data
 from cpvt_pyramid.demo import pages
 from cpvt_pyramid.tooling.command import UserError
@@ -96,7 +94,8 @@ def test_a_justified_line_ends_at_the_border():
 
 
 def test_the_files(root):
-    """pycocotools reads them; images have the sizes and the boxes that are stated."""
+    """pycocotools reads them; images have the sizes, boxes and masks that are stated, and the label
+    maps are these masks."""
     for split, count in COUNTS.items():
         coco = COCO(root / f'annotations/instances_{split}.json')
         assert len(coco.imgs) == count == len(list((root / split).iterdir()))
@@ -104,7 +103,14 @@ def test_the_files(root):
         for image in coco.imgs.values():
             with Image.open(root / split / image['file_name']) as opened:
                 assert opened.size == (image['width'], image['height'])
-        for number in coco.imgs:
+        for number, image in coco.imgs.items():
+            labels = np.zeros((image['height'], image['width']), np.uint8)
+            for annotation in coco.imgToAnns[number]:
+                mask = coco.annToMask(annotation)
+                assert mask.sum() == annotation['area']
+                labels[mask == 1] = annotation['category_id']
+            label_map = np.asarray(Image.open(root / 'masks' / split / image['file_name']))
+            np.testing.assert_array_equal(label_map, labels)
             seed = 0, pages.SPLITS.index(split), number
             _, parts = pages.draw_page(np.random.default_rng(seed), split)
             found = coco.imgToAnns[number]
@@ -128,21 +134,10 @@ def test_what_the_arguments_decide(root, tmp_path):
         pages.make_pages(tmp_path / 'small', train=4, val=3)
     pages.make_pages(tmp_path / 'other', train=4, val=3, seed=1)
     large, small, other = map(contents, (root, tmp_path / 'small', tmp_path / 'other'))
-    images = [name for name in small if name.endswith('.png')]
+    images = [name for name in small if name.endswith('.png') and 'masks' not in name]
     assert len(images) == 7
     for name in images:
         assert large[name] == small[name] != other[name]
-
-
-def test_the_command_creates_once(tmp_path, capsys):
-    command = ['pages', '--root', str(tmp_path / 'pages'), '--train', '2', '--val', '1']
-    assert demo_data.main(command) == 0
-    assert 'pages, created' in capsys.readouterr().out
-    assert demo_data.main(command) == 0
-    assert 'already complete' in capsys.readouterr().out
-    assert demo_data.main([*command, '--seed', '1']) == 2
-    assert 'other arguments' in capsys.readouterr().err
-    assert json.loads((tmp_path / 'pages/sample.json').read_text())['data'] == 'pages'
 
 
 @pytest.mark.parametrize('name', ['pages', 'trees'])

@@ -23,16 +23,14 @@ def run(monkeypatch, tmp_path):
     return run_example
 
 
-def test_lightning(run, sample_dataset, capsys):
-    data = sample_dataset / 'ade/ADEChallengeData2016'
+def test_lightning(run, pages_dataset, capsys):
+    data = pages_dataset
     names = run('lightning_segmentation.py', '--data', str(data), '--epochs', '1')
     saved = torch.load('segmentor.ckpt', weights_only=True)
     assert saved['global_step'] == 1
     segmentor = names['Segmentor'](**saved['hyper_parameters']).eval()
     segmentor.load_state_dict(saved['state_dict'])
-    images, sizes, labels = names['padded'](
-        [names['AdeFolder'](data, 'validation')[i] for i in (0, 1)]
-    )
+    images, sizes, labels = names['padded']([names['MaskFolder'](data, 'train')[i] for i in (0, 1)])
     assert images.shape[2:] == labels.shape[1:] and (labels == names['IGNORED']).any()
     (height, width), model = sizes[1].tolist(), segmentor.model
     with torch.no_grad():

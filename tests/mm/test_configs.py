@@ -190,7 +190,7 @@ def test_other_models_differ_in_the_architecture_alone(name):
 
 @pytest.mark.parametrize('name', sorted(set(SMALLEST.values())))
 def test_trains_evaluates_and_predicts(
-    name, data, sample_dataset, pages_dataset, trees_dataset, tmp_path, downloads, monkeypatch
+    name, data, pages_dataset, trees_dataset, tmp_path, downloads, monkeypatch
 ):
     monkeypatch.setattr(Config, 'pretty_text', '')  # takes longer to lay out than a step to train
     monkeypatch.setenv('COCO_ROOT', f'{data}/coco')
@@ -201,7 +201,7 @@ def test_trains_evaluates_and_predicts(
     init_cfg = cfg.model.backbone.get('init_cfg')
     if name.startswith('demo/'):  # they have data of their own
         folder = f'{ROOT}/configs/demo/../../data'
-        sets = dict(sample=sample_dataset, pages=pages_dataset, trees=trees_dataset)
+        sets = dict(pages=pages_dataset, trees=trees_dataset)
         for part in parts(cfg._cfg_dict):
             for key in ('data_root', 'ann_file'):
                 if key in part:

@@ -81,7 +81,7 @@ def test_other_sizes_are_refused_and_nothing_is_loaded(untrained, sizes, message
 
 
 def test_the_page_about_torchvision(tmp_path, monkeypatch):
-    """Its code, with the smallest backbone and small images; the demo's model fits its options."""
+    """Its code, with the smallest backbone and small images."""
     monkeypatch.chdir(tmp_path)
     page = (ROOT / 'docs/torchvision.md').read_text().replace('pcpvt_small', 'pcpvt_nano')
     first, of_mm = re.findall(r'```python\n(.*?)```', page, re.S)
@@ -96,19 +96,23 @@ def test_the_page_about_torchvision(tmp_path, monkeypatch):
     assert set(names['losses']) == {'classification', 'bbox_regression'}
     assert set(names['predictions'][1]) == {'boxes', 'scores', 'labels'}
 
-    demo = build_model(load_config(str(ROOT / 'configs/demo/retinanet_cpvt_nano.py')), 'cpu')
-    checkpoint = tmp_path / 'work_dirs/demo-digits/epoch_8.pth'
+    cfg = load_config(str(ROOT / 'configs/retinanet_cpvt_s.py'))
+    cfg.model.backbone.update(arch='pcpvt_nano', init_cfg=None)
+    cfg.model.neck.in_channels = [32, 64, 128, 192]
+    trained = build_model(cfg, 'cpu')
+    checkpoint = tmp_path / 'work_dirs/retinanet_cpvt_s/epoch_12.pth'
     checkpoint.parent.mkdir(parents=True)
-    torch.save(dict(state_dict=demo.state_dict()), checkpoint)
+    torch.save(dict(state_dict=trained.state_dict()), checkpoint)
     exec(of_mm, names)
     loaded = names['model'].head.regression_head.bbox_reg.weight
-    assert torch.equal(loaded, demo.bbox_head.retina_reg.weight)
+    assert torch.equal(loaded, trained.bbox_head.retina_reg.weight)
 
 
 def test_the_example_trains_and_evaluates(sample_dataset, tmp_path, monkeypatch, capsys):
     path, root = str(ROOT / 'examples/torchvision_detection.py'), str(sample_dataset / 'coco')
     out = tmp_path / 'model.pth'
-    arguments = [path, '--data', root, '--steps', '1', '--out', str(out)]
+    arguments = [path, '--data', root, '--splits', 'train2017', 'val2017']
+    arguments += ['--steps', '1', '--out', str(out)]
     monkeypatch.setattr(sys, 'argv', arguments)
     runpy.run_path(path, run_name='__main__')
     assert 'no boxes found' in capsys.readouterr().out

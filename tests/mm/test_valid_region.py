@@ -17,7 +17,7 @@ from benchmarks.models.ports import randomize
 from benchmarks.models.samples import annotated, random_images
 
 CONFIGS = ROOT / 'configs'
-DEMOS = ['demo/retinanet_cpvt_nano.py', 'demo/semantic_fpn_cpvt_nano.py']
+DEMOS = ['demo/pages_retinanet_cpvt_nano.py', 'demo/pages_semantic_fpn_cpvt_nano.py']
 SIZES = [(50, 70), (97, 41), (64, 96)]
 
 
@@ -58,7 +58,7 @@ def test_features_do_not_depend_on_the_batch(name):
     model = build(name)
     assert drift(model) < 1e-5
     assert drift(build(name, valid_region=False)) > 1e-2
-    size = (160, 160)  # what the segmentor pads to, and a multiple of 32 for the detector
+    size = (256, 256)  # what the segmentor pads to, and a multiple of 32 for the detector
     images = [torch.zeros(3, *size, dtype=torch.uint8)] * 2
     assert inputs(model, images).shape == (2, 3, *size)
     images[1] = images[1][:, :150]

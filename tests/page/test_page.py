@@ -108,7 +108,7 @@ def driver() -> Iterator[webdriver.Chrome]:
     driver.quit()
 
 
-@pytest.fixture(scope='module', params=['trees', 'digits'])
+@pytest.fixture(scope='module', params=['trees'])
 def page(request: pytest.FixtureRequest) -> Iterator[Server]:
     model = ExportedModel(EXAMPLES / f'{request.param}.onnx')
     server = Server(Page(model, read_samples(EXAMPLES / request.param)), '127.0.0.1', 0)

@@ -1,4 +1,4 @@
-"""The models in examples/: small, with a licence, and right on the images next to them."""
+"""The model in examples/: small, with a licence, and right on the images next to it."""
 
 from support import ROOT
 
@@ -23,7 +23,7 @@ def opened(name: str, **options: float) -> Predictor:
     return predictor
 
 
-def test_trees_and_digits_are_found():
+def test_trees_are_found():
     predictor = opened('trees.onnx', score_thr=0.3, batch_size=2)
     results = predictor([EXAMPLES / 'trees' / name for name in TREES])
     for found, trees in zip(results, TREES.values()):
@@ -31,10 +31,6 @@ def test_trees_and_digits_are_found():
             assert any(x1 < x < x2 and y1 < y < y2 for x1, y1, x2, y2 in found.boxes)
     x, y = ROAD  # of the last photograph; in the trial of another recipe it was taken for trees
     assert not any(x1 < x < x2 and y1 < y < y2 for x1, y1, x2, y2 in found.boxes)
-    found = opened('digits.onnx')(EXAMPLES / 'digits/2.jpg')
-    # Points on the strokes of a nine and a zero, and on the fur.
-    names = [found.classes[found.labels[y, x]] for x, y in ((70, 63), (52, 110), (30, 30))]
-    assert names == ['nine', 'zero', 'background']
 
 
 def test_the_example_verifies_itself():

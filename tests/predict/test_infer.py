@@ -26,8 +26,8 @@ from mmengine.config import Config
 from PIL import Image
 from pycocotools import mask as coco
 from rasterio.transform import from_origin
+from small_data import CLASSES
 from support import ROOT, film, in_processes, load_tool, photograph, save_tiff
-from tiny_mm import DIGITS
 
 from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.predict.openmmlab import large_images, trained, writing
@@ -93,7 +93,7 @@ def test_a_detector(untrained, images, capsys):
         for found in boxes(f'in/{name}.detections.json'):
             x1, y1, x2, y2 = found['box']
             assert 0 <= x1 <= x2 <= width and 0 <= y1 <= y2 <= height
-            assert DIGITS[found['label']] == found['class'] and found['score'] >= 0.01
+            assert CLASSES[found['label']] == found['class'] and found['score'] >= 0.01
     for options in (
         ['0', '--workers', '0'],
         ['3', '--workers', '3'],
@@ -190,7 +190,7 @@ def test_the_rest_of_a_run(untrained, images, kind, capsys):
 def test_images_of_one_size_pass_the_model_together(untrained):
     cfg = load_config(untrained['segmentor'][0])
     model, batches = build_model(cfg, 'cpu'), []
-    predictor = trained.ModelPredictor(model, cfg, {'classes': DIGITS}, 2, 0.3)
+    predictor = trained.ModelPredictor(model, cfg, {'classes': CLASSES}, 2, 0.3)
     predictor._predict = lambda batch: batches.append([p.source for p in batch]) or batch
     images = [photograph(*size) for size in ((90, 90), (60, 90), (90, 90), (60, 90), (30, 90))]
     prepared = (predictor.prepare(i, image) for i, image in enumerate(images))
@@ -482,7 +482,7 @@ def test_labels_keep_the_georeference_and_do_not_depend_on_batches(untrained, ca
     with rasterio.open('1/a.labels.tif') as file:
         assert file.crs.to_epsg() == 32633 and file.transform == PLACE['transform']
         assert file.profile['tiled'] and file.profile['compress'] == 'deflate'
-        assert json.loads(file.tags()['classes']) == ['background', *DIGITS]
+        assert json.loads(file.tags()['classes']) == ['background', *CLASSES]
         assert file.colormap(1)[0] == (0, 0, 0, 255) and len(np.unique(file.read(1))) > 1
     with Image.open('1/a.overlay.jpg') as overlay:
         assert overlay.width == 410

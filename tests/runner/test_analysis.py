@@ -19,8 +19,8 @@ from PIL import Image
 from pycocotools import mask as mask_utils
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+from small_data import CLASSES as SAMPLE_CLASSES
 from support import load_tool
-from tiny_mm import DIGITS
 
 from cpvt_pyramid.data.coco import indexed_coco
 from cpvt_pyramid.predict.detection_errors import ERRORS, confusion_of, find_errors
@@ -343,4 +343,4 @@ def test_a_page_of_label_maps(configs, sample_dataset, capsys):
     assert Path(samples[1]['img_path']).name in page
     numbers = json.loads(Path('analysis.json').read_text())['labels']
     assert 0.3 < numbers['aAcc'] < 1
-    assert [row['class'] for row in numbers['classes']] == ['background', *DIGITS]
+    assert [row['class'] for row in numbers['classes']] == ['background', *SAMPLE_CLASSES]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from mmengine import registry
 from mmengine.config import Config
+from small_data import CLASSES
 from support import ORIGINAL_MM, load_tool
-from tiny_mm import DIGITS
 
 from cpvt_pyramid.config.check import check_checkpoints
 from cpvt_pyramid.config.load import is_setting, load_config
@@ -101,7 +101,7 @@ def test_a_detector_trains_resumes_and_is_tested(configs, sample_dataset, capsys
     image = next((sample_dataset / 'coco/val2017').glob('*.jpg'))
     assert TOOLS['infer'].main([*command, str(image)]) == 0
     found = json.loads(Path(f'predictions/{image.stem}.detections.json').read_text())
-    assert all(box['class'] in DIGITS for box in found['detections'])
+    assert all(box['class'] in CLASSES for box in found['detections'])
 
 
 def test_names_are_those_of_the_classes(configs, capsys):

@@ -167,7 +167,7 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
         (
             'train',
             f'{SET} train_dataloader.dataset.ann_file=reversed.json',
-            'reversed.json must have the classes of the train data in their order, zero, one',
+            'reversed.json must have the classes of the train data in their order, ant, bee',
         ),
         *(
             (

@@ -8,7 +8,7 @@ from support import ROOT, in_processes, load_tool
 from cpvt_pyramid.runner.training import from_folder
 
 train = load_tool('train')
-DEMO = str(ROOT / 'configs/demo/retinanet_cpvt_nano.py')
+DEMO = str(ROOT / 'configs/demo/pages_retinanet_cpvt_nano.py')
 
 
 def test_two_processes_write_one_config_and_train(sample_dataset):

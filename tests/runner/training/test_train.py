@@ -91,7 +91,7 @@ def test_an_address_that_cannot_be_reached(setting, what, configs, monkeypatch, 
     assert said.endswith('with model.backbone.init_cfg=None') == ('init_cfg' in setting)
 
 
-def test_two_processes_are_one_with_twice_the_batch(sample_dataset):
+def test_two_processes_are_one_with_twice_the_batch(pages_dataset):
     """Augmentations depend on the sample and not on the process.
 
     The losses are equal under these conditions: TotalBatchHook, images of one size, no random draws
@@ -99,13 +99,13 @@ def test_two_processes_are_one_with_twice_the_batch(sample_dataset):
     that groups images.
     """
     Path('demo.py').write_text(
-        f"_base_ = '{ROOT}/configs/demo/retinanet_cpvt_nano.py'\n"
+        f"_base_ = '{ROOT}/configs/demo/pages_retinanet_cpvt_nano.py'\n"
         "custom_hooks = [dict(type='TotalBatchHook')]\n"
         'pipeline = _base_.train_pipeline\n'
         "pipeline[2] = dict(type='Resize', scale=(160, 128), keep_ratio=False)\n"
         "pipeline.insert(3, dict(type='RandomFlip', prob=0.5))\n"
         'train_dataloader = dict(batch_sampler=None, num_workers=0, persistent_workers=False,\n'
-        f"    dataset=dict(data_root='{sample_dataset}/coco', pipeline=pipeline))\n"
+        f"    dataset=dict(data_root='{pages_dataset}', pipeline=pipeline))\n"
         'train_cfg = dict(max_epochs=2)\n'
         # AdamW would divide small gradients by their magnitude, which amplifies their rounding.
         "optim_wrapper = dict(optimizer=dict(_delete_=True, type='SGD', lr=0.01))\n"

@@ -1,49 +1,18 @@
-"""A small data set for detection and segmentation from images in Python packages.
-
-    from cpvt_pyramid.demo.digits import make_dataset
-    make_dataset('data/sample', train=1200, val=100)    # as cpvt demo-data digits
-
-Handwritten digits (scans from scikit-learn) are enlarged, colored and blended into crops of
-photographs (from scikit-image, public domain or CC0). Boxes, instance masks and semantic maps are
-exact, because we know what we painted. The images are written in two layouts:
-
-    ROOT/coco/annotations/instances_{train,val}2017.json, ROOT/coco/{train,val}2017/*.jpg
-    ROOT/ade/ADEChallengeData2016/{images,annotations}/{training,validation}/*, objectInfo150.txt
-    ROOT/SOURCES.md     the sources, their authors and licences
-    ROOT/sample.json    the arguments
-
-COCO categories 1 to 10 are zero to nine. A pixel of the semantic maps is 1 (background) or 2 to 11
-(zero to nine); 0, unlabelled in ADE20K, does not occur, so `reduce_zero_label=True` gives 11
-classes. Training and validation share no scan and no photograph. The same arguments give the same
-files, and a smaller set is the beginning of a larger one with the same seed.
-"""
+"""Pictures of handwritten digits (scans from scikit-learn, enlarged and colored) on photographs."""
 
 import colorsys
-import json
-import shutil
-import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Optional, Union
+from typing import Optional
 
 import numpy as np
 from PIL import Image
-from pycocotools import mask as coco_mask
 from skimage.color import rgb2lab
 from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-from tqdm import tqdm
 
-from .folders import create_once
-from .photographs import photographs_of, photographs_section, random_crop
+from cpvt_pyramid.demo.photographs import random_crop
 
 load_digits = cache(load_digits)
-NAMES = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
-SPLITS = ('train', 'val')
-ADE_SPLITS = {'train': 'training', 'val': 'validation'}
-BACKGROUND = 1  # in the semantic maps; digit d is BACKGROUND + 1 + d
 
 SHORT_SIDE = (128, 224)  # pixels
 LONG_SIDE = 320  # pixels at most
@@ -57,9 +26,6 @@ TOUCHING = 0.25  # share of the digits that overlap an earlier one
 HIDDEN = (0.05, 0.5)  # share of an instance that an overlap may hide
 CONTRAST = 50  # distance in CIELAB, with half weight on color, of a digit from its background
 VAL_SCANS = 0.2
-JPEG_QUALITY = 92
-ADE = 'ade/ADEChallengeData2016'
-FORMAT = 2  # increased when the same arguments give other files
 
 Window = tuple[slice, slice]  # rows and columns of an image
 
@@ -223,118 +189,3 @@ def draw_picture(
             )
         if len(instances) >= DIGITS[0]:  # else too small for them: draw another
             return Picture(np.rint(canvas).astype(np.uint8), name, instances)
-
-
-def coco_annotation(instance: Instance, image_id: int, annotation_id: int) -> dict:
-    """The COCO record of an instance: tight box, area and mask of its visible part."""
-    rle = coco_mask.encode(np.asfortranarray(instance.visible, np.uint8))
-    return dict(
-        id=annotation_id,
-        image_id=image_id,
-        category_id=instance.label + 1,
-        iscrowd=0,
-        bbox=[int(side) for side in coco_mask.toBbox(rle)],
-        area=int(coco_mask.area(rle)),
-        segmentation=dict(size=list(rle['size']), counts=rle['counts'].decode('ascii')),
-        scan=instance.scan,
-    )
-
-
-def semantic_map(picture: Picture) -> np.ndarray:
-    """(H, W) uint8: 1 for background, 2 to 11 for zero to nine."""
-    classes = np.full(picture.pixels.shape[:2], BACKGROUND, np.uint8)
-    for instance in picture.instances:
-        classes[instance.visible] = BACKGROUND + 1 + instance.label
-    return classes
-
-
-def sources(arguments: dict) -> str:
-    """The text of SOURCES.md."""
-    return f"""\
-# Sources
-
-Created by cpvt demo-data digits with the arguments {json.dumps(arguments)}
-from images in two Python packages. The images may be used under the terms of their sources:
-
-{photographs_section()}
-## Digits: scikit-learn, `sklearn.datasets.load_digits`
-
-1,797 scans of 8x8 pixels, the test part of "Optical Recognition of Handwritten Digits", E. Alpaydin
-and C. Kaynak, 1998, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, licence
-CC BY 4.0. Changes: enlarged, rotated, stretched, colored, blended into the photographs. No scan is
-in both splits, but both may have digits by the same of the 13 writers, who are not recorded.
-"""
-
-
-def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> None:
-    """Write the images in both layouts, the maps and the annotations of one split."""
-    coco = folder / f'coco/{split}2017'
-    annotations = folder / 'coco/annotations'
-    ade = folder / ADE / 'images' / ADE_SPLITS[split]
-    maps = folder / ADE / 'annotations' / ADE_SPLITS[split]
-    for path in (coco, annotations, ade, maps):
-        path.mkdir(parents=True, exist_ok=True)
-    images: list[dict] = []
-    instances: list[dict] = []
-    for index, picture in enumerate(pictures, 1):
-        image = coco / f'{index:012d}.jpg'
-        name = f'ADE_{split}_{index:08d}'
-        Image.fromarray(picture.pixels).save(image, quality=JPEG_QUALITY)
-        shutil.copyfile(image, ade / f'{name}.jpg')
-        Image.fromarray(semantic_map(picture)).save(maps / f'{name}.png')
-        height, width = picture.pixels.shape[:2]
-        record = dict(id=index, file_name=image.name, height=height, width=width)
-        images.append(record | dict(photograph=picture.photograph))
-        for instance in picture.instances:
-            instances.append(coco_annotation(instance, index, len(instances) + 1))
-    categories = [dict(id=i, name=name, supercategory='digit') for i, name in enumerate(NAMES, 1)]
-    content = dict(
-        images=images,
-        annotations=instances,
-        categories=categories,
-        info=dict(description='Handwritten digits on photographs; see SOURCES.md'),
-    )
-    (annotations / f'instances_{split}2017.json').write_text(json.dumps(content))
-
-
-def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Picture]:
-    """Draw the images of a split from the scans with these indices."""
-    photographs = photographs_of(split)
-    for index in range(arguments[split]):
-        # A generator per image, so that images do not depend on each other.
-        rng = np.random.default_rng((arguments['seed'], SPLITS.index(split), index))
-        yield draw_picture(rng, photographs, scans)
-
-
-def write_dataset(folder: Path, arguments: dict) -> None:
-    """Write a data set into an empty folder, with a progress bar on stderr."""
-    labels = load_digits().target
-    scans = train_test_split(  # indices, with equal proportions of the classes
-        np.arange(len(labels)), test_size=VAL_SCANS, random_state=arguments['seed'], stratify=labels
-    )
-    for split, indices in zip(SPLITS, scans):
-        pictures = draw_pictures(split, arguments, indices)
-        pictures = tqdm(pictures, f'{split:5}', arguments[split], unit='image', file=sys.stderr)
-        write_split(folder, split, pictures)
-    lines = [f'{i}\t{name}' for i, name in enumerate(('background', *NAMES), BACKGROUND)]
-    (folder / ADE / 'objectInfo150.txt').write_text('\n'.join(['Idx\tName', *lines, '']))
-    (folder / 'SOURCES.md').write_text(sources(arguments), encoding='utf-8')
-
-
-def make_dataset(root: Union[Path, str], train: int = 1200, val: int = 100, seed: int = 0) -> bool:
-    """Create the data set, completely or not at all, unless it exists.
-
-    Args:
-        root: folder to create.
-        train: number of training images.
-        val: number of validation images.
-        seed: another seed gives another data set.
-
-    Returns:
-        False if the folder has this data set already.
-
-    Raises:
-        UserError: the folder has something else.
-    """
-    arguments = dict(format=FORMAT, train=train, val=val, seed=seed)
-    return create_once(root, arguments, write_dataset)

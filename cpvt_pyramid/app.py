@@ -11,19 +11,28 @@ with an `error` of one line. The parameters are optional. The page needs `pip in
 # No address is the path of a file. The server sends the files of `page/` and small pictures of the
 # samples, all of which it holds in memory, and the results of predictions. Uploads are temporary
 # files that no address leads to.
+#
+# What a request may cost is bounded: the bytes and the time of an upload, the pixels of an image,
+# of the model's input and of the picture in the answer, and the number of requests that wait.
 
+import asyncio
 import base64
+import math
 import socket
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
+from urllib.parse import urlsplit
 
+import numpy as np
 import uvicorn
-from anyio import Lock
+from anyio import Lock, fail_after
 from PIL import Image
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -34,35 +43,58 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .export.comparison import HEAD, verdict
 from .export.self_test import verify_session
+from .padding.batching import padded_size
 from .predict.drawing import jpeg_of
-from .predict.images import load_image
+from .predict.images import load_image, size_of
 from .predict.metadata import reference_name
+from .predict.predictions import Detections
 from .predict.predictor import ExportedModel, check_score_thr
 from .tooling.command import IGNORED_WARNINGS, UserError, one_line
 from .tooling.images import IMAGE_ENDINGS
 
-SIZES = (32, 1333)  # pixels, of the slider
+SIZES = (32, 1024)  # pixels, of the slider
 SAMPLES = 24
 SAMPLE_SIDE = 240  # pixels, longest side of a sample's small picture
-UPLOAD_BYTES = 256 * 2**20
+UPLOAD_BYTES = 64 * 2**20
+UPLOAD_SECONDS = 60
+UPLOADS = 16  # at the same time
+WAITING = 16  # requests that wait for their turn, or compute
+IMAGE_PIXELS = 64 * 2**20  # of an image: phones have up to 50 million
+INPUT_PIXELS = 2**20  # of the model's input, unless the model's own size has more
+PICTURE_PIXELS = 4 * 2**20  # in which a prediction is made and drawn; larger images are reduced
+PICTURE_SIDE = 8192
+REQUEST_SECONDS = 10  # in which a new connection must send a request
 CLOSING_SECONDS = 3  # for the answers that are under way when the server is stopped
 PRIVATE_HOSTS = ('localhost', '127.0.0.1', '[::1]', '[')  # '[': IPv6, as Starlette 0 reads it
 HEADERS = {
-    'Content-Security-Policy': "default-src 'self'; img-src 'self' blob: data:",
+    'Content-Security-Policy': (
+        "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'"
+    ),
+    'X-Frame-Options': 'DENY',
+    'Cross-Origin-Resource-Policy': 'same-origin',
     'X-Content-Type-Options': 'nosniff',
     'Referrer-Policy': 'no-referrer',
     'Cache-Control': 'no-store',
 }
 
 
-class Sample(NamedTuple):
-    """An image to pick from."""
+class PageImage(NamedTuple):
+    """An image as a prediction is made for it."""
 
-    path: Path
-    picture: bytes  # a small JPEG
+    image: np.ndarray  # (H, W, 3), reduced to at most `PICTURE_PIXELS`
+    size: tuple[int, int]  # height and width of the image as it was given
+
+
+class Sample(NamedTuple):
+    """An image to pick from. It is read when the server starts, and never again."""
+
+    name: str
+    picture: PageImage
+    small: bytes  # a JPEG
 
 
 class Page:
@@ -82,15 +114,16 @@ class Page:
         about = self.model.about
         detects = self.model.kind_of_results == 'detections'
         return {
-            'name': self.model.path.name,
+            'name': printable(self.model.path.name),
             'arch': about.get('arch'),
             'task': about['task'],
             'classes': list(self.model.classes),
             'size': self.model.resize[0] if self.model.resize else None,
             'sizes': self.sizes(),
             'score_thr': about['score_thr'] if detects else None,
-            'samples': [sample.path.name for sample in self.samples],
+            'samples': [sample.name for sample in self.samples],
             'upload_bytes': UPLOAD_BYTES,
+            'has_test': self.model.session.test is not None,
         }
 
     def sizes(self) -> tuple[int, int]:
@@ -102,43 +135,68 @@ class Page:
         return min(smallest, own), max(largest, own)
 
     def predict(
-        self, path: Path, size: Optional[int] = None, score_thr: Optional[float] = None
+        self, picture: PageImage, size: Optional[int] = None, score_thr: Optional[float] = None
     ) -> dict[str, Any]:
         """Predictions for an image; see `serve` for the parameters.
 
         Raises:
-            UserError: a parameter is out of its range.
-            OSError: not a complete image.
+            UserError: a parameter is out of its range, or the input would be too large.
         """
         smallest, largest = self.sizes()
         if size is not None and not smallest <= size <= largest:
             raise UserError(f'size must be from {smallest} to {largest}, got {size}')
         check_score_thr(score_thr, self.model.kind_of_results)
         model = self.model if size is None else self.model.with_size(size)
+        self.check_input(model, picture.size)
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter('always')
             warnings.filterwarnings('ignore', IGNORED_WARNINGS)
-            (found,) = model.predict([load_image(path)], score_thr)
-            picture = jpeg_of(found.draw())
-        lines = [self.without_folders(str(note.message)) for note in notes]
+            (found,) = model.predict([picture.image], score_thr)
+            drawn = jpeg_of(found.draw())
         answer: dict[str, Any] = {
             'summary': found.summary() or 'nothing',
-            'warnings': [line.removeprefix(f'{path}: ') for line in lines],
-            'picture': f'data:image/jpeg;base64,{base64.b64encode(picture).decode()}',
+            'warnings': [self.without_folders(str(note.message)) for note in notes],
+            'picture': f'data:image/jpeg;base64,{base64.b64encode(drawn).decode()}',
         }
-        if found.kind == 'detections':
-            answer['detections'] = found.records()
+        if isinstance(found, Detections):
+            answer['detections'] = in_pixels_of(picture, found).records()
         return answer
+
+    def check_input(self, model: ExportedModel, size: tuple[int, int]) -> None:
+        """Raise a UserError if the input for an image of this height and width has too many
+        pixels; it names a size that fits."""
+        if all(model.session.shapes['images'][2:]):
+            return  # all inputs have the size of the file
+        most = self.input_pixels()
+        height, width = model.canvas(size)
+        if height * width <= most:
+            return
+        smallest, largest = self.sizes()
+        fits = range(largest, smallest - 1, -1)
+        fitting = [n for n in fits if math.prod(self.model.with_size(n).canvas(size)) <= most]
+        advice = f'size={fitting[0]} fits' if fitting else 'cut it'
+        raise UserError(
+            f'an image of {size[1]} x {size[0]} pixels would be an input of {width} x {height}, '
+            f'and this page takes up to {most / 1e6:.1f} megapixels; {advice}'
+        )
+
+    def input_pixels(self) -> int:
+        """The largest number of pixels of the model's input."""
+        if not self.model.resize:
+            return INPUT_PIXELS
+        short, long = self.model.resize
+        own = padded_size((int(short), int(long)), self.model.about['stride'])
+        return max(INPUT_PIXELS, math.prod(own))
 
     def without_folders(self, line: str) -> str:
         """A message about the model that does not tell where it lies."""
-        return line.replace(str(self.model.path), self.model.path.name)
+        return printable(line.replace(str(self.model.path), self.model.path.name))
 
-    def path_of(self, sample: int) -> Path:
-        """The file of a sample, by its index."""
-        if not 0 <= sample < len(self.samples):
-            raise UserError(f'no sample {sample}; there are {len(self.samples)}')
-        return self.samples[sample].path
+    def sample(self, number: int) -> PageImage:
+        """The image of a sample, by its index."""
+        if not 0 <= number < len(self.samples):
+            raise UserError(f'no sample {number}; there are {len(self.samples)}')
+        return self.samples[number].picture
 
     def verify(self) -> dict[str, Any]:
         """Whether the file gives the results of PyTorch on this device: a verdict and a table.
@@ -150,9 +208,51 @@ class Page:
         reference = reference_name(self.model.about)
         return {
             'verdict': f'{self.model.session.device}: {verdict(checks, reference)}',
-            'head': HEAD,
-            'rows': [check.cells for check in checks],
+            'head': in_narrow_table(HEAD),
+            'rows': [in_narrow_table(check.cells) for check in checks],
         }
+
+
+def in_narrow_table(row: Sequence[str]) -> list[str]:
+    """The cells of a row under `HEAD` for a page as wide as a phone: what matters comes first, and
+    the runtime is left out, which the verdict names."""
+    names = ('passed', 'stage', 'difference', 'tolerance', 'unit', '', 'images')
+    return [row[HEAD.index(name)] for name in names]
+
+
+def read_picture(path: Path) -> PageImage:
+    """Read an image, and reduce a large one.
+
+    Raises:
+        UserError: it has more than `IMAGE_PIXELS`.
+        OSError: not a complete image.
+    """
+    size = size_of(path)
+    if size is not None and math.prod(size) > IMAGE_PIXELS:
+        raise UserError(
+            f'an image may have up to {IMAGE_PIXELS / 1e6:.0f} megapixels, got {size[1]} x '
+            f'{size[0]}; cut or reduce it'
+        )
+    image = load_image(path)
+    height, width = image.shape[:2]
+    scale = min(1.0, math.sqrt(PICTURE_PIXELS / (height * width)), PICTURE_SIDE / max(image.shape))
+    if scale < 1:
+        smaller = max(int(width * scale), 1), max(int(height * scale), 1)
+        picture = Image.fromarray(image).resize(smaller, Image.Resampling.BILINEAR)
+        return PageImage(np.asarray(picture), (height, width))
+    return PageImage(image, (height, width))
+
+
+def in_pixels_of(picture: PageImage, found: Detections) -> Detections:
+    """Detections with their boxes in pixels of the image as it was given, not as it was reduced."""
+    height, width = picture.image.shape[:2]
+    down, across = picture.size[0] / height, picture.size[1] / width
+    return replace(found, boxes=found.boxes * np.array([across, down] * 2, np.float32))
+
+
+def printable(text: str) -> str:
+    """Text without the bytes of file names that are not UTF-8, which JSON cannot hold."""
+    return text.encode('utf-8', 'backslashreplace').decode()
 
 
 def read_samples(folder: Path) -> list[Sample]:
@@ -169,12 +269,14 @@ def read_samples(folder: Path) -> list[Sample]:
         try:
             if path.resolve().parent != folder.resolve():
                 raise OSError('a link to another folder')
-            picture = Image.fromarray(load_image(path))
-        except OSError as error:
-            warnings.warn(f'left out the sample {path}: {one_line(error)}', stacklevel=2)
+            picture = read_picture(path)
+        except (OSError, UserError) as error:
+            name = printable(str(path))
+            warnings.warn(f'left out the sample {name}: {one_line(error)}', stacklevel=2)
             continue
-        picture.thumbnail((SAMPLE_SIDE, SAMPLE_SIDE))
-        samples.append(Sample(path, jpeg_of(picture)))
+        small = Image.fromarray(picture.image)
+        small.thumbnail((SAMPLE_SIDE, SAMPLE_SIDE))
+        samples.append(Sample(printable(path.name), picture, jpeg_of(small)))
         if len(samples) == SAMPLES:
             break
     return samples
@@ -201,40 +303,112 @@ def parse_parameters(query: QueryParams) -> dict[str, Any]:
     return found
 
 
+def check_origin(request: Request) -> None:
+    """Refuse what the page of another server has asked for. Programs send neither header."""
+    site = request.headers.get('sec-fetch-site')
+    origin = request.headers.get('origin')
+    is_foreign = False
+    if site is not None:
+        is_foreign = site not in ('same-origin', 'none')
+    elif origin is not None:
+        is_foreign = urlsplit(origin).netloc != request.headers.get('host')
+    if is_foreign:
+        raise HTTPException(403, 'a page of another server asks; open this page instead')
+
+
 async def receive(request: Request, path: Path) -> None:
-    """Write the body of a request to a file."""
+    """Write the body of a request to a file. Where it is refused, the connection is closed, so that
+    the rest of the body does not come."""
+    too_large = HTTPException(
+        413, f'an image file may have up to {UPLOAD_BYTES >> 20} MB', {'Connection': 'close'}
+    )
+    if int(request.headers.get('content-length', 0)) > UPLOAD_BYTES:
+        raise too_large
     size = 0
-    with path.open('wb') as file:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > UPLOAD_BYTES:
-                raise HTTPException(413, f'an image file may have up to {UPLOAD_BYTES >> 20} MB')
-            file.write(chunk)
+    try:
+        with fail_after(UPLOAD_SECONDS), path.open('wb') as file:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > UPLOAD_BYTES:
+                    raise too_large
+                file.write(chunk)
+    except TimeoutError as error:
+        line = f'the upload took longer than {UPLOAD_SECONDS} seconds'
+        raise HTTPException(408, line, {'Connection': 'close'}) from error
+
+
+class Turns:
+    """Lets requests compute one after the other: a prediction may take all cores, and warnings
+    belong to the process. Those whose client has gone are skipped."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.uploads = 0
+        self.waiting: list[Request] = []  # those whose body has been received, in order
+
+    @contextmanager
+    def upload(self) -> Iterator[None]:
+        """Count an upload, or refuse it."""
+        if self.uploads >= UPLOADS:
+            raise busy(self.uploads)
+        self.uploads += 1
+        try:
+            yield
+        finally:
+            self.uploads -= 1
+
+    async def run(self, request: Request, function: Callable[[], dict[str, Any]]) -> Response:
+        """Call a function in another thread when it is this request's turn."""
+        before = list(self.waiting)
+        self.waiting.append(request)
+        try:
+            present = 0
+            for other in before:
+                present += not await other.is_disconnected()
+            if present >= WAITING:
+                raise busy(present)
+            async with self.lock:
+                if await request.is_disconnected():
+                    raise ClientDisconnect
+                return JSONResponse(await run_in_threadpool(function))
+        finally:
+            self.waiting.remove(request)
+
+
+def busy(count: int) -> HTTPException:
+    line = f'{count} others are before you; try again in a moment'
+    return HTTPException(503, line, {'Connection': 'close', 'Retry-After': '5'})
 
 
 def create_app(page: Page, hosts: Sequence[str]) -> Starlette:
     """The addresses of a page; `hosts` are the names under which it may be asked for."""
-    lock = Lock()  # a prediction may take all cores, and warnings belong to the process
+    turns = Turns()
 
     async def predict(request: Request) -> Response:
+        check_origin(request)
         parameters = parse_parameters(request.query_params)
         sample = parameters.pop('sample', None)
         with tempfile.TemporaryDirectory(prefix='cpvt_page_') as folder:
             upload = Path(folder, 'upload')
-            await receive(request, upload)
-            image = upload if sample is None else page.path_of(sample)
-            async with lock:
-                return JSONResponse(await run_in_threadpool(page.predict, image, **parameters))
+            with turns.upload():
+                await receive(request, upload)
+
+            def answer() -> dict[str, Any]:
+                if sample is not None:
+                    return page.predict(page.sample(sample), **parameters)
+                return predict_upload(page, upload, parameters)
+
+            return await turns.run(request, answer)
 
     async def verify(request: Request) -> Response:
-        async with lock:
-            return JSONResponse(await run_in_threadpool(page.verify))
+        check_origin(request)
+        return await turns.run(request, page.verify)
 
     async def refuse(request: Request, error: Exception) -> Response:
         return JSONResponse({'error': page.without_folders(one_line(error))}, 400)
 
     async def refuse_address(request: Request, error: Any) -> Response:
-        return JSONResponse({'error': error.detail}, error.status_code)
+        return JSONResponse({'error': error.detail}, error.status_code, error.headers)
 
     async def fail(request: Request, error: Exception) -> Response:
         traceback.print_exception(type(error), error, error.__traceback__)
@@ -248,7 +422,7 @@ def create_app(page: Page, hosts: Sequence[str]) -> Starlette:
         '/about': JSONResponse(page.about()),
     }
     for number, sample in enumerate(page.samples):
-        contents[f'/samples/{number}'] = Response(sample.picture, media_type='image/jpeg')
+        contents[f'/samples/{number}'] = Response(sample.small, media_type='image/jpeg')
     routes = [
         Route('/predict', predict, methods=['POST']),
         Route('/verify', verify, methods=['POST']),
@@ -270,6 +444,44 @@ def create_app(page: Page, hosts: Sequence[str]) -> Starlette:
     return app
 
 
+def predict_upload(page: Page, path: Path, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Predictions for an uploaded image; messages do not name its temporary file."""
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter('always')
+        warnings.filterwarnings('ignore', IGNORED_WARNINGS)
+        try:
+            picture = read_picture(path)
+        except OSError as error:
+            raise UserError(without_path(one_line(error), path)) from error
+    answer = page.predict(picture, **parameters)
+    about_file = [without_path(str(note.message), path) for note in notes]
+    return answer | {'warnings': about_file + answer['warnings']}
+
+
+def without_path(line: str, path: Path) -> str:
+    return line.removeprefix(f'{path}: ').replace(str(path), 'the image')
+
+
+class Protocol(H11Protocol):
+    """A connection, which is closed if it does not send the whole head of a request in time."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(REQUEST_SECONDS, self.close_without_request)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        is_between_requests = self.cycle is not None and self.cycle.response_complete
+        if is_between_requests and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def close_without_request(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
+
+
 class Server(uvicorn.Server):
     """Serves a page; `run([server.listener])` begins.
 
@@ -278,15 +490,19 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, page: Page, host: str, port: int) -> None:
+        if not host:  # which Python takes for all addresses
+            raise UserError('--host must be an address or a name, such as 127.0.0.1, got nothing')
         self.page = page
         family = socket.AF_INET6 if ':' in host else socket.AF_INET
         self.listener = socket.create_server((host, port), family=family)
         address, port = self.listener.getsockname()[:2]
         name = f'[{address}]' if ':' in address else address
         self.url = f'http://{name}:{port}'
-        hosts = [*PRIVATE_HOSTS, name] if ip_address(address).is_loopback else ['*']
+        self.is_private = ip_address(address).is_loopback
+        hosts = [*PRIVATE_HOSTS, name] if self.is_private else ['*']
         config = uvicorn.Config(
             create_app(page, hosts),
+            http=Protocol,
             log_level='critical',  # errors of the page are printed by the page
             headers=list(HEADERS.items()),
             timeout_graceful_shutdown=CLOSING_SECONDS,

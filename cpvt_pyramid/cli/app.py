@@ -40,7 +40,7 @@ def app(
     from ..tooling.inputs import local_path
 
     with imports_of('cpvt app', extra='app'):
-        from ..app import Page, Server, read_samples
+        from ..app import Page, Server, printable, read_samples
 
     exported = ExportedModel(local_path(model), backend)
     folder = Path(samples) if samples else samples_of(Path(model))
@@ -51,7 +51,10 @@ def app(
         server = Server(page, host, port)
     except (OSError, OverflowError) as error:  # a port above 65535
         raise UserError(f'cannot listen on {host}:{port}: {one_line(error)}') from error
-    print(f'{server.url}, with {len(page.samples)} samples of {folder}; stop it with Ctrl-C')
+    where = printable(str(folder))
+    print(f'{server.url}, with {len(page.samples)} samples of {where}; stop it with Ctrl-C')
+    if not server.is_private:
+        print('every machine that reaches this one can use the page, without a password')
     sys.stdout.flush()
     server.run([server.listener])
 

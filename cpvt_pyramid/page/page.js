@@ -125,6 +125,7 @@ function showAbout() {
   element('size').value = about.size ?? 512;
   element('score').value = about.score_thr ?? 0;
   element('score-option').hidden = about.score_thr === null;
+  element('verify').hidden = !about.has_test;
   showValues();
   for (const [sample, name] of about.samples.entries()) {
     const button = document.createElement('button');

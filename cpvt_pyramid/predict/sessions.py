@@ -83,6 +83,8 @@ class OnnxRuntime:
 
         self.run_options = onnxruntime.RunOptions()
         self.run_options.log_severity_level = 4  # an error is raised, and need not be printed
+        if self.provider == CPU:  # else the memory of the largest image is kept
+            self.run_options.add_run_config_entry('memory.enable_memory_arena_shrinkage', 'cpu:0')
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         with self.turns:
@@ -162,6 +164,8 @@ class OpenVino:
             results = request.infer(inputs, share_inputs=True)
             return {name: results[i] for i, name in enumerate(self.names)}
         finally:
+            if self.place == 'CPU' and self.requests == 1:
+                self.model.release_memory()  # else that of the largest image is kept
             self.free.put(request)
 
     def with_outputs(self, names: Sequence[str]) -> Session:

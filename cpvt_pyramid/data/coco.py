@@ -34,7 +34,6 @@ ID_FIELDS = {
     'categories': ['id'],
     'annotations': ['id', 'image_id', 'category_id'],
 }
-TILES = 'cpvt_tiles'  # in `info` of a file that cpvt tile-data wrote: its arguments
 SHIFTED, FURTHER = 3, 0.05  # pixels and share of a box by which it may differ from its polygons
 
 
@@ -387,15 +386,9 @@ def check_coco(
         defects.add('annotation files without annotations', path.name)
     annotated = {annotation['image_id'] for annotation in good['annotations']}
     for image in images:
-        if image['id'] not in annotated and not is_tiled(content):
+        if image['id'] not in annotated:
             defects.warn('images without annotations', image['file_name'])
     return Checked(defects.problems(), len(content['images']), decoded, good)
-
-
-def is_tiled(content: dict[str, Any]) -> bool:
-    """Whether the images of a COCO file are tiles that cpvt tile-data cut."""
-    info = content.get('info')
-    return isinstance(info, dict) and TILES in info
 
 
 def usable_content(

@@ -26,7 +26,6 @@ from .coco import (
     Objects,
     Split,
     content_of_images,
-    is_tiled,
     may_be_coco,
     objects_by_class,
     read_coco,
@@ -62,7 +61,6 @@ class Data(NamedTuple):
     # (M, 3) of objects that are not ignored: root of the area, size of the image
     objects: np.ndarray = np.zeros((0, 3))
     has_ignored: bool = False  # training images have objects that do not count (`iscrowd`)
-    is_tiled: bool = False  # training images are tiles that cpvt tile-data cut
 
     @property
     def metainfo(self) -> dict[str, Any]:
@@ -378,7 +376,7 @@ def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Ge
         if key != 'train' and most > COUNTED_IN_AP:
             lines.append(
                 f"note: an image of the {key} data has {most} objects, and COCO's AP counts "
-                f'{COUNTED_IN_AP} detections of an image; cpvt tile-data cuts images'
+                f'{COUNTED_IN_AP} detections of an image; consider tiles of it'
             )
     sizes = {image['id']: (image['height'], image['width']) for image in train['images']}
     objects = [
@@ -393,7 +391,6 @@ def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Ge
         np.array([*sizes.values()], float),
         np.array(objects),
         has_ignored=len(objects) < len(train['annotations']),
-        is_tiled=is_tiled(train),
     )
 
 
@@ -482,7 +479,7 @@ def config_text(
     """The text of the config `out` for the data in `root`, and lines for people about it; `cfg` is
     the config at `base`."""
     here = Path(os.path.abspath(out)).parent
-    scaled = Scales.of(cfg, data.sizes, task, data.is_tiled)
+    scaled = Scales.of(cfg, data.sizes, task)
     recipe = adapted_recipe(cfg, len(data.sizes))
     settings = {
         '_base_': relative(Path(os.path.abspath(base)), here),

@@ -33,11 +33,11 @@ class Scales(NamedTuple):
     keeps_resolution: bool = False
 
     @classmethod
-    def of(cls, cfg: Config, sizes: np.ndarray, task: str, tiled: bool = False) -> 'Scales':
-        """For images of some (N, 2) heights and widths; `tiled`: they are tiles of larger ones."""
+    def of(cls, cfg: Config, sizes: np.ndarray, task: str) -> 'Scales':
+        """For images of some (N, 2) heights and widths."""
         is_segmentation = task == 'segmentation'
         tests = pipeline_of(cfg, 'val')
-        keeps_resolution = not is_segmentation and (tiled or are_unscaled(tests))
+        keeps_resolution = not is_segmentation and are_unscaled(tests)
         before = first_scale(tests)
         if keeps_resolution and not before:
             before = first_scale(pipeline_of(cfg, 'train'))
@@ -76,7 +76,7 @@ class Scales(NamedTuple):
             if tiny > 0.2:
                 line += f', and {tiny:.0%} are smaller than {SMALL}'
                 if not self.keeps_resolution:
-                    line += ': consider a larger scale, or cpvt tile-data for large images'
+                    line += ': consider a larger scale, or tiles of large images'
         return line
 
     def scaled(self, value: Any) -> Any:

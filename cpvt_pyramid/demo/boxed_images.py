@@ -8,8 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from ..tooling.tiles import box_annotation
-
 
 class Box(NamedTuple):
     """A box of an image.
@@ -91,3 +89,22 @@ def label_map_of_boxes(size: tuple[int, int], boxes: Sequence[Box]) -> Image.Ima
         x1, y1, x2, y2 = map(int, box.corners)
         labels[y1:y2, x1:x2] = 1 + box.category
     return Image.fromarray(labels)
+
+
+def box_annotation(
+    number: int, image: int, category: int, corners: list[float], is_ignored: bool
+) -> dict:
+    """An object of a COCO file: its id, those of its image and category, and its box.
+
+    One that is ignored, in training and in metrics, has `iscrowd`: it counts neither as an object
+    nor as background.
+    """
+    left, top, right, bottom = corners
+    return dict(
+        id=number,
+        image_id=image,
+        category_id=category,
+        iscrowd=int(is_ignored),
+        bbox=[left, top, right - left, bottom - top],
+        area=(right - left) * (bottom - top),
+    )

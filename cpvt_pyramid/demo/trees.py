@@ -29,9 +29,9 @@ import numpy as np
 from PIL import Image
 
 from ..tooling.images import open_image
-from ..tooling.tiles import Window, boxes_inside, disjoint, overlapping
 from .boxed_images import Box, BoxedImage, write_boxed_images
 from .folders import create_once
+from .tiles import Window, boxes_inside, disjoint, overlapping
 from .wheels import Package, open_wheel
 
 DEEPFOREST = Package(

@@ -53,7 +53,6 @@ OPTIONAL = {
     'cpvt_pyramid/predict/drawing.py': {'matplotlib'},
     'cpvt_pyramid/predict/formats.py': {'rasterio'},
     'cpvt_pyramid/predict/predictions.py': {'pandas', 'supervision'},
-    'cpvt_pyramid/data/tile_data.py': {'rasterio'},
     'cpvt_pyramid/predict/openmmlab/': {'rasterio', 'ray'},
     'cpvt_pyramid/tooling/files.py': {'filelock'},  # for runner/
     'cpvt_pyramid/tooling/charts.py': {'markupsafe', 'matplotlib'},

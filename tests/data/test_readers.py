@@ -9,6 +9,8 @@ from typing import Optional
 import layouts
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from layouts import CLASSES, MORE, SCENES, SIZE, fill, label_map, scene, write, yolo
 from mmengine.config import Config
 from PIL import Image
@@ -20,6 +22,7 @@ from cpvt_pyramid.data.defects import Defects
 from cpvt_pyramid.data.folder import NotRecognized, assigned_splits
 from cpvt_pyramid.data.label_maps import LabelMaps, check_label_maps, find_label_maps
 from cpvt_pyramid.data.new_config import find_objects, new_config
+from cpvt_pyramid.data.recipes import Scales
 from cpvt_pyramid.data.yolo import Row, are_poses
 from cpvt_pyramid.tooling.command import UserError
 
@@ -526,3 +529,56 @@ def test_names_that_mmengine_would_replace(tmp_path):
     with pytest.raises(UserError, match='must not have {{, got'):
         new_config(tmp_path / 'data', DETECTOR, tmp_path / 'x.py')
     assert not (tmp_path / 'x.py').exists()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(32, 2000), st.integers(32, 2000))
+def test_training_at_the_resolution_of_tests(height, width):
+    """A base whose tests do not resize images trains them at their size, whatever it is; crops do
+    not grow."""
+    train = [
+        dict(type='RandomResize', scale=(384, 384), ratio_range=(0.75, 1.5)),
+        dict(type='RandomCrop', crop_size=(256, 256)),
+    ]
+    val = [dict(type='Resize', scale_factor=1.0)]
+    cfg = Config(
+        dict(
+            train_dataloader=dict(dataset=dict(pipeline=train)),
+            val_dataloader=dict(dataset=dict(pipeline=val)),
+        )
+    )
+    scales = Scales.of(cfg, np.array([[height, width]] * 3, float), 'detection')
+    resize, crop = scales.pipeline(train, False)
+    factor = min(
+        max(resize['scale']) / max(height, width), min(resize['scale']) / min(height, width)
+    )
+    assert factor == pytest.approx(1, abs=0.02) or max(height, width) < 33
+    assert max(crop['crop_size']) <= 256
+    assert scales.pipeline(val, False, is_test=True) == val
+
+
+def test_images_with_more_objects_than_metrics_count(tmp_path):
+    layouts.coco_of_splits(tmp_path / 'data')
+    content = layouts.coco_content(MORE)
+    annotation = content['annotations'][0]
+    content['annotations'] = [{**annotation, 'id': i} for i in range(1, 103)]
+    write(tmp_path / 'data/annotations/instances_val2017.json', json.dumps(content))
+    lines = new_config(tmp_path / 'data', DETECTOR, tmp_path / 'my.py')
+    assert any('an image of the val data has 102 objects' in line for line in lines)
+
+
+@pytest.mark.parametrize('annotate, suffix', [(yolo, 'txt'), (layouts.voc, 'xml')])
+def test_files_can_be_assigned(annotate, suffix, tmp_path):
+    """Without lists and folders for splits."""
+    fill(
+        tmp_path,
+        [*SCENES, *(m._replace(name=f'm{m.name}') for m in MORE)],
+        '{}.png',
+        annotate,
+        f'{{}}.{suffix}',
+    )
+    write(tmp_path / 'classes.txt', '\n'.join(CLASSES))
+    found = find_objects(tmp_path, Defects(), {'m001': 'val', '002.png': 'val'})
+    images = found.splits['val'].content['images']
+    assert {Path(image['file_name']).stem for image in images} == {'m001', '002'}
+    assert len(found.splits['train'].content['images']) == 6

@@ -77,22 +77,3 @@ def boxes_inside(boxes: np.ndarray, window: Window) -> BoxesInside:
 def areas(boxes: np.ndarray) -> np.ndarray:
     """(N,), in pixels."""
     return np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-
-
-def box_annotation(
-    number: int, image: int, category: int, corners: list[float], is_ignored: bool
-) -> dict:
-    """An object of a COCO file: its id, those of its image and category, and its box.
-
-    One that is ignored, in training and in metrics, has `iscrowd`: it counts neither as an object
-    nor as background.
-    """
-    left, top, right, bottom = corners
-    return dict(
-        id=number,
-        image_id=image,
-        category_id=category,
-        iscrowd=int(is_ignored),
-        bbox=[left, top, right - left, bottom - top],
-        area=(right - left) * (bottom - top),
-    )

@@ -1,8 +1,10 @@
-"""Weights by name: those in this package, and addresses and files on the Hugging Face hub, which
-are downloaded once."""
+"""Weights by name: those in this package, and trained models, addresses and files on the Hugging
+Face hub, which are downloaded once."""
 
+import hashlib
 import os
 import re
+from http.client import HTTPResponse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Union
@@ -11,21 +13,25 @@ from urllib.request import Request, urlopen
 
 import torch
 
+from ..trained import TRAINED, similar_name
+
 IN_PACKAGE = Path(__file__).parents[1] / 'weights'
 SCHEMES = ('cpvt://', 'timm://', 'hf://', 'https://', 'http://')
 # torch.hub's convention, NAME-SHA256.pth. Eight digits from 20 on are a date.
 DIGEST = re.compile(r'-(?!20\d{6}\.)([0-9a-f]{8,64})\.\w+$')
 ON_HUB = re.compile('hf://([^/]+/[^/]+)/(.+)')
-TIMEOUT = 10  # seconds to connect
+TIMEOUT = 10  # seconds to connect, and between two pieces of a file
+PIECE = 1 << 20  # bytes that are read at a time
 
 
 def local_file(source: Union[str, Path]) -> Path:
     """Return the path of a file, downloading it unless it is local or in a cache.
 
     Args:
-        source: a path; `cpvt://pcpvt_nano`, the weights that come with this package;
-            `timm://NAME`, the weights that timm publishes under this name on the
-            Hugging Face hub; `hf://OWNER/REPO/FILE`, a file on the hub; or an `https://` address.
+        source: a path; the name of a trained model (`cpvt models` lists them), unless a file has
+            that name; `cpvt://pcpvt_nano`, the weights that come with this package; `timm://NAME`,
+            the weights that timm publishes under this name on the Hugging Face hub;
+            `hf://OWNER/REPO/FILE`, a file on the hub; or an `https://` address.
             The caches are those of huggingface_hub and of torch.hub, which finds addresses by their
             file name. If that ends in a SHA-256 (`NAME-HASH.pth`), a download is checked.
 
@@ -42,9 +48,13 @@ def local_file(source: Union[str, Path]) -> Path:
     name = str(source)
     if not name.startswith(SCHEMES):
         path = Path(os.path.expanduser(source))  # unlike Path.expanduser, takes unknown users
-        if not path.is_file():
-            raise FileNotFoundError(f'no checkpoint at {source}')
-        return path
+        if path.is_file():
+            return path
+        if name in TRAINED:
+            return local_file(TRAINED[name].url)
+        similar = similar_name(name)
+        hint = f'; there is a trained model {similar}' if similar else ''
+        raise FileNotFoundError(f'no checkpoint at {source}{hint}')
     if name.startswith('cpvt://'):
         return from_package(name.removeprefix('cpvt://'))
     on_hub = ON_HUB.fullmatch(re.sub('^timm://(.*)', r'hf://timm/\1/model.safetensors', name))
@@ -58,11 +68,15 @@ def local_file(source: Union[str, Path]) -> Path:
         raise ImportError(f'{name} needs huggingface_hub; pip install huggingface_hub') from error
     except Exception as error:  # the hub's client raises many, from several libraries
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-        what = f'{on_hub[2]} of {on_hub[1]}' if on_hub else 'it'
-        raise ConnectionError(
-            f'cannot download {name} ({reason}). Download {what} elsewhere and give the path of '
-            f'the file instead'
-        ) from error
+        if on_hub:
+            advice = f'Download {on_hub[2]} of {on_hub[1]} elsewhere and give the path of the file instead'
+        else:
+            folder = downloads_folder()
+            advice = (
+                f'Download it elsewhere and give the path of the file instead, or put it into '
+                f'{folder}'
+            )
+        raise ConnectionError(f'cannot download {name} ({reason}). {advice}') from error
 
 
 def from_package(name: str) -> Path:
@@ -76,24 +90,62 @@ def from_package(name: str) -> Path:
     return files[name]
 
 
+def downloads_folder() -> Path:
+    """Where torch.hub keeps files from addresses."""
+    return Path(torch.hub.get_dir(), 'checkpoints')
+
+
 def from_address(url: str) -> Path:
-    """The file at an address, in torch.hub's cache."""
-    folder = Path(torch.hub.get_dir(), 'checkpoints')
+    """The file at an address, in torch.hub's cache, where it is complete or not at all.
+
+    Raises:
+        EOFError: the connection breaks.
+        OSError: there is no connection, or nothing arrives for `TIMEOUT` seconds.
+        ValueError: what arrives does not have the hash in the file's name.
+    """
+    # torch.hub's own function waits without limit, and takes what arrived before a connection broke
+    # for the file.
+    folder = downloads_folder()
     path = folder / Path(urlsplit(url).path).name
     if path.is_file():
         return path
-    # torch.hub itself waits without limit, and keeps what arrived before a connection broke.
-    with urlopen(Request(url, headers={'User-Agent': 'torch.hub'}), timeout=TIMEOUT) as response:
-        length = response.headers['Content-Length']
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder) as scratch:
-        partial = Path(scratch, path.name)
-        digest = DIGEST.search(path.name)
-        torch.hub.download_url_to_file(url, str(partial), digest and digest[1])
-        if length and partial.stat().st_size != int(length):
-            raise EOFError(f'{partial.stat().st_size} of {length} bytes arrived')
-        os.replace(partial, path)
+    request = Request(url, headers={'User-Agent': 'torch.hub'})
+    with urlopen(request, timeout=TIMEOUT) as response:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder) as scratch:
+            partial = Path(scratch, path.name)
+            receive(response, partial)
+            os.replace(partial, path)
     return path
+
+
+def receive(response: HTTPResponse, path: Path) -> None:
+    """Write what a server sends, and show how far it is; see `from_address`."""
+    from tqdm import tqdm
+
+    length = int(response.headers['Content-Length'] or 0)
+    sha256 = hashlib.sha256()
+    beginning = b''
+    received = 0
+    # disable=None: a bar on terminals only
+    bar = tqdm(desc=path.name, total=length or None, unit='B', unit_scale=True, disable=None)
+    with bar, path.open('wb') as file:
+        while piece := response.read(PIECE):
+            if received == 0:
+                beginning = piece
+            received += len(piece)
+            sha256.update(piece)
+            file.write(piece)
+            bar.update(len(piece))
+    if received < length:
+        raise EOFError(f'{received} of {length} bytes arrived')
+    expected = DIGEST.search(path.name)
+    if expected and not sha256.hexdigest().startswith(expected[1]):
+        what = 'another file'
+        if beginning.lstrip().startswith(b'<'):
+            what = 'a web page, perhaps of a proxy,'
+        found = sha256.hexdigest()[: len(expected[1])]
+        raise ValueError(f'{what} arrived: its SHA-256 begins with {found}, not {expected[1]}')
 
 
 def from_hub(repo: str, file: str) -> Path:

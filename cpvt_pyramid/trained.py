@@ -23,14 +23,14 @@ class Trained(NamedTuple):
     Attributes:
         config: a file in configs/, without `.py`.
         data: what the model was trained on, a key of `METRICS` and `CLASSES`.
-        result: the published value of the metric, at a single scale.
+        result: the metric at a single scale, as published.
         parameters: of the whole model.
         url: where the file is. The last part of its name begins its SHA-256.
     """
 
     config: str
     data: str
-    result: float
+    result: str
     parameters: int
     url: str
 
@@ -56,7 +56,7 @@ def read_table() -> dict[str, Trained]:
             models[row['name']] = Trained(
                 config=row['config'],
                 data=row['data'],
-                result=float(row['result']),
+                result=row['result'],
                 parameters=int(row['parameters']),
                 url=row['url'],
             )

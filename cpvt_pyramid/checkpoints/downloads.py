@@ -68,14 +68,10 @@ def local_file(source: Union[str, Path]) -> Path:
         raise ImportError(f'{name} needs huggingface_hub; pip install huggingface_hub') from error
     except Exception as error:  # the hub's client raises many, from several libraries
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-        if on_hub:
-            advice = f'Download {on_hub[2]} of {on_hub[1]} elsewhere and give the path of the file instead'
-        else:
-            folder = downloads_folder()
-            advice = (
-                f'Download it elsewhere and give the path of the file instead, or put it into '
-                f'{folder}'
-            )
+        what = f'{on_hub[2]} of {on_hub[1]}' if on_hub else 'it'
+        advice = f'Download {what} elsewhere and give the path of the file instead'
+        if not on_hub:
+            advice += f', or put it into {downloads_folder()}'
         raise ConnectionError(f'cannot download {name} ({reason}). {advice}') from error
 
 

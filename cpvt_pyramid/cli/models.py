@@ -27,7 +27,7 @@ def models() -> None:
                 name,
                 model.data,
                 str(CLASSES[model.data]),
-                f'{model.result:.1f} {METRICS[model.data]}',
+                f'{model.result} {METRICS[model.data]}',
                 f'{model.parameters / 1e6:.1f}M',
                 f'{model.megabytes:.0f} MB',
             ]

@@ -11,6 +11,7 @@ from mmengine.config import Config
 from torch import nn
 
 from ..tooling.command import UserError
+from ..trained import TRAINED
 from .parts import SPLITS, as_list, data_of, dataset_class, dicts_in, is_local, kind_of
 
 # The samplers of mmengine and mmdet that never end.
@@ -68,6 +69,8 @@ def advice_for(root: str) -> str:
         return '. If it is elsewhere: COCO_ROOT=/path/to/coco'
     if root.endswith('data/ade/ADEChallengeData2016'):
         return '. If it is elsewhere: ADE_ROOT=/path/to/ADEChallengeData2016'
+    if root.endswith('data/cityscapes'):
+        return '. If it is elsewhere: CITYSCAPES_ROOT=/path/to/cityscapes'
     for data in ('pages', 'trees'):
         if root.endswith(f'/{data}'):
             return f'. Create it with: cpvt demo-data {data} --root {shlex.quote(root)}'
@@ -91,7 +94,9 @@ def check_checkpoints(cfg: Config) -> None:
     for path in (cfg.get('load_from') or '', *(part.get('checkpoint') for part in parts)):
         if not isinstance(path, str):
             raise UserError(f'init_cfg.checkpoint must be a path or an address, got {path!r}')
-        if path and is_local(path) and not Path(path).expanduser().is_file():
+        if path in TRAINED or not is_local(path):
+            continue
+        if path and not Path(path).expanduser().is_file():
             raise UserError(f'no checkpoint at {path}, which the config starts from')
 
 

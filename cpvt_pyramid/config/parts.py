@@ -115,7 +115,8 @@ def dataset_meta(cfg: Config, checkpoint: dict, split: str = 'test') -> dict:
     dataset = next(leaves(cfg[f'{split}_dataloader'].dataset))
     kind = dataset_class(dataset, cfg.default_scope)
     declared = {**getattr(kind, 'METAINFO', {}), **(dataset.get('metainfo') or {})}
-    trained = checkpoint.get('meta', {}).get('dataset_meta') or {}
+    meta = checkpoint.get('meta', {})
+    trained = meta.get('dataset_meta') or meta  # before MMEngine, `CLASSES` stood in `meta` itself
     classes = {k.lower(): v for k, v in {**declared, **trained}.items()}.get('classes', ())
     return {'classes': classes, 'palette': class_palette(classes, declared.get('palette'))}
 

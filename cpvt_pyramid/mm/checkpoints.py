@@ -5,11 +5,14 @@ from typing import Optional
 from mmengine.runner import CheckpointLoader
 
 from ..checkpoints import read_checkpoint
+from ..trained import TRAINED
+
+SAFETENSORS = (r'https?://.*\.safetensors$', r'.*\.safetensors$')
+NAMES = tuple(f'{name}$' for name in TRAINED)
 
 
-@CheckpointLoader.register_scheme(
-    prefixes=['cpvt://', 'timm://', 'hf://', r'https?://.*\.safetensors$', r'.*\.safetensors$']
-)
+@CheckpointLoader.register_scheme(prefixes=['cpvt://', 'timm://', 'hf://', *SAFETENSORS, *NAMES])
 def load_from_cpvt_pyramid(filename: str, map_location: Optional[str] = None) -> dict:
-    """`cpvt://NAME`, `timm://NAME`, `hf://OWNER/REPO/FILE`, and safetensors files."""
+    """`cpvt://NAME`, `timm://NAME`, `hf://OWNER/REPO/FILE`, safetensors files, and trained models
+    by name."""
     return read_checkpoint(filename, map_location or 'cpu')

@@ -59,20 +59,10 @@ def test_a_hash_in_a_name_is_checked(hub):
         if not name.startswith('bad'):
             assert local_file(f'{url}/{name}').name == name
     for _ in range(2):
-        with pytest.raises(ConnectionError, match=r'invalid hash value \(expected "0123abcd", got'):
+        with pytest.raises(ConnectionError, match='SHA-256 begins with [0-9a-f]{8}, not 0123abcd'):
             local_file(f'{url}/bad-0123abcd.pth')
     cached = Path(torch.hub.get_dir(), 'checkpoints').iterdir()
     assert {path.name for path in cached} == hub.repos['me/a'].keys() - {'bad-0123abcd.pth'}
-
-
-def test_a_torn_download_is_not_kept(hub, monkeypatch):
-    def torn(_url: str, path: str, _digest: None) -> None:
-        Path(path).write_bytes(b'half')
-
-    monkeypatch.setattr(torch.hub, 'download_url_to_file', torn)
-    with pytest.raises(ConnectionError, match=r'EOFError: 4 of \d+ bytes arrived'):
-        local_file(f'{hub.url}/me/a/resolve/main/nano.pth')
-    assert not list(Path(torch.hub.get_dir(), 'checkpoints').iterdir())
 
 
 MISSING = {

@@ -1,0 +1,166 @@
+"""Trained models by name: the table, and downloads from a server that misbehaves."""
+
+import hashlib
+import io
+import re
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from cpvt_pyramid import CPVTPyramid, load_weights
+from cpvt_pyramid.__main__ import main
+from cpvt_pyramid.checkpoints import downloads, local_file
+from cpvt_pyramid.trained import CLASSES, METRICS, TRAINED
+
+NAME = 'retinanet_pvt_t_coco'
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Sends `content`, which the first part of the path spoils."""
+
+    content = b''
+    requests: list[str] = []
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:  # noqa: N802 the name that http.server calls
+        how = self.path.split('/')[1]
+        self.requests.append(how)
+        content = b'<!DOCTYPE html>\n<html>sign in</html>' if how == 'page' else self.content
+        if how == 'missing':
+            self.send_error(404)
+            return
+        self.send_response(200)
+        if how != 'without-length':
+            self.send_header('Content-Length', str(len(content)))
+        self.end_headers()
+        if how == 'other':
+            content = content[::-1]
+        if how in ('broken', 'stalled'):
+            content = content[: len(content) // 2]
+        self.wfile.write(content)
+        self.wfile.flush()
+        if how == 'stalled':
+            time.sleep(3 * downloads.TIMEOUT)
+
+
+@pytest.fixture
+def address(tmp_path, monkeypatch) -> Iterator[str]:
+    """Of the server. The file is of a backbone inside of a detector."""
+    tensors = CPVTPyramid('pcpvt_nano').state_dict()
+    tensors = {f'backbone.{name}': value for name, value in tensors.items()}
+    file = io.BytesIO()
+    torch.save({'meta': {}, 'state_dict': tensors}, file)
+    monkeypatch.setattr(Handler, 'content', file.getvalue())
+    monkeypatch.setattr(Handler, 'requests', [])
+    monkeypatch.setattr(downloads, 'TIMEOUT', 0.5)
+    monkeypatch.setattr(torch.hub, '_hub_dir', str(tmp_path / 'torch'))
+    with ThreadingHTTPServer(('127.0.0.1', 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        yield f'http://127.0.0.1:{server.server_port}'
+        server.shutdown()
+
+
+def file_name() -> str:
+    return f'model_20210831-{hashlib.sha256(Handler.content).hexdigest()[:8]}.pth'
+
+
+def downloads_left() -> list[Path]:
+    """All files and folders in the cache."""
+    folder = downloads.downloads_folder()
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def set_address(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setitem(TRAINED, NAME, TRAINED[NAME]._replace(url=url))
+
+
+@pytest.mark.parametrize('how', ['whole', 'without-length'])
+def test_a_name_is_downloaded_once(how, address, monkeypatch):
+    set_address(monkeypatch, f'{address}/{how}/{file_name()}')
+    model = CPVTPyramid('pcpvt_nano')
+    for _ in range(2):
+        report = load_weights(model, NAME)
+        assert str(report).endswith('0 missing, 0 unused')
+    assert Handler.requests == [how]
+    assert [path.name for path in downloads_left()] == [file_name()]
+
+
+FAULTS = {
+    'broken': r'EOFError: \d+ of \d+ bytes arrived',
+    'other': 'ValueError: another file arrived: its SHA-256 begins with [0-9a-f]{8}, not',
+    'page': 'ValueError: a web page, perhaps of a proxy, arrived: its SHA-256 begins with',
+    'stalled': 'TimeoutError: timed out',
+    'missing': 'HTTPError: HTTP Error 404: Not Found',
+}
+
+
+@pytest.mark.parametrize('how', FAULTS)
+def test_faults_are_one_line_and_leave_nothing(how, address, monkeypatch):
+    url = f'{address}/{how}/{file_name()}'
+    set_address(monkeypatch, url)
+    start = time.monotonic()
+    with pytest.raises(ConnectionError) as caught:
+        local_file(NAME)
+    line = str(caught.value)
+    assert re.match(rf'cannot download {re.escape(url)} \({FAULTS[how]}', line)
+    assert line.endswith(
+        f'Download it elsewhere and give the path of the file instead, or put it '
+        f'into {downloads.downloads_folder()}'
+    )
+    assert '\n' not in line and time.monotonic() - start < 5
+    assert downloads_left() == []
+
+
+def test_a_download_that_was_killed_is_begun_again(address, monkeypatch):
+    set_address(monkeypatch, f'{address}/whole/{file_name()}')
+    folder = downloads.downloads_folder()
+    torn = folder / 'tmpkilled' / file_name()
+    torn.parent.mkdir(parents=True)
+    torn.write_bytes(Handler.content[:100])
+    assert local_file(NAME).read_bytes() == Handler.content
+
+
+def test_an_interrupt_leaves_nothing(address, monkeypatch):
+    def interrupt(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    set_address(monkeypatch, f'{address}/whole/{file_name()}')
+    monkeypatch.setattr(downloads, 'receive', interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        local_file(NAME)
+    assert downloads_left() == []
+
+
+def test_files_come_before_names_and_similar_names_are_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(NAME).touch()
+    assert local_file(NAME) == Path(NAME)
+    with pytest.raises(FileNotFoundError, match=f'^no checkpoint at .*; there is .* {NAME}$'):
+        local_file(NAME.replace('retina', 'retinna'))
+    with pytest.raises(FileNotFoundError, match='^no checkpoint at work_dirs/epoch_12.pth$'):
+        local_file('work_dirs/epoch_12.pth')
+
+
+@pytest.mark.parametrize('name', TRAINED)
+def test_the_table(name):
+    model = TRAINED[name]
+    assert name in (model.config, f'{model.config}_{model.data.lower()}')
+    assert model.config_path.is_file()
+    assert re.search('-[0-9a-f]{8}[.]pth$', model.url) and downloads.DIGEST.search(model.url)
+    assert METRICS[model.data] and CLASSES[model.data]
+
+
+def test_the_command_lists_them(capsys):
+    assert main(['models']) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ['data', 'classes', 'published', 'parameters', 'download']
+    assert [line.split()[0] for line in lines] == list(TRAINED)
+    row = 'retinanet_pvt_s_coco COCO 80 40.4 box AP 34.2M 137 MB'
+    assert row.split() in [line.split() for line in lines]

@@ -27,9 +27,9 @@ from torch import nn
 
 from benchmarks.models.ports import randomize
 from cpvt_pyramid.checkpoints import downloads
-from cpvt_pyramid.predict.openmmlab.models import build_model, fetch_checkpoint, load_whole_model
 from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.config.parts import dataset_meta
+from cpvt_pyramid.predict.openmmlab.models import build_model, fetch_checkpoint, load_whole_model
 from cpvt_pyramid.trained import CLASSES, METRICS, TRAINED
 
 PACKAGES = {'mmdet': mmdet, 'mmseg': mmseg}

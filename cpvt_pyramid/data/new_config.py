@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 from mmengine.config import Config
-from yapf.yapflib import yapf_api  # a requirement of mmengine
 
 from ..config.load import load_config
 from ..config.parts import kind_of
@@ -40,6 +39,8 @@ from .voc import read_voc
 from .yolo import read_yolo
 
 HERE = '{{ fileDirname }}'
+WIDTH = 100  # characters in a line of a config
+INDENT = 4
 CONFIG_SUFFIXES = '.py', '.yaml', '.yml', '.json'  # that mmengine reads
 SEED = 0  # of the validation split
 IGNORING = 'MaxIoUAssigner', 'ATSSAssigner', 'ApproxMaxIoUAssigner'  # with `ignore_iof_thr`
@@ -612,26 +613,61 @@ def text_of_settings(settings: dict[str, Any], comments: Optional[dict[str, str]
     for key, value in settings.items():
         if comments and key in comments:
             lines.append(f'\n# {comments[key]}')
-        lines.append(f'{key} = {source(value)}')
-    text = '\n'.join(lines) + '\n'
-    return yapf_api.FormatCode(text, style_config='{based_on_style: pep8, column_limit: 100}')[0]
+        lines.append(f'{key} = {source(value, used=len(key) + 3)}')
+    return '\n'.join(lines) + '\n'
 
 
-def source(value: Any) -> str:
-    """Python source of a setting of dicts, lists, tuples, strings and numbers; what strings have in
-    double braces, mmengine would replace."""
+def source(value: Any, indent: int = 0, used: int = 0) -> str:
+    """Python source of a setting of dicts, lists, tuples, strings and numbers, in lines of at most
+    `WIDTH` characters where that is possible.
+
+    Args:
+        value: the setting.
+        indent: spaces before the line on which it begins.
+        used: characters before it on that line, and after it, without the indent.
+    """
+    if isinstance(value, (dict, list, tuple)) and value:
+        opening, items, closing = parts_of_source(value)
+        inside = indent + INDENT
+        margin = '\n' + ' ' * inside
+        pieces = [f'{key}{source(item, inside, len(key) + 1)}' for key, item in items]
+        flat = f'{opening}{", ".join(pieces)}{closing}'
+        if '\n' not in flat and indent + used + len(flat) <= WIDTH:
+            return flat
+        are_short = not any('\n' in piece for piece in pieces)
+        has_dicts = isinstance(value, dict) or any(isinstance(item, dict) for _, item in items)
+        if has_dicts or not are_short:
+            return f'{opening}{margin}{f",{margin}".join(pieces)}{closing}'
+        return f'{opening}{margin}{margin.join(filled(pieces, WIDTH - inside))}{closing}'
     if isinstance(value, Code):
         return str(value)
     if isinstance(value, type):
         raise UserError(f'the base must name types with strings, got {one_line(repr(value))}')
-    if isinstance(value, dict):
-        if all(isinstance(k, str) and k.isidentifier() and not iskeyword(k) for k in value):
-            return f'dict({", ".join(f"{k}={source(v)}" for k, v in value.items())})'
-        return f'{{{", ".join(f"{k!r}: {source(v)}" for k, v in value.items())}}}'
     if isinstance(value, str) and '{{' in value.removeprefix(f'{HERE}/'):
         raise UserError(f'names of classes and folders must not have {{{{, got {value!r}')
-    if isinstance(value, (list, tuple)):
-        items = ', '.join(map(source, value))
-        end = ',' if len(value) == 1 else ''
-        return f'[{items}]' if isinstance(value, list) else f'({items}{end})'
     return repr(value)
+
+
+def parts_of_source(value: Union[dict, list, tuple]) -> tuple[str, list[tuple[str, Any]], str]:
+    """What is before, in and behind a container; each item with what is before it."""
+    if isinstance(value, dict):
+        if all(isinstance(k, str) and k.isidentifier() and not iskeyword(k) for k in value):
+            return 'dict(', [(f'{key}=', item) for key, item in value.items()], ')'
+        return '{', [(f'{key!r}: ', item) for key, item in value.items()], '}'
+    items = [('', item) for item in value]
+    if isinstance(value, list):
+        return '[', items, ']'
+    return '(', items, ',)' if len(value) == 1 else ')'
+
+
+def filled(pieces: Sequence[str], width: int) -> Iterator[str]:
+    """Lines of as many pieces as fit, with commas after all but the last one."""
+    line = ''
+    for number, piece in enumerate(pieces, 1):
+        piece += ',' if number < len(pieces) else ''
+        if line and len(line) + 1 + len(piece) >= width:
+            yield line
+            line = piece
+        else:
+            line = f'{line} {piece}' if line else piece
+    yield line

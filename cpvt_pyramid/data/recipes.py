@@ -11,10 +11,27 @@ from mmengine.config import Config
 
 from ..config.parts import as_list, kind_of, leaves
 
-# Length of a training. Steps are those of the recipe, with the images per step of the recipe.
+# Length of a training: at least that of the recipe in epochs, or this number of steps with as many
+# images as those of the recipe; at most this number of epochs, or those of the recipe.
 MIN_STEPS = 3000
-MAX_EPOCHS = 300  # instead of MIN_STEPS, for small data sets
-SEGMENTATION_EPOCHS = 100  # at least, unless the recipe is shorter
+MAX_EPOCHS = 300
+SEGMENTATION_EPOCHS = 100  # at least, of a recipe that counts iterations, unless it is shorter
+# Settings of loops, hooks and schedulers that count epochs or iterations.
+COUNTS = (
+    'max_epochs',
+    'max_iters',
+    'val_begin',
+    'val_interval',
+    'dynamic_intervals',
+    'begin',
+    'end',
+    'T_max',
+    'total_steps',
+    'step_size',
+    'milestones',
+    'periods',
+)
+WARM_UP = 10  # a warm-up in iterations takes at most this part of a training by epochs: 1 / 10
 # Images are enlarged at most by this factor for detection, as most of COCO are by its recipe.
 ENLARGED = 5 / 3
 LARGER = 2  # segmentation of large images: at most this factor of the recipe's scale
@@ -130,29 +147,23 @@ def adapted_recipe(cfg: Config, images: int) -> Recipe:
         times = 2 ** max(int(math.log2(max(memory / MEMORY, 1))), 0)
         batch = min(per_gpu * times, max(recipe_batch, per_gpu))
         machine = f'one GPU of {memory / 2**30:.0f} GiB'
-    by_epoch = 'max_epochs' in cfg.train_cfg
-    key, unit = ('max_epochs', 'epochs') if by_epoch else ('max_iters', 'iterations')
-    before = cfg.train_cfg[key]
-    seen = min(MIN_STEPS * recipe_batch, MAX_EPOCHS * images)
-    if by_epoch:
-        per_epoch = math.ceil(images / batch)
-        length = max(before, math.ceil(seen / images), math.ceil(MIN_STEPS / per_epoch))
-        iterations = length * per_epoch
-    else:
-        seen = min(max(seen, SEGMENTATION_EPOCHS * images), before * recipe_batch)
-        length = iterations = max(100 * round(seen / batch / 100), min(before, MIN_STEPS))
-    interval = max(round(cfg.train_cfg.get('val_interval', 1) * length / before), 1)
+    length = length_of(cfg, images, batch, recipe_batch)
+    scaled_loop = scaled_counts(cfg.train_cfg, length.factor)
+    interval = scaled_loop.setdefault('val_interval', max(round(length.factor), 1))
     settings: dict[str, Any] = {
-        'train_cfg': {key: length, 'val_interval': interval},
+        'train_cfg': scaled_loop,
         'auto_scale_lr': dict(enable=False, base_batch_size=batch),
         'default_hooks': dict(checkpoint=dict(interval=interval)),
     }
-    comments = {'train_cfg': f'{iterations} iterations; the base has {before} {unit}.'}
+    unit = 'epochs' if length.by_epoch else 'iterations'
+    comments = {
+        'train_cfg': f'{length.iterations} iterations; the base has {length.before} {unit}.'
+    }
     lr_before = cfg.optim_wrapper.get('optimizer', {}).get('lr')
     factor = batch / recipe_batch if lr_before else 1
     if cfg.get('param_scheduler'):
         settings['param_scheduler'] = [
-            adapted_scheduler(scheduler, by_epoch, before, length, iterations, factor)
+            adapted_scheduler(scheduler, length, factor)
             for scheduler in as_list(cfg.param_scheduler)
         ]
     lr = lr_before and float(f'{lr_before * factor:.3g}')
@@ -164,37 +175,77 @@ def adapted_recipe(cfg: Config, images: int) -> Recipe:
         )
     for name, hook in (cfg.get('default_hooks') or {}).items():
         if kind_of(hook or {}) == 'EMAHook':  # averages over 1 / momentum steps
-            momentum = max(hook.get('momentum', 2e-4), 10 / iterations)
+            momentum = max(hook.get('momentum', 2e-4), 10 / length.iterations)
             settings['default_hooks'][name] = dict(momentum=float(f'{momentum:.2g}'))
     for scheduler in as_list(settings.get('param_scheduler')):
         lr = scheduler.get('eta_max') or lr  # the highest of OneCycleLR
-    epochs = f'{length} epochs, ' if by_epoch else ''
-    line = f'training: {epochs}{iterations} iterations of {batch} images on {machine}'
+    epochs = f'{length.after} epochs, ' if length.by_epoch else ''
+    line = f'training: {epochs}{length.iterations} iterations of {batch} images on {machine}'
     return Recipe(settings, comments, batch, f'{line}, learning rate {lr}')
 
 
-def adapted_scheduler(
-    scheduler: dict, by_epoch: bool, before: int, length: int, iterations: int, lr_factor: float
-) -> dict:
-    """A scheduler of a base for a training of another length, counted in epochs if `by_epoch`; a
-    warm-up stays, if it is a tenth at most."""
-    in_epochs = scheduler.get('by_epoch', True)
+class Length(NamedTuple):
+    """How long a training is, in epochs or iterations: that of the base, and that of the config."""
 
-    def moment(value: int) -> int:
-        if not in_epochs and value <= 0.1 * before or in_epochs != by_epoch:
-            return min(value, iterations // 10)
-        return round(value * length / before)
+    by_epoch: bool
+    before: int
+    after: int
+    iterations: int
 
-    after = deepcopy(dict(scheduler))
-    for key in ('begin', 'end', 'T_max', 'total_steps', 'milestones', 'step_size'):
-        value = after.get(key)
-        if isinstance(value, list):
-            after[key] = [moment(item) for item in value]
-        elif isinstance(value, int):
-            after[key] = moment(value)
+    @property
+    def factor(self) -> float:
+        return self.after / self.before
+
+
+def length_of(cfg: Config, images: int, batch: int, recipe_batch: int) -> Length:
+    """The length of a training with some images, `batch` of them in a step."""
+    enough = MIN_STEPS * recipe_batch  # images, seen once or several times
+    if 'max_epochs' in cfg.train_cfg:
+        before = cfg.train_cfg.max_epochs
+        most = max(MAX_EPOCHS, before)
+        after = min(max(math.ceil(enough / images), before), most)
+        return Length(True, before, after, after * math.ceil(images / batch))
+    before = cfg.train_cfg.max_iters
+    enough = max(enough, SEGMENTATION_EPOCHS * images)
+    seen = min(enough, MAX_EPOCHS * images, before * recipe_batch)
+    after = math.ceil(seen / batch)
+    if after > 1000:
+        after = 100 * round(after / 100)
+    return Length(False, before, after, after)
+
+
+def adapted_scheduler(scheduler: dict, length: Length, lr_factor: float) -> dict:
+    """A scheduler of a base for a training of another length. What counts iterations in a training
+    by epochs, as warm-ups do, is kept as far as the training is long enough."""
+    scheduler = deepcopy(dict(scheduler))
+    if scheduler.get('by_epoch', True) == length.by_epoch:
+        after = scheduler | scaled_counts(scheduler, length.factor)
+        if str(scheduler.get('type')).startswith('Exponential'):
+            after['gamma'] = scheduler['gamma'] ** (1 / length.factor)
+    else:
+        most = max(length.iterations // WARM_UP, 1)
+        after = {
+            key: min(value, most) if key in COUNTS and isinstance(value, int) else value
+            for key, value in scheduler.items()
+        }
     if after.get('eta_max'):
         after['eta_max'] = float(f'{after["eta_max"] * lr_factor:.3g}')
     return after
+
+
+def scaled_counts(settings: dict, factor: float) -> dict[str, Any]:
+    """The settings that count epochs or iterations, for a training that is `factor` as long."""
+    return {key: scaled_count(settings[key], factor) for key in COUNTS if settings.get(key)}
+
+
+def scaled_count(count: Any, factor: float) -> Any:
+    """A count, or all counts in a list. 0, infinity and -1, which means never, are kept; others are
+    at least 1."""
+    if isinstance(count, (list, tuple)):
+        return [scaled_count(inner, factor) for inner in count]
+    if count <= 0 or count == math.inf:
+        return count
+    return max(round(count * factor), 1)
 
 
 def pipeline_of(cfg: Config, split: str) -> list:

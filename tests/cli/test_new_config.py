@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import layouts
@@ -210,9 +211,43 @@ def test_schedules(monkeypatch):
     assert settings['param_scheduler'][0]['end'] == 500  # the warm-up
     assert settings['param_scheduler'][1]['milestones'] == [64, 88]
     assert large.line.startswith('training: 12 epochs, 708000 iterations')
-    tiny = adapted_recipe(Config.fromfile(BASES / 'upernet_cpvt_s.py'), 10).settings
-    assert tiny['train_cfg']['max_iters'] == 3000
-    assert [(s['begin'], s['end']) for s in tiny['param_scheduler']] == [(0, 300), (300, 3000)]
+    upernet = Config.fromfile(BASES / 'upernet_cpvt_s.py')
+    tiny = adapted_recipe(upernet, 10).settings  # 300 epochs of 5 steps
+    assert tiny['train_cfg']['max_iters'] == 1500
+    assert [(s['begin'], s['end']) for s in tiny['param_scheduler']] == [(0, 14), (14, 1500)]
+
+
+def test_eight_images_are_no_reason_for_thousands_of_epochs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    cfg = Config.fromfile(BASES / 'retinanet_cpvt_s.py')
+    cfg.train_dataloader.batch_size = 8
+    recipe = adapted_recipe(cfg, 8)
+    assert recipe.settings['train_cfg']['max_epochs'] == 300
+    cfg.train_cfg.max_epochs = 500  # that of the base, if it is longer
+    assert adapted_recipe(cfg, 8).settings['train_cfg']['max_epochs'] == 500
+
+
+def test_everything_that_counts_is_scaled(monkeypatch):
+    """Loops and schedulers, by one factor; warm-ups in iterations stay, if there is time."""
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    cfg = Config.fromfile(BASES / 'retinanet_cpvt_s.py')
+    cfg.auto_scale_lr.base_batch_size = 4
+    cfg.train_cfg.update(max_epochs=12, val_interval=2, val_begin=6, dynamic_intervals=[(10, 1)])
+    cfg.param_scheduler = [
+        dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=500),
+        dict(type='CosineRestartLR', periods=[4, 8], restart_weights=[1, 0.5], by_epoch=True),
+        dict(type='StepLR', step_size=3, begin=1, end=12),
+        dict(type='ExponentialLR', gamma=0.9),
+    ]
+    settings = adapted_recipe(cfg, 200).settings  # 60 epochs of 100 steps
+    loop = settings['train_cfg']
+    assert loop['max_epochs'] == 60 and loop['val_interval'] == 10 and loop['val_begin'] == 30
+    assert loop['dynamic_intervals'] == [[50, 5]]
+    assert settings['default_hooks']['checkpoint']['interval'] == 10
+    warm_up, restarts, steps, decay = settings['param_scheduler']
+    assert warm_up['end'] == 500 and restarts['periods'] == [20, 40]
+    assert (steps['step_size'], steps['begin'], steps['end']) == (15, 5, 60)
+    assert decay['gamma'] ** 60 == pytest.approx(0.9**12)
 
 
 @pytest.mark.parametrize(
@@ -245,3 +280,11 @@ def test_source_can_be_read_back():
     )
     text = text_of_settings({'x': value}, {'x': 'two\n# lines'})
     assert Config.fromstring(text, '.py').x == value and max(map(len, text.splitlines())) <= 100
+
+
+def test_thousands_of_classes_are_written_at_once():
+    names = tuple(f"class's name {number}" for number in range(3000))
+    start = time.monotonic()
+    text = text_of_settings(dict(metainfo=dict(classes=names)))
+    assert time.monotonic() - start < 2  # it took minutes
+    assert Config.fromstring(text, '.py').metainfo.classes == names

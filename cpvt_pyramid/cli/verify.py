@@ -40,8 +40,8 @@ def verify(
         value_range: of the pixels; not of integers and files of this package, whose
             pixels are 0 to 255.
         batch_size: images of the largest batch of one size; smaller ones are tried, too.
-        tolerance: of the largest difference / the largest value of an output; by default 0.0001,
-            0.01 for files in float16, 0.05 for quantized ones.
+        tolerance: of the largest difference / scale of a value; by default 0.0001, 0.01 for files
+            in float16, 0.05 for quantized ones.
         bitwise: only the same bits pass in a batch of one size.
 
     Returns:

@@ -54,7 +54,13 @@ class ImageModel:
             )
         self.dtype = session.dtypes[self.name]
         if self.dtype.kind not in 'fiu':
-            raise UserError(f'{path}: its images must be numbers, got {self.dtype}')
+            kind = (
+                'a type that NumPy lacks, such as bfloat16' if self.dtype == object else self.dtype
+            )
+            raise UserError(
+                f'{path}: its images must be float32, float16 or integers, got {kind}; export it '
+                'with float32 inputs'
+            )
         precision = str(self.dtype)
         if session.metadata is not None:
             precision = str(parse_metadata(path, session).get('dtype'))
@@ -129,7 +135,7 @@ def conclusion(report: BatchReport, knows_sizes: bool) -> tuple[str, bool]:
         text = 'passed, an image has the same bits alone and in batches of one size'
     else:
         largest = max(probe.relative for probe in of_one_size)
-        text = f'passed, batches of one size change results by rounding ({largest:.1g})'
+        text = f'passed, batches of one size change results by at most {largest:.1g} of their scale'
     if not all(probe.passed for probe in padded):
         text += (
             '; padding changes them, because the file is not told the true sizes: batch images of '

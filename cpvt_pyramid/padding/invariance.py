@@ -12,9 +12,9 @@ torch is used if the images are tensors.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -24,6 +24,10 @@ Result = Mapping[str, Optional[np.ndarray]]
 
 TOLERANCE = 1e-4  # of the relative difference, see `BatchProbe`
 CELLS = 2  # by which a side of a map may deviate from the image's share, because of strides
+# How small the scale of a column may be, see `_Scale`.
+FLOOR = 1e-3  # of the largest value of the output
+CHANNELS = 16  # more columns than these are channels, which are of one kind
+FILLER = 1000.0  # a filler is at least as large, and as many times larger than other values
 
 # The probes, in the order in which they run.
 REPEATED = 'repeated runs'
@@ -41,9 +45,11 @@ class BatchProbe:
     Args:
         name: `REPEATED`, `BATCH`, `ORDER`, `IDENTICAL` or `PADDED`.
         absolute: largest absolute difference of two values.
-        relative: largest absolute difference / largest absolute value of the output, without the
-            values that all images share. Of integers, such as labels, the share of values that
-            differ. Infinite where shapes differ.
+        relative: largest difference of a value / its scale, the largest of the value itself and
+            of those with the same place on the first or the last axis, such as all scores or all
+            widths of boxes. Fillers, such as -1e9, and values that all images share do not count.
+            Of integers and text, such as labels, the share of values that differ. Infinite where
+            shapes differ.
         same_bits: whether all bits are equal.
         output: the output with the largest relative difference.
         images: indices of the images that differ by more than is allowed.
@@ -76,7 +82,10 @@ class BatchReport:
     Args:
         probes: in the order of the table.
         skipped: outputs that have no row for each image, and so are not compared.
-        constant: outputs that are the same for all images, so that comparing them proves nothing.
+        constant: outputs that are the same for all images, alone and in batches, so that comparing
+            them proves nothing.
+        flat: outputs with one row for the whole batch, which was divided among its images.
+        not_finite: outputs with NaN or infinite values for an image alone.
 
     Examples:
         >>> images = [torch.rand(3, 8, 8), torch.rand(3, 8, 8)]
@@ -88,6 +97,8 @@ class BatchReport:
     probes: tuple[BatchProbe, ...]
     skipped: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
+    flat: tuple[str, ...] = ()
+    not_finite: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -119,6 +130,10 @@ class BatchReport:
             lines.append(f'not compared, without a row for each image: {", ".join(self.skipped)}')
         if self.constant:
             lines.append(f'the same for all images, and so no evidence: {", ".join(self.constant)}')
+        if self.flat:
+            lines.append(f'divided, one row for the whole batch: {", ".join(self.flat)}')
+        if self.not_finite:
+            lines.append(f'NaN or infinite for an image alone: {", ".join(self.not_finite)}')
         return '\n'.join(lines)
 
 
@@ -168,8 +183,8 @@ def batch_report(
 
     Args:
         model: called with a batch (B, C, H, W), of the type of the images. It returns arrays or
-            tensors with B rows, by themselves or in lists, tuples and dicts. Put modules in
-            evaluation mode first.
+            tensors with B rows, by themselves or in lists, tuples and dicts, or lists with a result
+            for each image. Put modules in evaluation mode first.
         images: (C, H, W) each, tensors or arrays.
         sizes: name of the argument by which the model takes the true heights and widths (B, 2).
         stack: if False, the model is called with a list of images, of any shape, and returns a list
@@ -178,9 +193,9 @@ def batch_report(
         bitwise: in batches of one size, only the same bits pass.
 
     Raises:
-        ValueError: nothing can be compared, or the results of all images are the same, or the
-            arguments do not fit each other.
-        TypeError: the model returns something else than arrays and tensors.
+        ValueError: nothing can be compared, or the results of all images are the same or NaN, or
+            the arguments do not fit each other.
+        TypeError: the model returns something else than arrays, tensors, numbers and text.
 
     Examples:
         >>> images = [torch.rand(3, 8, 8), torch.rand(3, 8, 8), torch.rand(3, 4, 6)]
@@ -197,18 +212,22 @@ def batch_report(
     if stack and any(len(image.shape) != 3 for image in images):
         shapes = ', '.join(str(tuple(image.shape)) for image in images)
         raise ValueError(f'images must be (C, H, W), got {shapes}')
-    run = _Runner(model, sizes, stack)
     groups = _groups_of_one_size(images)
+    run = _Runner(model, sizes, stack)
+    run.find_lists(max((group.images for group in groups), key=len))
     alone: list[list[Result]] = []  # by group
     results: list[Result] = []
     for group in groups:
         own = [run([image])[0] for image in group.images]
         alone.append(own)
         results += own
-    scales, skipped = _compared_outputs(results, stack)
+    scales, skipped = _compared_outputs(results, stack, tolerance)
     constant = [name for name in scales if _is_constant([result.get(name) for result in results])]
-    if len(constant) == len(scales):
-        raise ValueError('the results are the same for all images; give images that they depend on')
+    not_finite = [name for name in scales if not _all_finite(results, name)]
+    if all(_is_nan(results, name) for name in scales):
+        raise ValueError(
+            'the results are NaN for each image alone; check the weights and the range of pixels'
+        )
 
     def differences(probe: str) -> _Differences:
         return _Differences(probe, tolerance, bitwise and probe != PADDED, scales, constant)
@@ -239,7 +258,17 @@ def batch_report(
                 share = _share_of(images[index], images) if stack else None
                 padded.add(index, mixed[index], own[i], share)
         probes.append(padded)
-    return BatchReport(tuple(found.probe() for found in probes), tuple(skipped), tuple(constant))
+    changed = {name for found in probes for name in found.changed}
+    constant = [name for name in constant if name not in changed]
+    if len(constant) == len(scales):
+        raise ValueError('the results are the same for all images; give images that they depend on')
+    return BatchReport(
+        probes=tuple(found.probe() for found in probes),
+        skipped=tuple(skipped),
+        constant=tuple(constant),
+        flat=tuple(name for name in scales if name in run.flat),
+        not_finite=tuple(not_finite),
+    )
 
 
 def _batch_sizes(most: int) -> list[int]:
@@ -272,17 +301,19 @@ def _groups_of_one_size(images: Sequence[Any]) -> list[_Group]:
     return groups
 
 
-def _compared_outputs(alone: Sequence[Result], stack: bool) -> tuple[dict[str, float], list[str]]:
+def _compared_outputs(
+    alone: Sequence[Result], stack: bool, tolerance: float
+) -> tuple[dict[str, '_Scale'], list[str]]:
     """The outputs that are compared, each with its scale, and those that are not."""
     names = list(dict.fromkeys(name for result in alone for name in result))
-    compared: dict[str, float] = {}
+    compared: dict[str, _Scale] = {}
     skipped: list[str] = []
     for name in names:
         values = [result.get(name) for result in alone]
         if stack and any(x is None for x in values):
             skipped.append(name)
         else:
-            compared[name] = _scale([x for x in values if x is not None])
+            compared[name] = _scale_of([x for x in values if x is not None], tolerance)
     if not compared:
         found = ', '.join(names) or 'none'
         raise ValueError(f'the model must return a row for each image, got the outputs {found}')
@@ -291,19 +322,55 @@ def _compared_outputs(alone: Sequence[Result], stack: bool) -> tuple[dict[str, f
 
 def _is_constant(values: Sequence[Optional[np.ndarray]]) -> bool:
     """Whether an output is the same for all images."""
-    return all(_difference(x, values[0], 1.0, None).same_bits for x in values[1:])
+    return all(_difference(x, values[0], _Scale(1.0), None).same_bits for x in values[1:])
 
 
-class _Runner(NamedTuple):
+def _all_finite(results: Sequence[Result], name: str) -> bool:
+    """Whether an output has neither NaN nor infinite values."""
+    values = [result.get(name) for result in results]
+    floats = [x for x in values if x is not None and x.dtype.kind == 'f']
+    return all(np.isfinite(x).all() for x in floats)
+
+
+def _is_nan(results: Sequence[Result], name: str) -> bool:
+    """Whether an output has values, and all of them are NaN."""
+    values = [result.get(name) for result in results]
+    floats = [x for x in values if x is not None and x.dtype.kind == 'f' and x.size]
+    return len(floats) == len(values) and all(np.isnan(x).all() for x in floats)
+
+
+@dataclass
+class _Runner:
     """Calls a model with a list of images; returns a result for each. See `batch_report`."""
 
     model: Callable[..., Any]
     sizes: Optional[str]
     stack: bool
+    lists: set[str] = field(default_factory=set)  # outputs that are lists with an item per image
+    # The shape of an output's row for an image alone, by the output and the image's shape.
+    shapes: dict[Any, tuple[int, ...]] = field(default_factory=dict)
+    flat: set[str] = field(default_factory=set)  # outputs with one row for the whole batch
 
     def __call__(self, images: list[Any]) -> list[Result]:
         with _no_grad(images[0]):
             return self.rows_of_batch(images) if self.stack else self.results_of_list(images)
+
+    def find_lists(self, images: list[Any]) -> None:
+        """Find the outputs that are lists with an item for each image, such as sequences of ONNX,
+        and not lists of outputs with a row for each image."""
+        if not self.stack:
+            return
+        with _no_grad(images[0]):
+            if any(_lists(self.call(images[:1]))):
+                for name, items in _lists(self.call(images)):
+                    if _is_list_of_results(items, len(images)):
+                        self.lists.add(name)
+
+    def call(self, images: list[Any]) -> Any:
+        options = {}
+        if self.sizes:
+            options[self.sizes] = _sizes_of(images)
+        return self.model(_padded(images), **options)
 
     def results_of_list(self, images: list[Any]) -> list[Result]:
         found = list(self.model(images))
@@ -312,16 +379,40 @@ class _Runner(NamedTuple):
         return [dict(_leaves(result)) for result in found]
 
     def rows_of_batch(self, images: list[Any]) -> list[Result]:
-        options = {}
-        if self.sizes:
-            options[self.sizes] = _sizes_of(images)
-        outputs = dict(_leaves(self.model(_padded(images), **options)))
         results: list[dict[str, Optional[np.ndarray]]] = [{} for _ in images]
-        for name, x in outputs.items():
-            has_rows = x.ndim > 0 and len(x) == len(images)
-            for row, result in enumerate(results):
-                result[name] = x[row] if has_rows else None
+        output = self.call(images)
+        for name, x in _leaves(output, skipped=self.lists):
+            for result, row in zip(results, self.rows_of(name, x, images)):
+                result[name] = row
+        for name, items in _lists(output):
+            if name in self.lists and len(items) == len(images):
+                for result, item in zip(results, items):
+                    result.update(_leaves(item, name))
         return list(results)
+
+    def rows_of(
+        self, name: str, x: np.ndarray, images: list[Any]
+    ) -> Sequence[Optional[np.ndarray]]:
+        """The row of each image in an output; None where there is none."""
+        count = len(images)
+        key = name, tuple(images[0].shape)
+        if x.ndim > 0 and len(x) == count:
+            if count == 1:
+                self.shapes[key] = x.shape[1:]
+            return [np.asarray(row) for row in x]
+        own = self.shapes.get(key)
+        if own and x.shape == (1, count * own[0], *own[1:]):
+            self.flat.add(name)
+            return list(x.reshape(count, *own))
+        return [None] * count
+
+
+def _is_list_of_results(items: Sequence[Any], count: int) -> bool:
+    """Whether a list has a result for each image: items of one kind, not all with `count` rows."""
+    kinds = [[(name, x.dtype, x.ndim) for name, x in _leaves(item)] for item in items]
+    arrays = [x for item in items for _, x in _leaves(item)]
+    have_rows = all(x.ndim > 0 and len(x) == count for x in arrays)
+    return len(items) == count and not have_rows and all(kind == kinds[0] for kind in kinds)
 
 
 class _Difference(NamedTuple):
@@ -345,8 +436,9 @@ class _Differences:
         name: of the probe.
         tolerance: see `batch_report`.
         bitwise: only the same bits pass.
-        scales: the outputs that are compared, each with its scale, see `_scale`.
-        constant: outputs that are the same for all images. They may have one row in any batch.
+        scales: the outputs that are compared, each with its scale.
+        constant: outputs that are the same for all images alone; they may have one row in any
+            batch.
     """
 
     def __init__(
@@ -354,7 +446,7 @@ class _Differences:
         name: str,
         tolerance: float,
         bitwise: bool,
-        scales: Mapping[str, float],
+        scales: Mapping[str, '_Scale'],
         constant: Sequence[str],
     ) -> None:
         self.name = name
@@ -368,6 +460,7 @@ class _Differences:
         self.output = ''
         self.note = ''
         self.images: set[int] = set()
+        self.changed: set[str] = set()  # outputs
 
     def add(
         self,
@@ -393,6 +486,7 @@ class _Differences:
             lacks_bits = self.bitwise and not difference.same_bits
             if lacks_bits or difference.relative > self.tolerance:
                 self.images.add(index)
+                self.changed.add(name)
             is_largest = difference.relative > self.relative or not self.output
             if not difference.same_bits and is_largest:
                 self.relative = difference.relative
@@ -416,7 +510,7 @@ class _Differences:
 def _difference(
     found: Optional[np.ndarray],
     expected: Optional[np.ndarray],
-    scale: float,
+    scale: '_Scale',
     share: Optional[tuple[float, float]],
 ) -> _Difference:
     """Compare one output of an image with what is expected, see `_Differences.add`."""
@@ -426,12 +520,15 @@ def _difference(
         if share is None or not _is_map(found.shape, expected.shape, share):
             return _Difference.total(f'shape {found.shape} instead of {expected.shape}')
         found = found[tuple(slice(length) for length in expected.shape)]
-    if found.dtype == expected.dtype and found.tobytes() == expected.tobytes():
+    is_text = expected.dtype.kind in 'OSU'
+    if not is_text and found.dtype == expected.dtype and found.tobytes() == expected.tobytes():
         return _Difference(0.0, 0.0, True)
     both_nan = (found != found) & (expected != expected)
     differs = (found != expected) & ~both_nan
-    if not differs.any():  # such as 0 and -0
-        return _Difference(0.0, 0.0, False)
+    if not differs.any():  # text, or such as 0 and -0
+        return _Difference(0.0, 0.0, is_text)
+    if is_text:
+        return _Difference(1.0, float(differs.mean()), False)
     with np.errstate(invalid='ignore'):
         distance = np.abs(found[differs].astype(np.float64) - expected[differs].astype(np.float64))
     absolute = float(distance.max())
@@ -439,7 +536,12 @@ def _difference(
         return _Difference.total('NaN in one of the two')
     if expected.dtype.kind != 'f':
         return _Difference(absolute, float(differs.mean()), False)
-    return _Difference(absolute, absolute / scale if scale else math.inf, False)
+    if math.isinf(absolute):
+        return _Difference(absolute, math.inf, False)
+    scales = np.maximum(scale.of(expected)[differs], np.abs(expected[differs].astype(np.float64)))
+    with np.errstate(divide='ignore'):
+        relative = float((distance / scales).max())
+    return _Difference(absolute, relative, False)
 
 
 def _is_map(padded: tuple[int, ...], alone: tuple[int, ...], share: tuple[float, float]) -> bool:
@@ -464,20 +566,35 @@ def _is_map(padded: tuple[int, ...], alone: tuple[int, ...], share: tuple[float,
     return False
 
 
-def _leaves(output: Any, name: str = '') -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays in nested outputs, with names such as `maps.0`."""
-    if output is None:
+def _lists(output: Any, name: str = '') -> Iterator[tuple[str, Sequence[Any]]]:
+    """The lists in nested outputs, named as in `_leaves`."""
+    prefix = f'{name}.' if name else ''
+    if isinstance(output, Mapping):
+        for key, value in output.items():
+            yield from _lists(value, f'{prefix}{key}')
+    elif isinstance(output, (list, tuple)):
+        yield name, output
+        for place, value in enumerate(output):
+            yield from _lists(value, f'{prefix}{place}')
+
+
+def _leaves(
+    output: Any, name: str = '', skipped: Collection[str] = ()
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays in nested outputs, with names such as `maps.0`, without those in lists that are
+    skipped."""
+    if output is None or isinstance(output, (list, tuple)) and name in skipped:
         return
     prefix = f'{name}.' if name else ''
     if isinstance(output, Mapping):
         for key, value in output.items():
-            yield from _leaves(value, f'{prefix}{key}')
+            yield from _leaves(value, f'{prefix}{key}', skipped)
     elif isinstance(output, (list, tuple)):
         for place, value in enumerate(output):
-            yield from _leaves(value, f'{prefix}{place}')
+            yield from _leaves(value, f'{prefix}{place}', skipped)
     elif hasattr(output, 'detach'):
         yield name or 'output', _from_tensor(output)
-    elif isinstance(output, (np.ndarray, np.generic, bool, int, float)):
+    elif isinstance(output, (np.ndarray, np.generic, bool, int, float, str)):
         yield name or 'output', np.asarray(output)
     else:
         raise TypeError(
@@ -486,27 +603,83 @@ def _leaves(output: Any, name: str = '') -> Iterator[tuple[str, np.ndarray]]:
         )
 
 
-def _scale(values: Sequence[np.ndarray]) -> float:
-    """The largest absolute value, by which differences are divided.
+class _Scale(NamedTuple):
+    """What differences of an output are divided by: for each value the largest one of the same
+    meaning.
 
-    Where results have the same shape, cells with one value for all of them do not count: a filler
-    such as -1e9 would hide every difference.
+    What has the same place on the first or the last axis often has one meaning: a class, a side of
+    a box, a channel. Of the two scales the smaller one counts. In tables such as those of YOLO, a
+    score is not hidden by the coordinates of boxes next to it.
     """
-    alike = [np.asarray(x) for x in values if x.shape == values[0].shape]
-    varies = np.zeros(alike[0].shape, bool)
-    for x in alike[1:]:
-        varies |= x != alike[0]
-    if varies.any():
-        values = [x[varies] for x in alike]
-    return max(_largest(x) for x in values)
+
+    whole: float  # for outputs without axes, and where no axis has one length in all results
+    first: Optional[np.ndarray] = None  # for each place on the first axis
+    last: Optional[np.ndarray] = None  # for each place on the last axis
+
+    def of(self, x: np.ndarray) -> np.ndarray:
+        """The scale of each value."""
+        scales = np.full(x.shape, self.whole)
+        if self.first is not None:
+            first = self.first.reshape(-1, *[1] * (x.ndim - 1))
+            scales = np.minimum(scales, first)
+        if self.last is not None:
+            scales = np.minimum(scales, self.last)
+        return scales
 
 
-def _largest(x: np.ndarray) -> float:
-    """The largest finite absolute value."""
-    if x.dtype.kind not in 'fiu':
-        return 1.0
-    finite = x[np.isfinite(x)]
-    return float(np.abs(finite.astype(np.float64)).max(initial=0))
+def _scale_of(values: Sequence[np.ndarray], tolerance: float) -> _Scale:
+    """The scale of an output, from its values for all images.
+
+    Where results have the same shape, cells with one value for all of them do not count, and
+    fillers never do: a filler such as -1e9 would hide every difference.
+    """
+    if any(x.dtype.kind not in 'fiu' for x in values):
+        return _Scale(1.0)
+    sizes = [np.abs(x.astype(np.float64)) for x in values]
+    filler = _smallest_filler(sizes)
+    counted = [np.isfinite(size) & (size < filler) for size in sizes]
+    if len({x.shape for x in values}) == 1:
+        varies = np.any([x != values[0] for x in values[1:]], axis=0) if len(values) > 1 else False
+        if np.any(varies):
+            counted = [mask & varies for mask in counted]
+    if not any(mask.any() for mask in counted):
+        counted = [np.isfinite(size) for size in sizes]
+    known = [np.where(mask, size, 0.0) for size, mask in zip(sizes, counted)]
+    whole = max(float(size.max(initial=0)) for size in known)
+    scales = [_scale_along(axis, known, whole, tolerance) for axis in (0, -1)]
+    return _Scale(whole, *scales)
+
+
+def _scale_along(
+    axis: int, sizes: Sequence[np.ndarray], whole: float, tolerance: float
+) -> Optional[np.ndarray]:
+    """The largest value at each place of an axis; None if its length is not that of all results.
+
+    Rounding of small values is relative to the larger ones that they are computed from, so that a
+    scale has a floor. It is higher for channels: those of a map may be all but zero.
+    """
+    if any(x.ndim == 0 for x in sizes) or len({x.shape[axis] for x in sizes}) > 1:
+        return None
+    largest = [np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1).max(1, initial=0) for x in sizes]
+    scale = np.max(largest, axis=0)
+    floor = FLOOR * whole
+    if len(scale) > CHANNELS:
+        floor = max(floor, min(10 * tolerance, 1.0) * float(np.median(scale)))
+    return np.maximum(scale, floor)
+
+
+def _smallest_filler(sizes: Sequence[np.ndarray]) -> float:
+    """The absolute value from which on values are fillers, such as -1e9 of what is masked: large,
+    far from all others, and more than one of them. Infinite if there are none."""
+    present = np.concatenate([x[np.isfinite(x) & (x > 0)] for x in sizes])
+    smallest = math.inf
+    powers = np.unique(np.frexp(present)[1])  # of two
+    for lower, upper in zip(powers[:-1], powers[1:]):
+        start = math.ldexp(1.0, int(upper) - 1)
+        below = math.ldexp(1.0, int(lower))
+        if start >= max(FILLER, FILLER * below) and (present >= start).sum() > 1:
+            smallest = min(smallest, start)
+    return smallest
 
 
 # Tensors and arrays

@@ -156,7 +156,9 @@ class OpenVino:
             name = _name(value.get_names(), known)
             shape = value.partial_shape
             self.shapes[name] = [n.get_length() if n.is_static else None for n in shape]
-            self.dtypes[name] = np.dtype(value.get_element_type().to_dtype())
+            kind = value.get_element_type()
+            is_known = kind.get_type_name() != 'bf16'  # which OpenVINO calls float16
+            self.dtypes[name] = np.dtype(kind.to_dtype() if is_known else object)
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         request = self.free.get()

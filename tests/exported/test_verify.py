@@ -58,7 +58,6 @@ DEFECTS = {
         'first = Slice(y, zero, one, zero)\n like = Shape(y)\n z = Expand(first, like)',
         {BATCH: (1, 2, 3), ORDER: ALL},
     ),
-    'a shape of batch 1': ('z = Reshape(y, whole)', {BATCH: ALL}),
     'the number of rows': (f'{COUNT} z = Div(y, rows)', {BATCH: ALL}),
     'the number of the row': (
         f'{COUNT} range = Range(start, count, step)\n column = Unsqueeze(range, one)\n'
@@ -111,6 +110,124 @@ def test_a_defect_of_one_batch_size(count, capsys):
     """
     assert main([write(f'{CLASSIFIER}\n{wrong}')]) == 1
     assert 'FAILED, results depend on the batch (batch of one size' in capsys.readouterr().out
+
+
+# Tables (B, 4, 6): boxes up to 1000 pixels and scores up to 1, as YOLO exports them.
+TABLE = f"""{CLASSIFIER}
+    big = Constant<value: tensor = float {{1000.0}}>()
+    flat = Concat<axis = 1>(y, y, y, y)
+    table = Reshape(flat, cells)
+    pixels_of = Mul(table, big)
+    scores = Identity(table)
+"""
+HIDDEN = {
+    # Scores next to boxes, in columns or in rows: a change of 0.02 is small next to 1000.
+    'boxes and scores, columns': (
+        f"""{TABLE}{COUNT}
+        more = Mul(rows, hundredth)
+        wrong = Add(scores, more)
+        z = Concat<axis = 2>(pixels_of, wrong)
+        """,
+        'float[B,4,6] z',
+    ),
+    'boxes and scores, rows': (
+        f"""{TABLE}{COUNT}
+        more = Mul(rows, hundredth)
+        wrong = Add(scores, more)
+        table_of = Concat<axis = 2>(pixels_of, wrong)
+        z = Transpose<perm = [0, 2, 1]>(table_of)
+        """,
+        'float[B,6,4] z',
+    ),
+    'boxes and scores, flattened': (
+        f"""{TABLE}{COUNT}
+        more = Mul(rows, hundredth)
+        wrong = Add(scores, more)
+        table_of = Concat<axis = 2>(pixels_of, wrong)
+        z = Reshape(table_of, long)
+        """,
+        'float[B,24] z',
+    ),
+    # What is below a threshold becomes -1e9, in other cells for each image.
+    'fillers': (
+        f"""{CLASSIFIER}{COUNT}
+        more = Mul(rows, hundredth)
+        wrong = Add(y, more)
+        low = Less(y, half)
+        filler = Constant<value: tensor = float {{-1000000000.0}}>()
+        z = Where(low, filler, wrong)
+        """,
+        'float[B,3] z',
+    ),
+    # Alone each image gives a constant.
+    'the mean of the batch is subtracted': (
+        f'{CLASSIFIER}\n mean = ReduceMean(y, zero)\n z = Sub(y, mean)',
+        'float[B,3] z',
+    ),
+    'softmax over the batch': (f'{CLASSIFIER}\n z = Softmax<axis = 0>(y)', 'float[B,3] z'),
+    'labels as text': (
+        f"""{CLASSIFIER}{COUNT}
+        two = Constant<value: tensor = float {{2.0}}>()
+        is_pair = Equal(rows, two)
+        best = ArgMax<axis = 1, keepdims = 0>(y)
+        other = Sub(best, best)
+        chosen = Where(is_pair, other, best)
+        names = Constant<value: tensor = string[3] {{"a", "b", "c"}}>()
+        z = Gather(names, chosen)
+        """,
+        'string[B] z, float[B,3] y',
+    ),
+}
+CONSTANTS |= {
+    'cells': 'int64[3] {-1, 4, 3}',
+    'long': 'int64[2] {-1, 24}',
+    'hundredth': 'float {0.01}',
+}
+
+
+@pytest.mark.parametrize('name', HIDDEN)
+def test_defects_that_larger_values_or_constants_hide(name, capsys):
+    body, outputs = HIDDEN[name]
+    assert main([write(body, 'float[B,3,64,96] images', outputs), '--batch-size', '4']) == 1
+    assert 'FAILED, results depend on the batch (batch of one size' in capsys.readouterr().out
+
+
+OTHER_KINDS = {
+    'text': (
+        'best = ArgMax<axis = 1, keepdims = 0>(y)\n'
+        'names = Constant<value: tensor = string[3] {"a", "b", "c"}>()\n z = Gather(names, best)',
+        'string[B] z, float[B,3] y',
+    ),
+    'one row for the batch': ('z = Reshape(y, whole)', 'float[K,C] z'),
+    'a sequence with an item for each image': (
+        'z = SplitToSequence<axis = 0, keepdims = 0>(y)',
+        'seq(float[C]) z',
+    ),
+    'a sequence of outputs': ('w = Neg(y)\n z = SequenceConstruct(y, w)', 'seq(float[B,C]) z'),
+}
+
+
+@pytest.mark.parametrize('name', OTHER_KINDS)
+def test_outputs_of_other_kinds(name, capsys):
+    body, outputs = OTHER_KINDS[name]
+    path = write(f'{CLASSIFIER}\n{body}', 'float[B,3,64,96] images', outputs)
+    assert main([path, '--batch-size', '4']) == 0
+    said = capsys.readouterr().out
+    assert ': passed, ' in said and 'rounding' not in said
+    assert ('divided, one row for the whole batch: z' in said) == (name == 'one row for the batch')
+
+
+def test_probabilities_by_class_as_scikit_learn_exports_them(capsys):
+    """ZipMap: a sequence of dictionaries."""
+    file = onnx.load(write(CLASSIFIER, 'float[B,3,64,96] images', 'float[B,3] y'))
+    names = {'classlabels_strings': ['cat', 'dog', 'eel']}
+    node = onnx.helper.make_node('ZipMap', ['y'], ['by_class'], domain='ai.onnx.ml', **names)
+    file.graph.node.append(node)
+    file.graph.output.append(onnx.ValueInfoProto(name='by_class'))
+    file.opset_import.append(onnx.helper.make_opsetid('ai.onnx.ml', 1))
+    Path('foreign.onnx').write_bytes(file.SerializeToString())
+    assert main(['foreign.onnx', '--batch-size', '4']) == 0
+    assert ': passed, ' in capsys.readouterr().out
 
 
 CLEAN = {
@@ -173,6 +290,18 @@ def test_files_that_cannot_be_verified(capfd):
             'w = NonZero(images)\n y = Cast<to = 1>(w)',
             2,
             'must return a row for each image, got the outputs y',
+        ),
+        (
+            'float[B,3,H,W] images',
+            'w = Sub(images, images)\n v = Div(w, w)\n y = ReduceMean(v, pixels)',
+            2,
+            'the results are NaN for each image alone; check the weights',
+        ),
+        (
+            'bfloat16[B,3,H,W] images',
+            'w = Cast<to = 1>(images)\n y = ReduceMean(w, pixels)',
+            2,
+            'its images must be float32, float16 or integers, got ',
         ),
         (
             'float[B,3,H,W] images',

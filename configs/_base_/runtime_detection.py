@@ -7,7 +7,8 @@ default_hooks = dict(
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='CheckpointHook', interval=1, max_keep_ckpts=2, save_best='auto'),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    visualization=dict(type='DetVisualizationHook'))
+    visualization=dict(type='DetVisualizationHook'),
+    load_from=dict(type='LoadWhatFitsHook'))
 env_cfg = dict(
     cudnn_benchmark=False,  # sizes vary from batch to batch
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),

@@ -9,7 +9,8 @@ default_hooks = dict(
         type='CheckpointHook', by_epoch=False, interval=8000, max_keep_ckpts=2,
         save_best='mIoU'),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    visualization=dict(type='SegVisualizationHook'))
+    visualization=dict(type='SegVisualizationHook'),
+    load_from=dict(type='LoadWhatFitsHook'))
 env_cfg = dict(
     cudnn_benchmark=True,  # all training crops have the same size
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),

@@ -5,7 +5,7 @@ schemes, and changes nothing else. `detection` and `segmentation` register each 
 preprocessor.
 """
 
-from . import amp, checkpoints, optim  # noqa: F401 (they register things)
+from . import amp, checkpoints, fine_tuning, optim  # noqa: F401 (they register things)
 from .backbone import CPVTPyramid, DenseCPVT
 
 __all__ = ['CPVTPyramid', 'DenseCPVT']

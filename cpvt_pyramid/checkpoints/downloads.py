@@ -7,39 +7,41 @@ import re
 from http.client import HTTPResponse
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Union
+from typing import Optional, Union
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import torch
 
 from ..trained import TRAINED, similar_name
+from .files import INDEX_ENDING, PUBLISHED, shard_names
 
 IN_PACKAGE = Path(__file__).parents[1] / 'weights'
 SCHEMES = ('cpvt://', 'timm://', 'hf://', 'https://', 'http://')
 # torch.hub's convention, NAME-SHA256.pth. Eight digits from 20 on are a date.
 DIGEST = re.compile(r'-(?!20\d{6}\.)([0-9a-f]{8,64})\.\w+$')
-ON_HUB = re.compile('hf://([^/]+/[^/]+)/(.+)')
+ON_HUB = re.compile('hf://([^/]+/[^/]+)(?:/(.+))?')
 TIMEOUT = 10  # seconds to connect, and between two pieces of a file
 PIECE = 1 << 20  # bytes that are read at a time
 
 
 def local_file(source: Union[str, Path]) -> Path:
-    """Return the path of a file, downloading it unless it is local or in a cache.
+    """Return the path of a file or folder, downloading it unless it is local or in a cache.
 
     Args:
         source: a path; the name of a trained model (`cpvt models` lists them), unless a file has
             that name; `cpvt://pcpvt_nano`, the weights that come with this package; `timm://NAME`,
             the weights that timm publishes under this name on the Hugging Face hub;
-            `hf://OWNER/REPO/FILE`, a file on the hub; or an `https://` address.
+            `hf://OWNER/REPO`, the weights of a repository on the hub; `hf://OWNER/REPO/FILE`,
+            another file of it; or an `https://` address.
             The caches are those of huggingface_hub and of torch.hub, which finds addresses by their
             file name. If that ends in a SHA-256 (`NAME-HASH.pth`), a download is checked.
 
     Raises:
         ConnectionError: the file cannot be downloaded, or what arrives is not the whole file.
-        FileNotFoundError: there is no such local file, or none in the package.
+        FileNotFoundError: there is no such local file, or none in the package or repository.
         ImportError: a file on the hub without the package huggingface_hub.
-        ValueError: an `hf://` name without owner, repository and file.
+        ValueError: an `hf://` name without owner and repository.
 
     Examples:
         >>> local_file('examples/trees/florida.jpg')
@@ -48,7 +50,7 @@ def local_file(source: Union[str, Path]) -> Path:
     name = str(source)
     if not name.startswith(SCHEMES):
         path = Path(os.path.expanduser(source))  # unlike Path.expanduser, takes unknown users
-        if path.is_file():
+        if path.exists():
             return path
         if name in TRAINED:
             return local_file(TRAINED[name].url)
@@ -59,20 +61,23 @@ def local_file(source: Union[str, Path]) -> Path:
         return from_package(name.removeprefix('cpvt://'))
     on_hub = ON_HUB.fullmatch(re.sub('^timm://(.*)', r'hf://timm/\1/model.safetensors', name))
     if name.startswith('hf://') and not on_hub:
-        raise ValueError(f'a file on the hub is hf://OWNER/REPO/FILE, got {name}')
+        raise ValueError(
+            f'a name on the hub is hf://OWNER/REPO or hf://OWNER/REPO/FILE, got {name}'
+        )
     try:
-        if on_hub:
-            return from_hub(*on_hub.groups())
-        return from_address(name)
+        path = from_hub(*on_hub.groups()) if on_hub else from_address(name)
     except ImportError as error:
         raise ImportError(f'{name} needs huggingface_hub; pip install huggingface_hub') from error
     except Exception as error:  # the hub's client raises many, from several libraries
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-        what = f'{on_hub[2]} of {on_hub[1]}' if on_hub else 'it'
+        what = f'{on_hub[2] or PUBLISHED[0]} of {on_hub[1]}' if on_hub else 'it'
         advice = f'Download {what} elsewhere and give the path of the file instead'
         if not on_hub:
             advice += f', or put it into {downloads_folder()}'
         raise ConnectionError(f'cannot download {name} ({reason}). {advice}') from error
+    if path is None:
+        raise FileNotFoundError(f'{name} has no {", ".join(PUBLISHED)}; give {name}/FILE')
+    return path
 
 
 def from_package(name: str) -> Path:
@@ -144,11 +149,47 @@ def receive(response: HTTPResponse, path: Path) -> None:
         raise ValueError(f'{what} arrived: its SHA-256 begins with {found}, not {expected[1]}')
 
 
-def from_hub(repo: str, file: str) -> Path:
-    """A file of a repository on the Hugging Face hub, in huggingface_hub's cache."""
+def from_hub(repo: str, file: Optional[str]) -> Optional[Path]:
+    """A file of a repository on the Hugging Face hub, in huggingface_hub's cache.
+
+    Args:
+        repo: OWNER/REPO.
+        file: its path in the repository. None: the first of `PUBLISHED` that the repository has,
+            with the shards that it lists.
+
+    Returns:
+        The path, or None if the repository has none of `PUBLISHED`.
+    """
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    if file:
+        return hub_file(repo, file)
+    names = sorted(PUBLISHED, key=lambda name: not is_cached(repo, name))
+    for name in names:
+        try:
+            path = hub_file(repo, name)
+        except LocalEntryNotFoundError:  # without a network
+            raise
+        except EntryNotFoundError:
+            continue
+        if name.endswith(INDEX_ENDING):
+            for shard in shard_names(path):
+                hub_file(repo, shard)
+        return path
+    return None
+
+
+def hub_file(repo: str, file: str) -> Path:
+    """One file of a repository, downloaded unless it is in the cache."""
     import huggingface_hub as hub
 
-    if not isinstance(hub.try_to_load_from_cache(repo, file), str):
+    if not is_cached(repo, file):
         # Without a network this fails at once; hf_hub_download would try for a minute.
         hub.get_hf_file_metadata(hub.hf_hub_url(repo, file), timeout=TIMEOUT)
     return Path(hub.hf_hub_download(repo, file))
+
+
+def is_cached(repo: str, file: str) -> bool:
+    import huggingface_hub as hub
+
+    return isinstance(hub.try_to_load_from_cache(repo, file), str)

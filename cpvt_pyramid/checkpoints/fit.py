@@ -8,14 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from ..archs import ARCHS, COLUMNAR_ARCHS
-from .reading import listed
+from .files import listed
 from .rgb import FIRST_CONV
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Names of the tensors by which architectures differ: all but those of position, of stage norms and
 # of the classifier.
 BODY = re.compile(r'(patch_embeds?|blocks)\.(?!(\d+\.)+attn\.(position|peg)\.)')
-POSITION = re.compile(r'(pos_block|more_pos_block|pos_embeds?)\.')
+# Parts that a checkpoint may lack, but not in part: those of position, and the stage norms of SVT.
+OPTIONAL = re.compile(r'(pos_block|more_pos_block|pos_embeds?|norm_list)\.')
 
 
 class LoadReport(NamedTuple):
@@ -60,12 +61,18 @@ class LoadReport(NamedTuple):
 def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LoadReport:
     """Compare a model's state dict with a checkpoint under the same names."""
     shared = [name for name in ours if name in theirs]
+    mismatched = [name for name in shared if size_of(theirs[name]) != size_of(ours[name])]
     return LoadReport(
-        loaded=[name for name in shared if theirs[name].shape == ours[name].shape],
+        loaded=[name for name in shared if name not in mismatched],
         kept=[name for name in ours if name not in theirs],
         unused=[name for name in theirs if name not in ours],
-        mismatched=[name for name in shared if theirs[name].shape != ours[name].shape],
+        mismatched=mismatched,
     )
+
+
+def size_of(value: object) -> Optional[torch.Size]:
+    """The shape of a tensor; None for others, such as a quantized model's packed parameters."""
+    return value.shape if isinstance(value, Tensor) else None
 
 
 def objection_to(
@@ -80,9 +87,10 @@ def objection_to(
     if report.mismatched:
         name = report.mismatched[0]
         return describe_mismatch(name, tuple(ours[name].shape), tuple(theirs[name].shape))
-    # A checkpoint without position is allowed. One with a part of it is damaged.
-    position = {name.split('.')[0] for name in theirs if POSITION.match(name)}
-    lacking = [name for name in report.kept if BODY.match(name) or name.split('.')[0] in position]
+    needed = {name.split('.')[0] for name in theirs if OPTIONAL.match(name)}
+    if any('.mlp.dwconv.' in name for name in ours):
+        needed.add('norm_list')  # those of PVTv2 and MiT are in every checkpoint
+    lacking = [name for name in report.kept if BODY.match(name) or name.split('.')[0] in needed]
     if lacking:
         return f'the checkpoint is of another architecture or damaged: it lacks {listed(lacking)}'
     besides = [name for name in report.unused if BODY.match(name)]
@@ -117,8 +125,8 @@ def describe_mismatch(name: str, here: tuple[int, ...], there: tuple[int, ...]) 
 
 def defect_of(value: Tensor, ours: Tensor) -> Optional[str]:
     """Why a tensor of the right shape cannot be loaded; None if it can."""
-    if type(value) not in (Tensor, nn.Parameter):  # sharded or fake tensors are not checked
-        return None
+    if type(value) not in (Tensor, nn.Parameter):
+        return f'is a {type(value).__name__}; only plain tensors load'
     if value.dtype not in DTYPES:
         return f'has the dtype {value.dtype}; one of {", ".join(map(str, DTYPES))} loads'
     if value.is_meta:
@@ -128,8 +136,6 @@ def defect_of(value: Tensor, ours: Tensor) -> Optional[str]:
 
 def overflows(value: Tensor, dtype: torch.dtype) -> bool:
     """True if a finite tensor is not finite in another dtype."""
-    if type(value) not in (Tensor, nn.Parameter) or value.is_meta:
-        return False
     if torch.finfo(value.dtype).max <= torch.finfo(dtype).max:
         return False
     return not value.to(dtype).isfinite().all()

@@ -18,14 +18,17 @@ class Format(NamedTuple):
     """How a family of checkpoint files names and shapes the tensors of our models.
 
     Attributes:
-        mark: regular expression that matches some key of such a file, and no key of another format.
+        mark: regular expression that matches some key of such a file, and no key of a format that
+            comes later in `FORMATS`.
         holds: regular expression that matches our names of all tensors that it has a place for,
             except those of the classifier.
         names: pairs (ours, theirs). Each is the beginning of a key or, if it starts with a dot, a
             part inside of it. `{i}` is the index of a stage and `{j}` that of a block, from 0;
             `{i+1}` is from 1.
+        conv_in_mlp: whether the MLP of its models has a depthwise convolution (PVTv2, MiT).
         in_proj: whether q and kv of global attention are one tensor, with rows [q; kv].
-        pointwise: whether the MLP's weights are those of 1x1 convolutions.
+        split_kv: whether k and v of global attention are two tensors, `key` and `value`.
+        pointwise: whether the MLP's linear layers are 1x1 convolutions.
         flat_tables: whether tables are (1, N, C) instead of (1, H, W, C).
         class_entry: whether the last table has an entry for the class token before the others.
         prefix: of all names but those of the head.
@@ -34,7 +37,9 @@ class Format(NamedTuple):
     mark: str
     holds: str
     names: tuple[tuple[str, str], ...]
+    conv_in_mlp: bool = False
     in_proj: bool = False
+    split_kv: bool = False
     pointwise: bool = False
     flat_tables: bool = False
     class_entry: bool = False
@@ -43,6 +48,7 @@ class Format(NamedTuple):
 
 PEG_PYRAMID = r'(patch_embeds|blocks|norm_list)\.|pos_block\.\d+\.proj\.0\.(weight|bias)$'
 COLUMN = r'(patch_embed|pos_embed|blocks)\.'
+STAGES = r'(patch_embeds|blocks|norm_list)\.'
 TABLE_PYRAMID = r'(patch_embeds|pos_embeds)\.|blocks\.\d+\.\d+\.(?!attn\.qkv)'
 # Pairs of names that models of the mm packages have in common.
 MM_MLP = (('.mlp.fc1.', '.ffn.layers.0.0.'), ('.mlp.fc2.', '.ffn.layers.1.'))
@@ -69,6 +75,22 @@ FORMATS = {
         ),
         prefix='backbone.',
     ),
+    'mm_pvt_v2': Format(  # mmdetection's PyramidVisionTransformerV2, mmsegmentation's MiT
+        r'layers\.\d+\.1\.\d+\.ffn\.layers\.4\.',
+        STAGES,
+        (
+            ('patch_embeds.{i}.proj.', 'layers.{i}.0.projection.'),
+            ('patch_embeds.{i}.norm.', 'layers.{i}.0.norm.'),
+            ('blocks.{i}.{j}.', 'layers.{i}.1.{j}.'),
+            ('norm_list.{i}.', 'layers.{i}.2.'),
+            ('.mlp.fc1.', '.ffn.layers.0.'),
+            ('.mlp.dwconv.', '.ffn.layers.1.'),
+            ('.mlp.fc2.', '.ffn.layers.4.'),
+        ),
+        conv_in_mlp=True,
+        in_proj=True,
+        pointwise=True,
+    ),
     'mmdet': Format(  # mmdetection's PyramidVisionTransformer; a stage is [patches, blocks]
         r'layers\.\d+\.1\.\d+\.',
         TABLE_PYRAMID,
@@ -83,6 +105,53 @@ FORMATS = {
         in_proj=True,
         pointwise=True,
         flat_tables=True,
+    ),
+    'pvt_v2': Format(  # the authors of PVTv2 and of SegFormer
+        r'block\d\.\d+\.mlp\.dwconv\.',
+        STAGES,
+        (
+            ('patch_embeds.{i}.', 'patch_embed{i+1}.'),
+            ('blocks.{i}.{j}.', 'block{i+1}.{j}.'),
+            ('norm_list.{i}.', 'norm{i+1}.'),
+            ('.mlp.dwconv.', '.mlp.dwconv.dwconv.'),
+        ),
+        conv_in_mlp=True,
+    ),
+    'timm_pvt_v2': Format(  # timm's PVTv2
+        r'stages\.\d+\.blocks\.\d+\.mlp\.dwconv\.',
+        STAGES,
+        (
+            ('patch_embeds.0.', 'patch_embed.'),
+            ('patch_embeds.{i}.', 'stages.{i}.downsample.'),
+            ('blocks.{i}.{j}.', 'stages.{i}.blocks.{j}.'),
+            ('norm_list.{i}.', 'stages.{i}.norm.'),
+        ),
+        conv_in_mlp=True,
+    ),
+    'transformers': Format(  # transformers' SegFormer
+        r'encoder\.block\.\d+\.\d+\.attention\.self\.',
+        STAGES,
+        (
+            ('patch_embeds.{i}.proj.', 'encoder.patch_embeddings.{i}.proj.'),
+            ('patch_embeds.{i}.norm.', 'encoder.patch_embeddings.{i}.layer_norm.'),
+            ('blocks.{i}.{j}.', 'encoder.block.{i}.{j}.'),
+            ('norm_list.{i}.', 'encoder.layer_norm.{i}.'),
+            ('.norm1.', '.layer_norm_1.'),
+            ('.norm2.', '.layer_norm_2.'),
+            ('.attn.q.', '.attention.self.query.'),
+            ('.attn.key.', '.attention.self.key.'),
+            ('.attn.value.', '.attention.self.value.'),
+            ('.attn.sr.', '.attention.self.sr.'),
+            ('.attn.norm.', '.attention.self.layer_norm.'),
+            ('.attn.proj.', '.attention.output.dense.'),
+            ('.mlp.fc1.', '.mlp.dense1.'),
+            ('.mlp.dwconv.', '.mlp.dwconv.dwconv.'),
+            ('.mlp.fc2.', '.mlp.dense2.'),
+            ('head.', 'classifier.'),
+        ),
+        conv_in_mlp=True,
+        split_kv=True,
+        prefix='segformer.',
     ),
     'pvt': Format(  # PVT's authors
         r'patch_embed1\.',
@@ -120,7 +189,10 @@ FORMATS = {
         class_entry=True,
     ),
 }
+LINEAR_IN_MLP = re.compile(r'\.mlp\.fc[12]\.')
 CLASSIFIER = re.compile(r'(norm|head)\.|cls_token$|cls_pos$')
+# Names of backbones in all formats, by their beginnings.
+BACKBONE = re.compile(r'(patch_embed|pos_embed|pos_block|blocks?\d*\.|layers\.|stages\.|encoder\.)')
 FIELD = re.compile(r'\{(\w)(\+1)?\}')
 
 
@@ -150,7 +222,7 @@ def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, value in tensors.items():
         name = rename(name, pairs)
         name = name.replace('.attn.attn.out_proj.', '.attn.proj.')
-        if form.pointwise and '.mlp.' in name and value.dim() == 4:
+        if form.pointwise and LINEAR_IN_MLP.search(name) and value.dim() == 4:
             value = value.flatten(1)
         if '.attn.attn.in_proj_' in name:
             ours.update(split_in_proj(name, value))
@@ -161,7 +233,26 @@ def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
                 ours['cls_pos'] = class_entry
         else:
             ours[name] = value
-    return ours
+    return with_joined_kv(ours) if form.split_kv else ours
+
+
+def with_joined_kv(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Replace each pair `attn.key`, `attn.value` by one tensor `attn.kv`, with rows [k; v]."""
+    joint = {}
+    for name, value in tensors.items():
+        partner = name.replace('.attn.key.', '.attn.value.')
+        if partner in tensors and '.attn.key.' in name:
+            if value.dim() == 0 or value.shape != tensors[partner].shape:
+                raise ValueError(
+                    f'{name} and {partner} must have one shape, got {tuple(value.shape)} and '
+                    f'{tuple(tensors[partner].shape)}'
+                )
+            name = name.replace('.attn.key.', '.attn.kv.')
+            value = torch.cat([value, tensors[partner]])
+        elif name.replace('.attn.value.', '.attn.key.') in tensors and '.attn.value.' in name:
+            continue
+        joint[name] = value
+    return joint
 
 
 def split_in_proj(name: str, value: Tensor) -> dict[str, Tensor]:
@@ -206,6 +297,11 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
     for name in tensors:
         if not re.match(form.holds, name) and not CLASSIFIER.match(name):
             raise ValueError(f'the format {key!r} has no place for {name}')
+    convs = [name for name in tensors if '.mlp.dwconv.' in name]
+    if convs and not form.conv_in_mlp:
+        raise ValueError(f'the format {key!r} has no place for {convs[0]}')
+    if form.conv_in_mlp and not convs:
+        raise ValueError(f'the format {key!r} is of models with a convolution in the MLP only')
     pairs = list(form.names)
     if key == 'mmpretrain' and 'norm_list.0.weight' not in tensors:
         pairs.append(('norm.', 'norm_after_stage3.'))
@@ -227,13 +323,17 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
                 name = f'{stem}.attn.attn.in_proj_{kind}'
             if leaf.startswith('proj.'):
                 name = f'{stem}.attn.attn.out_{leaf}'
-        if form.pointwise and '.mlp.' in name and value.dim() == 2:
+        if form.pointwise and LINEAR_IN_MLP.search(name) and value.dim() == 2:
             value = value[..., None, None]
         if name.endswith('.table') and form.flat_tables:
             value = value.flatten(1, 2)
             if name == table_with_class_entry:
                 value = joined({**tensors, name: value}, 'cls_pos', name, dim=1)
         prefix = '' if name.startswith('head.') else form.prefix
+        if form.split_kv and leaf.startswith('kv.'):
+            for part, half in zip(('key', 'value'), value.chunk(2)):
+                theirs[prefix + rename(name.replace('.kv.', f'.{part}.'), pairs)] = half
+            continue
         theirs[prefix + rename(name, pairs)] = value
     return theirs
 

@@ -1,9 +1,13 @@
-"""Files to tensors: reads a checkpoint without running its code, and finds the model's tensors."""
+"""Files to tensors: reads a checkpoint without running its code, and finds the model's tensors.
+
+`files` knows the kinds of files, and which file of a folder is meant.
+"""
 
 import codecs
 import collections
 import pickle
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +17,14 @@ import torch
 from torch import Tensor
 
 from .downloads import local_file
+from .files import INDEX_ENDING, describe, is_safetensors, listed, pick_from_folder, shards_of
+from .formats import BACKBONE
 
-# Keys under which training scripts store the tensors, the moving average first. mmengine's EMAHook
-# stores the average as `state_dict` and the last weights as `ema_state_dict`; DeepSpeed's key is
-# `module`.
-WRAPPERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'module', 'ema_state_dict')
-PREFIXES = ('module.', 'backbone.')
+# Keys under which training scripts store the tensors: moving averages, which are taken first, and
+# others. `ema` is RT-DETR's key, `module` DeepSpeed's.
+AVERAGES = ('state_dict_ema', 'model_ema', 'ema_state_dict', 'ema')
+WRAPPERS = (*AVERAGES, 'state_dict', 'model', 'module')
+PREFIXES = ('module.', 'backbone.', 'segformer.')
 MOST_WRAPPERS = 4  # nested
 COMPILED = '_orig_mod.'  # in names, from torch.compile
 # Classes that checkpoints of mmengine and timm hold besides tensors and plain values.
@@ -52,14 +58,16 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
     Objects other than tensors and plain values that mmengine and timm save become `Inert`.
 
     Args:
-        path: a path, name or address, see `local_file`.
+        path: a path, name or address, see `local_file`; or a folder with one checkpoint, which may
+            be divided into several files.
         map_location: the device of the tensors.
 
     Raises:
         ConnectionError: the file cannot be downloaded.
         FileNotFoundError: there is no such file.
         ImportError: a package is missing that downloads or reads the file.
-        ValueError: the file is damaged, or holds objects that could run code.
+        ValueError: the file is damaged or of another kind, or holds objects that could run code; or
+            a folder does not say which of its files is meant.
 
     Examples:
         >>> torch.save(CPVTPyramid('pcpvt_nano').state_dict(), 'nano.pth')
@@ -67,15 +75,31 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
         torch.Size([32, 3, 4, 4])
     """
     path = local_file(path)
+    if path.is_dir():
+        path = pick_from_folder(path)
+    if not path.name.endswith(INDEX_ENDING):
+        return read_file(path, map_location)
+    tensors = {}
+    for shard in shards_of(path):
+        tensors.update(read_file(shard, map_location))
+    return tensors
+
+
+def read_file(path: Path, map_location: str) -> dict:
+    """Read one file; see `read_checkpoint`."""
     try:
         if is_safetensors(path):
             from safetensors.torch import load_file
 
             return load_file(path, device=map_location)
-        checkpoint = load_tensors(path, map_location, [inert_class(name) for name in INERT])
+        with warnings.catch_warnings():  # `describe` says what they are about
+            warnings.simplefilter('ignore', UserWarning)
+            checkpoint = load_tensors(path, map_location, [inert_class(name) for name in INERT])
     except ImportError as error:
         raise ImportError(f'reading {path} needs safetensors; pip install safetensors') from error
-    except Exception as error:  # whatever the bytes of a torn or foreign file lead to
+    except Exception as error:  # whatever the bytes of a truncated or foreign file lead to
+        if kind := describe(path):
+            raise ValueError(f'{path} {kind}') from None
         unsafe = re.search(r'GLOBAL (\S+)', str(error))
         if isinstance(error, pickle.UnpicklingError) and unsafe:
             raise ValueError(
@@ -92,14 +116,6 @@ def inert_class(full_name: str) -> type[Inert]:
     """A class that stands in for the one of this name."""
     module, _, name = full_name.rpartition('.')
     return type(name, (Inert,), {'__module__': module})
-
-
-def is_safetensors(path: Path) -> bool:
-    """True if a file, whatever its name, begins like a safetensors file: with the length of a
-    header, 8 bytes, and the header, which is JSON."""
-    with path.open('rb') as file:
-        length = int.from_bytes(file.read(8), 'little')
-        return file.read(1) == b'{' and length <= path.stat().st_size
 
 
 def load_tensors(path: Path, map_location: str, others: Sequence[type]) -> Any:
@@ -134,17 +150,8 @@ def tensors_of(checkpoint: dict) -> dict[str, Tensor]:
     """
     checkpoint, _ = unwrapped(checkpoint)
     check_names(checkpoint)
-    checkpoint = {name.replace(COMPILED, ''): value for name, value in checkpoint.items()}
-    while prefix := prefix_of(checkpoint):  # two, if an average wraps DDP
-        inner = {}
-        classifier = {}  # mmpretrain has it next to the backbone
-        for name, value in checkpoint.items():
-            if name.startswith(prefix):
-                inner[name.removeprefix(prefix)] = value
-            elif name.startswith('head.'):
-                classifier[name] = value
-        checkpoint = inner | classifier
-    tensors = {name: value for name, value in checkpoint.items() if isinstance(value, Tensor)}
+    inner = without_prefixes(checkpoint)
+    tensors = {name: value for name, value in inner.items() if isinstance(value, Tensor)}
     for name, value in tensors.items():
         if value.layout != torch.strided or value.is_quantized:
             raise ValueError(f'{name[:100]} is sparse or quantized; only dense tensors load')
@@ -155,10 +162,29 @@ def tensors_of(checkpoint: dict) -> dict[str, Tensor]:
     return tensors
 
 
+def without_prefixes(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Remove the prefixes of wrappers and of larger models from the names, and what lacks them,
+    such as neck and head of a detector. Keeps a classifier next to the backbone."""
+    inner = {name.replace(COMPILED, ''): value for name, value in checkpoint.items()}
+    while prefix := prefix_of(inner):  # several, if an average wraps DDP
+        prefixed = {}
+        classifier = {}
+        for name, value in inner.items():
+            if name.startswith(prefix):
+                prefixed[name.removeprefix(prefix)] = value
+            elif name.startswith(('head.', 'classifier.')):
+                classifier[name] = value
+        inner = prefixed | classifier
+    return inner
+
+
 def prefix_of(names: Iterable[str]) -> str:
-    """The first of `PREFIXES` that some name has, or ''."""
+    """The first of `PREFIXES` that some name has, or '' if most names of a backbone have none."""
+    names = list(names)
+    bare = sum(bool(BACKBONE.match(name)) for name in names)
     for prefix in PREFIXES:
-        if any(name.startswith(prefix) for name in names):
+        prefixed = sum(name.startswith(prefix) for name in names)
+        if prefixed > bare:
             return prefix
     return ''
 
@@ -169,16 +195,29 @@ def unwrapped(checkpoint: dict) -> tuple[dict, str]:
     Returns:
         The dict, and a line that says which of several wrappers was taken, or ''.
     """
-    choice = ''
+    choices = []
     for _ in range(MOST_WRAPPERS):
         wrappers = [name for name in WRAPPERS if holds_tensors(checkpoint.get(name))]
         if not wrappers:
             break
-        taken, *others = wrappers
-        if others:
-            choice = f'taken from {taken}, not from {listed(others)}'
-        checkpoint = checkpoint[taken]
-    return checkpoint, choice
+        if is_of_mmengine(checkpoint):
+            wrappers.remove('ema_state_dict')
+            choices.append(
+                'taken from state_dict, which is the moving average; ema_state_dict holds the last '
+                'weights'
+            )
+        elif len(wrappers) > 1:
+            average = ' (the moving average)' if wrappers[0] in AVERAGES else ''
+            choices.append(f'taken from {wrappers[0]}{average}, not from {listed(wrappers[1:])}')
+        checkpoint = checkpoint[wrappers[0]]
+    return checkpoint, '; '.join(choices)
+
+
+def is_of_mmengine(checkpoint: dict) -> bool:
+    """True if mmengine's EMAHook wrote a checkpoint. It swaps the average and the last weights."""
+    if not all(holds_tensors(checkpoint.get(key)) for key in ('state_dict', 'ema_state_dict')):
+        return False
+    return 'steps' in checkpoint['ema_state_dict']
 
 
 def holds_tensors(value: object) -> bool:
@@ -202,9 +241,3 @@ def check_names(names: Iterable) -> None:
     for name in names:
         if not isinstance(name, str):
             raise ValueError(f'the names of tensors must be strings, got {name!r}')
-
-
-def listed(names: Sequence[str], most: int = 6) -> str:
-    """The first names, shortened, and how many more there are."""
-    more = f' and {len(names) - most} more' if len(names) > most else ''
-    return ', '.join(name[:100] for name in names[:most]) + more

@@ -1,12 +1,16 @@
 """Files, wrappers and prefixes."""
 
 import argparse
+import gzip
+import json
 import os
 import pickle
 import sys
+import zipfile
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from foreign import (
@@ -15,10 +19,11 @@ from foreign import (
 )
 from mmengine.logging import HistoryBuffer
 from safetensors.torch import save_file
-from support import assert_loaded, load
+from support import assert_loaded
 from torch import nn
 
 from cpvt_pyramid import CPVTPyramid, load_weights
+from cpvt_pyramid.checkpoints.loading import fit_checkpoint
 
 HAS_SAFE_GLOBALS = hasattr(torch.serialization, 'safe_globals')
 
@@ -79,24 +84,67 @@ def test_wrappers_and_prefixes(published, wrap, tmp_path):
 )
 def test_other_wrappers_are_listed(published, checkpoint, contents):
     with pytest.raises(ValueError, match=f'has no tensor of this backbone, but {contents}. Check'):
-        CPVTPyramid('pcpvt_nano').load_state_dict(checkpoint(published))
+        fit_checkpoint(CPVTPyramid('pcpvt_nano'), checkpoint(published))
 
 
-def test_the_report_says_which_of_several_was_taken(published):
-    average = {name: value * 0.5 for name, value in published.items()}
-    checkpoint = {'model': published, 'model_ema': average, 'state_dict': {}}
+AVERAGE = 'the moving average'
+LAST = 'taken from state_dict, which is the moving average; ema_state_dict holds the last weights'
+
+
+@pytest.mark.parametrize(
+    ('checkpoint', 'taken', 'remark'),
+    [
+        (
+            lambda a, b: {'model': a, 'model_ema': b, 'state_dict': {}},
+            'b',
+            f'; taken from model_ema ({AVERAGE}), not from model',
+        ),
+        (  # of RT-DETR
+            lambda a, b: {'model': a, 'ema': {'module': b, 'updates': 3}},
+            'b',
+            f'; taken from ema ({AVERAGE}), not from model',
+        ),
+        (  # of mmengine, which swaps them
+            lambda a, b: {
+                'state_dict': a,
+                'ema_state_dict': {'steps': torch.tensor(3)} | prefixed('module.', b),
+            },
+            'a',
+            f'; {LAST}',
+        ),
+        (
+            lambda a, b: {'state_dict': a, 'ema_state_dict': b},
+            'b',
+            f'; taken from ema_state_dict ({AVERAGE}), not from state_dict',
+        ),
+        (lambda a, _: {'model': a, 'model_ema': {}}, 'a', ', 4 unused (norm.weight'),
+    ],
+)
+def test_the_report_says_which_of_several_was_taken(published, checkpoint, taken, remark, tmp_path):
+    other = {name: value * 0.5 for name, value in published.items()}
+    torch.save(checkpoint(published, other), tmp_path / 'a.pth')
     model = CPVTPyramid('pcpvt_nano')
-    report = load(model, checkpoint, strict=False)
-    assert str(report).endswith('; taken from model_ema, not from model')
-    assert_loaded(model, average)
-    assert not load(model, {'model': published, 'model_ema': {}}, strict=False).choice
+    report = str(load_weights(model, tmp_path / 'a.pth'))
+    assert_loaded(model, {'a': published, 'b': other}[taken])
+    assert report.endswith(remark) if ';' in remark else remark in report and ';' not in report
 
 
 def test_a_checkpoint_inside_itself_is_no_endless_loop():
     checkpoint = {}
     checkpoint['model'] = checkpoint
     with pytest.raises(ValueError, match='no tensor of this backbone, but model'):
-        CPVTPyramid(TINY['pcpvt']).load_state_dict(checkpoint)
+        fit_checkpoint(CPVTPyramid(TINY['pcpvt']), checkpoint)
+    found = CPVTPyramid(TINY['pcpvt']).load_state_dict(checkpoint, strict=False)
+    assert found.unexpected_keys == ['model']
+
+
+@pytest.mark.parametrize('stray', ['module.step', 'backbone.step', 'module.backbone.step'])
+def test_a_stray_prefix_beside_bare_names(published, stray, tmp_path):
+    torch.save(published | {stray: torch.ones(())}, tmp_path / 'a.pth')
+    model = CPVTPyramid('pcpvt_nano')
+    report = load_weights(model, tmp_path / 'a.pth')
+    assert_loaded(model, published)
+    assert report.unused == [stray]
 
 
 def test_a_missing_package_is_named(published, tmp_path, monkeypatch):
@@ -124,27 +172,140 @@ def write_torn(path: Path, end: float) -> None:
     os.truncate(path, int(end * size) if 0 < end < 1 else end % size)
 
 
+def write_script(path: Path) -> None:
+    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), path)
+
+
+def write_exported(path: Path) -> None:
+    torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)), f'{path}.pt2')
+    Path(f'{path}.pt2').rename(path)
+
+
+def write_zip(path: Path) -> None:
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr('weights/nano.pth', b'')
+
+
 @pytest.mark.parametrize(
     'write, complaint',
     [
-        *((partial(write_torn, end=end), 'not a complete checkpoint') for end in (0, 1, 0.5, -1)),
-        (
-            lambda path: path.write_bytes(pickle.dumps(os.system)),
-            # Below torch 2.5, our own unpickler reads it.
-            'is not a complete checkpoint' if HAS_SAFE_GLOBALS else 'than tensors: posix.system',
-        ),
+        *((partial(write_torn, end=end), 'not a complete checkpoint') for end in (1, 0.5, -1)),
+        (partial(write_torn, end=0), 'is empty'),
+        (lambda path: path.write_bytes(pickle.dumps(os.system, 2)), 'than tensors: posix.system'),
         (lambda path: torch.save({'a': os.system}, path), 'holds more than tensors: posix.system'),
         (lambda path: torch.save({'a': nn.Linear(2, 2)}, path), 'holds more than tensors: torch'),
         (lambda path: torch.save(torch.ones(3), path), 'holds a Tensor, not tensors by their'),
         (lambda path: torch.save({}, path), 'is empty'),
-        (lambda path: torch.save({'state_dict': {}}, path), 'no tensor of this backbone|is empty'),
-        (lambda path: path.mkdir(), 'no checkpoint at'),
+        (lambda path: torch.save({'state_dict': {}}, path), 'no tensor of this backbone, but'),
+        # Files of other kinds
+        (lambda path: path.write_bytes(gzip.compress(b'weights')), 'is compressed with gzip; de'),
+        (lambda path: path.write_text('<!DOCTYPE html>'), 'is a web page'),
+        (lambda path: path.write_text('version https://git-lfs.github.com'), 'pointer of Git LFS'),
+        (lambda path: np.savez(path.open('wb'), a=np.ones(3)), r'is a NumPy archive \(.npz\)'),
+        (lambda path: np.save(path.open('wb'), np.ones(3)), 'is a NumPy array'),
+        (write_zip, 'is a zip archive, with weights/nano.pth; unpack it first'),
+        (write_script, 'is a TorchScript archive: .* save the state_dict'),
+        (write_exported, 'is an exported program of torch.export'),
+        (
+            lambda path: path.write_bytes(b'\x08\x0a\x12\x07pytorch\x1a\x06'),
+            'is an ONNX model: .* save the state_dict',
+        ),
+        # Folders
+        (lambda path: path.mkdir(), 'no checkpoint in the folder'),
+        (
+            lambda path: [path.mkdir(), (path / 'a.pth').touch(), (path / 'b.pth').touch()],
+            'holds several checkpoints: a.pth, b.pth. Give one',
+        ),
+        (
+            lambda path: [path.mkdir(), (path / '.metadata').touch()],
+            'torch.distributed.checkpoint; make one file of it with python -m .* dcp_to_torch',
+        ),
+        (
+            lambda path: [path.mkdir(), (path / 'adapter_config.json').touch()],
+            'is an adapter of peft',
+        ),
     ],
 )
-@pytest.mark.filterwarnings('ignore:Detected pickle protocol')
+@pytest.mark.filterwarnings('ignore:.torch.jit:DeprecationWarning')
 def test_files_that_are_no_checkpoints(write, complaint, tmp_path):
     path = tmp_path / 'file.pth'
     write(path)
     with pytest.raises((ValueError, FileNotFoundError), match=complaint) as caught:
         load_weights(CPVTPyramid(TINY['pcpvt']), path)
     assert str(path) in str(caught.value) and '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('protocol', [4, 5])
+@pytest.mark.parametrize('plain', [True, False])
+@pytest.mark.skipif(not HAS_SAFE_GLOBALS, reason='below torch 2.5 our own unpickler reads them')
+def test_other_pickle_protocols_are_named(protocol, plain, tmp_path):
+    path = tmp_path / 'file.pth'
+    weights = {'a': torch.ones(3)}
+    if plain:
+        path.write_bytes(pickle.dumps(weights, protocol))
+    else:
+        torch.save(weights, path, pickle_protocol=protocol)
+    with pytest.raises(ValueError, match=f'was pickled with protocol {protocol}; only .* again'):
+        load_weights(CPVTPyramid(TINY['pcpvt']), path)
+
+
+# Folders that can be loaded
+
+
+def write_shards(folder: Path, weights: dict, name: str = 'model.safetensors') -> None:
+    """Two files and their index, as huggingface_hub writes them."""
+    stem, _, ending = name.partition('.')
+    names = list(weights)
+    places = {}
+    for i, part in enumerate((names[::2], names[1::2]), start=1):
+        file = f'{stem}-0000{i}-of-00002.{ending}'
+        tensors = {key: weights[key] for key in part}
+        if ending == 'bin':
+            torch.save(tensors, folder / file)
+        else:
+            save_file(tensors, folder / file)
+        places |= dict.fromkeys(part, file)
+    (folder / f'{name}.index.json').write_text(json.dumps({'weight_map': places}))
+
+
+def write_snapshot(folder: Path, weights: dict) -> None:
+    """A repository in the cache of huggingface_hub."""
+    snapshot = folder / 'snapshots/0123abcd'
+    snapshot.mkdir(parents=True)
+    (snapshot / 'config.json').write_text('{}')
+    save_file(weights, snapshot / 'model.safetensors')
+
+
+@pytest.mark.parametrize(
+    'write',
+    [
+        write_shards,
+        partial(write_shards, name='pytorch_model.bin'),
+        write_snapshot,
+        lambda folder, weights: save_file(weights, folder / 'any.safetensors'),
+        lambda folder, weights: torch.save({'model': weights}, folder / 'checkpoint.pth.tar'),
+    ],
+)
+def test_folders_that_hold_one_checkpoint(published, write, tmp_path):
+    write(tmp_path, published)
+    (tmp_path / 'README.md').touch()
+    model = CPVTPyramid('pcpvt_nano')
+    load_weights(model, tmp_path)
+    assert_loaded(model, published)
+
+
+def test_damaged_indices_of_shards(published, tmp_path):
+    write_shards(tmp_path, published)
+    index = tmp_path / 'model.safetensors.index.json'
+    model = CPVTPyramid('pcpvt_nano')
+    load_weights(model, index)  # the index itself
+    for text, complaint in (
+        ('{}', "must hold a 'weight_map'"),
+        ('[' * 100_000, "must hold a 'weight_map'"),
+        ('{"weight_map": {"a": "../a.safetensors"}}', 'must list files of its own folder'),
+        ('{"weight_map": {"a": 3}}', 'must list files of its own folder'),
+        ('{"weight_map": {"a": "b.safetensors"}}', 'lists files that are not there: b.safetensors'),
+    ):
+        index.write_text(text)
+        with pytest.raises((ValueError, FileNotFoundError), match=complaint):
+            load_weights(model, tmp_path)

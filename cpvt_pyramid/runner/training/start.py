@@ -13,7 +13,7 @@ from mmengine.runner import Runner
 from torch import Tensor
 
 from ...checkpoints import LoadsCheckpoints
-from ...checkpoints.loading import prepare_state_dict
+from ...checkpoints.loading import fit_checkpoint
 from ...config.check import is_pretrained
 from ...predict.openmmlab.models import FROM_SCRATCH, fetch_checkpoint
 from ...tooling.command import UserError, rank
@@ -132,8 +132,11 @@ def check_load_from(runner: Runner, name: str, backbone: LoadsCheckpoints) -> No
 def check_backbone(
     backbone: LoadsCheckpoints, tensors: dict[str, Tensor], prefix: str, path: str
 ) -> None:
+    inner = {k[len(prefix) :]: value for k, value in tensors.items() if k.startswith(prefix)}
+    if not inner:  # of another part of the model
+        return
     try:
-        prepare_state_dict(backbone, dict(tensors), prefix)
+        fit_checkpoint(backbone, inner)
     except ValueError as error:
         raise UserError(f'{path}: {error}') from error
 

@@ -277,6 +277,12 @@ def formats() -> Iterator[list[str]]:
         'pvt': 'the authors of PVT',
         'vit': 'the authors of DeiT; timm (`deit_*`, `vit_*`)',
         'mmpretrain_vit': 'mmpretrain (`VisionTransformer`)',
+        'pvt_v2': 'the authors of PVTv2 and of SegFormer',
+        'timm_pvt_v2': 'timm (`pvt_v2_*`)',
+        'mm_pvt_v2': (
+            'mmdetection (`PyramidVisionTransformerV2`), mmsegmentation (`MixVisionTransformer`)'
+        ),
+        'transformers': 'transformers (SegFormer)',
     }
     with torch.device('meta'):
         samples = {

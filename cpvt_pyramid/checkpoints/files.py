@@ -32,12 +32,12 @@ BEGINNINGS = (
 )
 
 
-def describe(path: Path) -> Optional[str]:
+def describe_file(path: Path) -> Optional[str]:
     """What a file is that cannot be read as a checkpoint, and what to do; None if unknown.
 
     Examples:
         >>> Path('nano.pth.gz').write_bytes(gzip.compress(b'weights'))
-        >>> describe(Path('nano.pth.gz'))
+        >>> describe_file(Path('nano.pth.gz'))
         'is compressed with gzip; decompress it first'
     """
     with path.open('rb') as file:

@@ -61,7 +61,7 @@ class LoadReport(NamedTuple):
 def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LoadReport:
     """Compare a model's state dict with a checkpoint under the same names."""
     shared = [name for name in ours if name in theirs]
-    mismatched = [name for name in shared if size_of(theirs[name]) != size_of(ours[name])]
+    mismatched = [name for name in shared if tensor_shape(theirs[name]) != tensor_shape(ours[name])]
     return LoadReport(
         loaded=[name for name in shared if name not in mismatched],
         kept=[name for name in ours if name not in theirs],
@@ -70,7 +70,7 @@ def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LoadReport:
     )
 
 
-def size_of(value: object) -> Optional[torch.Size]:
+def tensor_shape(value: object) -> Optional[torch.Size]:
     """The shape of a tensor; None for others, such as a quantized model's packed parameters."""
     return value.shape if isinstance(value, Tensor) else None
 

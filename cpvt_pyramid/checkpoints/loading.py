@@ -156,7 +156,7 @@ def fit_checkpoint(
     check_names(checkpoint)
     ours = nn.Module.state_dict(module)
     inner, choice = unwrapped(checkpoint)
-    if is_quantized(ours) and ours.keys() <= inner.keys():  # the model's own
+    if has_packed_parameters(ours) and ours.keys() <= inner.keys():  # the model's own
         return inner, compare(ours, inner)._replace(choice=choice)
     theirs, report = convert(module, ours, tensors_of(inner))
     if not any(BODY.match(name) for name in theirs):
@@ -169,7 +169,21 @@ def fit_checkpoint(
     return theirs, report._replace(choice=choice)
 
 
-def is_quantized(state: dict) -> bool:
+def check_backbones(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Check the tensors of each backbone of this package in a larger model, if there are any.
+
+    Raises:
+        ValueError: they are damaged or of another architecture.
+    """
+    for name, part in model.named_modules():
+        if isinstance(part, LoadsCheckpoints):
+            prefix = f'{name}.' if name else ''
+            inner = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+            if inner:
+                fit_checkpoint(part, inner)
+
+
+def has_packed_parameters(state: dict) -> bool:
     """True if a state dict holds packed parameters, which are no tensors."""
     return not all(isinstance(value, Tensor) for value in state.values())
 
@@ -230,6 +244,6 @@ def load_or_restore(model: nn.Module, tensors: dict[str, Any]) -> None:
             for name, value in nn.Module.state_dict(model).items():
                 if isinstance(value, Tensor):
                     value.copy_(before[name])
-        if is_quantized(before):
+        if has_packed_parameters(before):
             model.load_state_dict(before)
         raise

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .downloads import local_file
-from .files import INDEX_ENDING, describe, is_safetensors, listed, pick_from_folder, shards_of
+from .files import INDEX_ENDING, describe_file, is_safetensors, listed, pick_from_folder, shards_of
 from .formats import BACKBONE
 
 # Keys under which training scripts store the tensors: moving averages, which are taken first, and
@@ -92,13 +92,13 @@ def read_file(path: Path, map_location: str) -> dict:
             from safetensors.torch import load_file
 
             return load_file(path, device=map_location)
-        with warnings.catch_warnings():  # `describe` says what they are about
+        with warnings.catch_warnings():  # `describe_file` says what they are about
             warnings.simplefilter('ignore', UserWarning)
             checkpoint = load_tensors(path, map_location, [inert_class(name) for name in INERT])
     except ImportError as error:
         raise ImportError(f'reading {path} needs safetensors; pip install safetensors') from error
     except Exception as error:  # whatever the bytes of a truncated or foreign file lead to
-        if kind := describe(path):
+        if kind := describe_file(path):
             raise ValueError(f'{path} {kind}') from None
         unsafe = re.search(r'GLOBAL (\S+)', str(error))
         if isinstance(error, pickle.UnpicklingError) and unsafe:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..tooling.command import UserError, run_command
+from ..tooling.command import UserError, one_line, run_command
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +37,10 @@ Format = Literal[
     'pvt',
     'mmpretrain_vit',
     'vit',
+    'pvt_v2',
+    'timm_pvt_v2',
+    'mm_pvt_v2',
+    'transformers',
 ]
 
 
@@ -61,8 +65,8 @@ def convert_weights(
     """
     try:
         path, is_new = convert(source, to, out, backbone_only, safetensors)
-    except (OSError, ValueError) as error:
-        raise UserError(str(error)) from error
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(one_line(error)) from error
     print(f'wrote {path}' if is_new else f'{path} already exists with this content')
 
 

@@ -53,6 +53,38 @@ def test_loads_and_is_downloaded_once(name, hub):
     assert load_weights(CPVTPyramid('pcpvt_nano'), name) == report
 
 
+@pytest.mark.parametrize('kind', ['safetensors', 'pickle', 'shards'])
+def test_a_repository_by_its_name(kind, hub):
+    """The weights that transformers or huggingface_hub saved there, downloaded once."""
+    tensors, buffer = CPVTPyramid('pcpvt_nano').state_dict(), io.BytesIO()
+    torch.save(tensors, buffer)
+    places = dict.fromkeys(tensors, 'model-00001-of-00001.safetensors')
+    files = {
+        'safetensors': {'model.safetensors': save(tensors), 'pytorch_model.bin': b'not read'},
+        'pickle': {'pytorch_model.bin': buffer.getvalue()},
+        'shards': {
+            'model.safetensors.index.json': json.dumps({'weight_map': places}).encode(),
+            'model-00001-of-00001.safetensors': save(tensors),
+        },
+    }
+    hub.repos['me/b'] = files[kind] | {'config.json': b'{}'}
+    report = load_weights(CPVTPyramid('pcpvt_nano'), 'hf://me/b')
+    hub.shutdown()
+    hub.server_close()
+    assert len(report.loaded) == len(tensors)
+    assert load_weights(CPVTPyramid('pcpvt_nano'), 'hf://me/b') == report
+
+
+def test_a_repository_without_weights(hub):
+    hub.repos['me/c'] = {'config.json': b'{}'}
+    with pytest.raises(FileNotFoundError, match='^hf://me/c has no model.safetensors, .*/FILE$'):
+        local_file('hf://me/c')
+    hub.shutdown()
+    hub.server_close()
+    with pytest.raises(ConnectionError, match='^cannot download hf://me/d .*model.safetensors of'):
+        local_file('hf://me/d')
+
+
 def test_a_hash_in_a_name_is_checked(hub):
     url = f'{hub.url}/me/a/resolve/main'
     for name in hub.repos['me/a']:
@@ -86,8 +118,8 @@ def test_what_cannot_be_downloaded_is_one_line_at_once(name, is_reachable, hub):
 
 
 def test_other_mistakes(monkeypatch):
-    with pytest.raises(ValueError, match='is hf://OWNER/REPO/FILE, got hf://me/a'):
-        local_file('hf://me/a')
+    with pytest.raises(ValueError, match='is hf://OWNER/REPO or .*/FILE, got hf://me'):
+        local_file('hf://me')
     with pytest.raises(FileNotFoundError, match='^no checkpoint at tim://a$'):
         local_file('tim://a')
     monkeypatch.setitem(sys.modules, 'huggingface_hub', None)

@@ -283,7 +283,8 @@ def test_pegs_from_zero_and_frozen_ones(build, before, peg):
     model = type(published)(published.arch, peg=peg._replace(zero_init=True)).eval()
     if build is classifier:
         model.head = copy.deepcopy(published.head)
-    model.load_state_dict(published.state_dict())
+    missing, unexpected = model.load_state_dict(published.state_dict(), strict=False)
+    assert missing and not unexpected
     image = torch.randn(1, 3, 60, 84)
     maps = outputs(model, image)
     with torch.no_grad():

@@ -182,9 +182,6 @@ def test_dynamic_quantization(model):
     again = quantize(randomize(copy.deepcopy(model), seed=1))
     again.load_state_dict(copy.deepcopy(quantized).state_dict())
     assert all(torch.equal(a, b) for a, b in zip(outputs(again, IMAGE), found))
-    for tensors, other in ((model.state_dict(), again), (again.state_dict(), model)):
-        with pytest.raises(ValueError, match='lacks'):
-            other.load_state_dict(tensors, strict=False)
 
 
 @pytest.mark.filterwarnings('ignore:There is a performance drop')

@@ -18,10 +18,11 @@ from mmengine.model import BaseTTAModel, is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import CheckpointLoader
-from torch import nn
+from torch import Tensor, nn
 
 from ...checkpoints import read_checkpoint
 from ...checkpoints.downloads import SCHEMES
+from ...checkpoints.loading import check_backbones
 from ...checkpoints.reading import listed
 from ...config.parts import is_local
 from ...tooling.command import UserError, one_line
@@ -81,7 +82,12 @@ def load_whole_model(model: nn.Module, checkpoint: dict, path: Union[str, Path])
     tensors = {re.sub(r'^module\.', '', k): v for k, v in checkpoint['state_dict'].items()}
     while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
         model = model.module
+    for name, _ in model.named_parameters():
+        value = tensors.get(name)
+        if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
+            raise UserError(f'{path} is damaged: {name} has values that are not finite')
     try:
+        check_backbones(model, tensors)
         missing, unknown = model.load_state_dict(tensors, strict=False)
     except (RuntimeError, ValueError) as error:  # other shapes; hardly a key in common
         raise UserError(f'{path} does not fit the model: {one_line(error)}') from error

@@ -169,6 +169,13 @@ the papers' numbers are higher by half a million or more, because their code kee
 backbone alone or within a detector or segmentor. The format is recognized by its keys.
 `cpvt convert-weights` writes all of them.
 
+`load_weights(model, NAME)` takes the path of a file or of a folder with one checkpoint (shards with
+their index, a snapshot of the Hugging Face hub), `timm://pvt_v2_b2.in1k`, `hf://nvidia/mit-b0`,
+`hf://OWNER/REPO/FILE` or an `https://` address. It refuses damaged files and other architectures,
+and after an error the model is as it was. `load_state_dict` converts names and shapes, leaves out
+what a backbone does not have (the classifier), and treats missing, additional and infinite values
+as any PyTorch module does.
+
 {formats}"""
 
 

@@ -1,6 +1,8 @@
-"""What docs/ publishes: `position` asks where a model's sense of position comes from, `ports`
-compares ports by training.
+"""Experiments whose results the documentation states; they run in a checkout, on a CPU.
 
-Both share how models are trained (`training`), in several processes (`parallel`), and how results
-are summed up (`statistics`), drawn (`figures`) and written (`report`).
+    python -m experiments.position encodings     # docs/position.md
+    python -m experiments.position paper         # the CPVT paper's own experiment, same page
+    python -m experiments.unpadded               # docs/invariance.md and the README
+
+`runs` trains, `report` writes what was found, `statistics` and `figures` are what both need.
 """

@@ -1,9 +1,8 @@
-"""The lab's figures, in one style."""
+"""The figures of the experiments, in one style."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import cycle
 from pathlib import Path
 from typing import Any, Optional
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from cpvt_pyramid.tooling.files import atomic_write
 
-from .statistics import Estimate, estimate
+from .statistics import estimate
 
 GREY, ACCENT, BLUE = '#8a8f98', '#c0392b', '#2c6fbb'
 STYLE_OF_FIGURES = {
@@ -79,54 +78,19 @@ def dots(
     axis.set_xlim(-2, 102)
 
 
-class Panels:
-    """A panel for each measure, with a row for each name and its estimates in several colors."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, dict[str, dict[str, Estimate]]] = {}  # by measure, mark and name
-
-    def add(self, measure: str, name: str, values: Mapping[str, Sequence[float]]) -> None:
-        """Add the shares that the seeds have, for each mark; they are drawn in %."""
-        marks = self.found.setdefault(measure, {})
-        for mark, of_seeds in values.items():
-            if np.isfinite(of_seeds).all():
-                marks.setdefault(mark, {})[name] = estimate(100 * np.asarray(of_seeds))
-
-    def draw(self, path: Path, title: str) -> None:
-        marks = dict.fromkeys(mark for marks in self.found.values() for mark in marks)
-        shades = dict(zip(marks, cycle((BLUE, ACCENT, 'black'))))
-        of_marks = [found for marks in self.found.values() for found in marks.values()]
-        names = list(dict.fromkeys(name for found in of_marks for name in found))
-        size = (3.1 * len(self.found) + 1, 0.24 * len(names) + 1.6)
-        with figure(path, 1, len(self.found), size, sharey=True) as (fig, axes):
-            for axis, (measure, marks) in zip(axes.flat, self.found.items()):
-                for mark, found in marks.items():
-                    means = [one.mean for one in found.values()]
-                    halves = np.nan_to_num([one.half for one in found.values()])
-                    rows = [names.index(name) for name in found]
-                    look = dict(fmt='o', ms=5, elinewidth=3, alpha=0.75, mew=0)
-                    axis.errorbar(means, rows, xerr=halves, color=shades[mark], label=mark, **look)
-                name_rows(axis, names)
-                axis.set_title(measure)
-            legend_below(fig, axes.flat[0].get_legend_handles_labels()[0])
-            fig.suptitle(f'{title}: mean and 95% interval')
-
-
 def name_rows(axis: Any, names: Sequence[str]) -> None:
     """From the top to the bottom."""
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.5, -0.5)
 
 
-def curve(
-    axis: Any, x: Sequence[float], of_seeds: np.ndarray, most: float = 100, **style: Any
-) -> list:
+def curve(axis: Any, x: Sequence[float], of_seeds: np.ndarray, **style: Any) -> list:
     """The mean over the seeds of (seeds, len(x)) values, with its interval as a band."""
     found = [estimate(column) for column in np.asarray(of_seeds).T]
     mean = np.array([f.mean for f in found])
     half = np.nan_to_num([f.half for f in found])
     if len(of_seeds) > 1:
-        low, high = (mean - half).clip(0, most), (mean + half).clip(0, most)
+        low, high = (mean - half).clip(0, 100), (mean + half).clip(0, 100)
         axis.fill_between(x, low, high, color=style['color'], alpha=0.1, lw=0)
     return axis.plot(x, mean, **{'ms': 4, 'lw': 1.4, **style})
 
@@ -150,25 +114,6 @@ def show_picture(axis: Any, image: Tensor, title: str = '') -> None:
     low, high = image.min(), image.max()
     axis.imshow(((image - low) / (high - low)).permute(1, 2, 0), aspect=1)
     without_axes(axis, title)
-
-
-def name_row(axis: Any, name: str) -> None:
-    """The name of a row of axes, to the left of its first one."""
-    text = name.replace(', ', ',\n')
-    axis.set_ylabel(text, fontsize=8.5, rotation=0, ha='right', va='center')
-
-
-def name_columns(axes: Sequence, names: Sequence[str]) -> None:
-    for axis, name in zip(axes, names):
-        axis.set_title(name, fontsize=9)
-
-
-def scale_beside(axes: Any, drawn: Any, left: float, label: str) -> None:
-    """The color scale of a picture that was drawn, to the right of axes that end at `left`."""
-    low, high = axes[-1, 0].get_position().y0, axes[0, 0].get_position().y1
-    fig = drawn.figure
-    place = (left + 0.1 / fig.get_figwidth(), low, 0.12 / fig.get_figwidth(), high - low)
-    fig.colorbar(drawn, cax=fig.add_axes(place), label=label)
 
 
 def without_axes(axis: Any, title: str = '') -> None:

@@ -1,8 +1,6 @@
-"""The position laboratory: what CPVT claims about position, tested on small models.
+"""Where does a model's sense of position come from, and does it carry over to other sizes?
 
-`__main__` is its command line, `questions` lists what can be asked. `scenes` draws pictures whose
-questions need position, `tasks` asks them and computes what a bag of patches can answer, `runs`
-trains and remembers, `laboratory` says what is compared. `encodings` and `sizes` compare the
-trained models. `probe`, `padding`, `shift`, `attention` and `registers` apply
-`cpvt_pyramid.lab.probes` to them (`groups`) or to other models (`given_models`).
+`python -m experiments.position` is the command line. `encodings` compares encodings on pictures
+(`scenes`) with questions that need position (`tasks`), at the size of the training and at others
+(`sizes`); `paper` repeats the CPVT paper's own experiment with photographs (`fashion`).
 """

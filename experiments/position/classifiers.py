@@ -10,10 +10,10 @@ from torchvision.transforms import v2
 
 from cpvt_pyramid.archs import ColumnarArch
 from cpvt_pyramid.columnar import CPVT
-from experiments.training import muon_and_adamw
+from experiments.runs import muon_and_adamw
 
+from .answers import WEIGHT_DECAY, PositionSettings
 from .fashion import CLASSES, Photos, read_fashion
-from .runs import WEIGHT_DECAY, Settings
 
 SIDE = 28  # of the training photographs, in pixels
 # A patch of 2 makes 14 x 14 tokens, as many as the paper's patch of 16 at 224 pixels.
@@ -23,7 +23,7 @@ BICUBIC = dict(interpolation=v2.InterpolationMode.BICUBIC, antialias=True)
 
 
 @dataclass(frozen=True)
-class ClassifierSettings(Settings):
+class ClassifierSettings(PositionSettings):
     """All that determines the training of a classifier of Fashion-MNIST.
 
     Args:
@@ -33,14 +33,16 @@ class ClassifierSettings(Settings):
         data: folder of the files; where they lie changes nothing.
     """
 
-    model: str = 'photos'
     sizes: tuple[int, ...] = ()
     resized: int = 1000
     least_area: float = 0.35
     data: str = field(default='', compare=False)
 
+    @property
+    def label(self) -> str:
+        return f'photos-{self.position}'
+
     def build(self) -> CPVT:
-        """The untrained model."""
         torch.manual_seed(self.seed)
         return CPVT(
             ARCH,
@@ -59,11 +61,9 @@ class ClassifierSettings(Settings):
         matrices = [layer.weight for layer in model.blocks.modules() if type(layer) is nn.Linear]
         return muon_and_adamw(matrices, model, self.lr, WEIGHT_DECAY)
 
-    def loss(self, model: CPVT, step: int, device: str) -> Tensor:
-        """The loss of a training step, from 0."""
+    def loss(self, model: CPVT, step: int) -> Tensor:
         images, labels = self.draw(step)
-        logits = model(normalized(images).to(device))
-        return F.cross_entropy(logits, labels.to(device))
+        return F.cross_entropy(model(normalized(images)), labels)
 
     def draw(self, step: int) -> tuple[Tensor, Tensor]:
         """The photographs (B, 1, 28, 28) of a training step and their classes: random crops,

@@ -1,18 +1,37 @@
-"""Which encoding, and where a PEG belongs: models trained in the same way, compared."""
+"""Which encoding: models trained in the same way, compared at the training size and at others."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from experiments import figures
-from experiments.report import LabAnswer, Table
+from experiments.report import Answer, Table
 from experiments.statistics import Estimate, estimate, holm, paired_difference, show_p
-from experiments.training import determined
 
-from .laboratory import Lab, Trained, metric_of
+from .answers import RunSettings, mean_accuracy
+from .laboratory import NORMALIZED, REPLICATED, Lab, Trained, Variant
 from .scenes import draw_scenes
-from .tasks import POSITION_TASKS, TASKS, answers_of, ceilings
+from .sizes import NOTES, draw_sizes, sizes_of, sizes_table
+from .tasks import POSITION_TASKS, TASKS, answers_of, ceilings, metric_of
 
+# No position first, then what the paper compares (arXiv 2102.10882), then the others.
+ENCODINGS = {
+    'none': Variant('none', paper='68.2'),
+    'learned': Variant('learned', paper='72.2'),
+    'sincos': Variant('sincos', paper='72.3'),
+    'relative': Variant('relative', paper='70.5'),
+    'peg': Variant('peg', paper='72.4'),
+    'rope': Variant('rope'),
+    'rope-mixed': Variant('rope-mixed'),
+    'alibi': Variant('alibi'),
+    'lookhere': Variant('lookhere'),
+    'peg, replicated border': Variant('peg', REPLICATED, paper='70.5'),
+    'rope, normalized': Variant('rope', options=NORMALIZED),
+    'rope+peg': Variant('rope+peg'),
+    'learned+peg': Variant('learned+peg', paper='72.9'),
+}
+REFERENCE = 'peg'
 MEASURES = {
     'position': 'tasks that need position',
     'control': 'control task',
@@ -40,45 +59,46 @@ CEILING = (
 )
 
 
-def protocol(lab: Lab) -> list[str]:
-    """How all models are trained, as notes of an answer."""
+def compare_encodings(lab: Lab) -> Answer:
+    """Which encoding, and does it carry over to other sizes? All of them with the same size, data,
+    budget and tuning."""
+    preset = lab.preset
+    settings = []
+    for variant in ENCODINGS.values():
+        settings.append(
+            RunSettings(
+                **variant.of_model,
+                seed=lab.seed,
+                steps=preset.steps,
+                batch=preset.batch,
+                pictures=preset.pictures,
+                scales=preset.scales,
+                scaled_pictures=preset.scaled_pictures,
+            )
+        )
+    tuning = [replace(one, scales=()) for one in settings]
+    trained = lab.train(ENCODINGS, settings, lab.tune(tuning, mean_accuracy))
+    tables = [metrics_table(trained), differences_table(trained)]
+    found = {one.name: [run.metrics['sizes'] for run in one.runs] for one in trained}
+    for metric, what in MEASURES.items():
+        title = f'{what} in %, at other sizes'
+        tables.append(sizes_table(found, sizes_of(preset.scales), metric, title))
+    draw_examples(lab.folder / 'encodings-pictures.png', lab.seed)
+    draw_comparison(lab.folder / 'encodings.png', trained)
+    draw_sizes(lab.folder / 'encodings-sizes.png', found, preset.scales)
+    pictures = ['encodings-pictures.png', 'encodings.png', 'encodings-sizes.png']
+    data = [one.data() for one in trained]
+    return Answer('encodings', 'Which encoding?', notes_of(lab), tables, pictures, data)
+
+
+def notes_of(lab: Lab) -> list[str]:
+    """How the models are trained and tested."""
     pictures = lab.preset.pictures
     return [
         PROTOCOL.format(rates=len(lab.preset.rates)),
         CEILING.format(pictures=pictures, error=0.5 / math.sqrt(pictures)),
+        *NOTES,
     ]
-
-
-def compare_encodings(lab: Lab) -> LabAnswer:
-    """Which encoding: all of them with the same size, data, budget and tuning."""
-    example = 'encodings-pictures.png'
-    draw_examples(lab.folder / example, lab.seed)
-    tables = []
-    data = {}
-    pictures = [example]
-    for model in lab.preset.models:
-        trained = lab.train(lab.encodings(model), model)
-        tables += comparison(trained, f'Accuracy in %, {model}', reference='peg')
-        data[model] = runs_data(trained)
-        name = f'encodings-{model}.png'
-        draw_comparison(lab.folder / name, trained)
-        pictures.append(name)
-    return LabAnswer('encodings', 'Which encoding?', protocol(lab), tables, pictures, data)
-
-
-def compare_placements(lab: Lab) -> LabAnswer:
-    """Where a PEG belongs and what it is made of: CPVT's ablations."""
-    trained = lab.train(lab.placements())
-    picture = 'placement.png'
-    draw_comparison(lab.folder / picture, trained)
-    notes = [
-        *protocol(lab),
-        "Blocks 0 to 5 of the paper's 12 are the first half of the blocks here. The paper's "
-        '27x27 kernel covers its map of 14x14 tokens; the one here, 11x11, covers 6x6.',
-    ]
-    tables = comparison(trained, 'Accuracy in %, columnar model', reference='after block 0')
-    data = runs_data(trained)
-    return LabAnswer('placement', 'Where does a PEG belong?', notes, tables, [picture], data)
 
 
 def bag_ceilings() -> dict[str, float]:
@@ -86,17 +106,7 @@ def bag_ceilings() -> dict[str, float]:
     return {'position': metric_of(ceilings(), 'position'), **ceilings()}
 
 
-def comparison(trained: Sequence[Trained], title: str, reference: str) -> list[Table]:
-    """Every variant's metrics; and its paired difference from a reference, if there are seeds."""
-    tables = [metrics_table(trained, title)]
-    by_name = {one.name: one for one in trained}
-    if reference in by_name and len(by_name[reference].runs) > 1:
-        base = by_name.pop(reference)
-        tables.append(differences_table(list(by_name.values()), base))
-    return tables
-
-
-def metrics_table(trained: Sequence[Trained], title: str) -> Table:
+def metrics_table(trained: Sequence[Trained]) -> Table:
     columns = ('position', *TASKS, 'mIoU', 'AP')
     bag = bag_ceilings()
     of_bag = [f'{100 * bag[name]:.1f}' if name in bag else '' for name in columns]
@@ -107,10 +117,13 @@ def metrics_table(trained: Sequence[Trained], title: str) -> Table:
         about = [str(len(one.runs)), str(failed), f'{one.lr:g}', one.variant.paper]
         rows.append([one.name, *metrics, *about])
     header = ['', *columns, 'seeds', 'failed', 'lr', 'paper, ImageNet']
-    return Table(title, header, rows)
+    return Table('Accuracy in %', header, rows)
 
 
-def differences_table(others: Sequence[Trained], base: Trained) -> Table:
+def differences_table(trained: Sequence[Trained]) -> Table:
+    """Differences from a PEG, paired by seed."""
+    (base,) = [one for one in trained if one.name == REFERENCE]
+    others = [one for one in trained if one is not base]
     found = {}
     for metric in MEASURES:
         of_base = base.scores(metric)
@@ -131,24 +144,6 @@ def verdict(found: Estimate, p: float) -> str:
     if math.isnan(p) or p >= SIGNIFICANT:
         return 'not significant'
     return 'better' if found.mean > 0 else 'worse'
-
-
-def runs_data(trained: Sequence[Trained]) -> list[dict]:
-    """Every run of the tables, for JSON; how long it took is in its own file."""
-    data = []
-    for one in trained:
-        runs = []
-        for run in one.runs:
-            runs.append(
-                {
-                    'settings': determined(run.settings),
-                    'metrics': run.metrics,
-                    'losses': run.losses,
-                    'failure': run.failure,
-                }
-            )
-        data.append({'name': one.name, 'paper': one.variant.paper, 'runs': runs})
-    return data
 
 
 def draw_comparison(path: Path, trained: Sequence[Trained]) -> None:

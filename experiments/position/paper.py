@@ -9,15 +9,13 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from cpvt_pyramid.tooling.command import UserError
 from experiments import figures
-from experiments.report import LabAnswer, Table
+from experiments.report import Answer, Table
 from experiments.statistics import Estimate, estimate, holm, paired_difference, show_p, with_p
 
 from .classifiers import ARCH, SIDE, ClassifierSettings, size_name
-from .encodings import SIGNIFICANT, runs_data
+from .encodings import SIGNIFICANT
 from .laboratory import NORMALIZED, REPLICATED, Lab, Trained, Variant
-from .runs import path_of, run_all, tuned, tuning_runs
 
 NONE = 'no position'
 LEARNED = 'learned table'
@@ -179,7 +177,7 @@ NOTES = (
 )
 
 
-def compare_with_paper(lab: Lab) -> LabAnswer:
+def compare_with_paper(lab: Lab) -> Answer:
     """Does a small model agree with the CPVT paper, row by row?"""
     trained = train_rows(lab)
     rows = {one.name: one for one in trained}
@@ -204,7 +202,8 @@ def compare_with_paper(lab: Lab) -> LabAnswer:
         for note in NOTES
     ]
     title = "The CPVT paper's own experiment, on Fashion-MNIST"
-    return LabAnswer('paper', title, notes, tables, [picture], runs_data(trained))
+    data = [one.data() for one in trained]
+    return Answer('paper', title, notes, tables, [picture], data)
 
 
 # Training
@@ -239,30 +238,12 @@ def settings_of(lab: Lab, name: str, variant: Variant) -> ClassifierSettings:
 
 
 def train_rows(lab: Lab) -> list[Trained]:
-    """Train the models of every row, seed by seed; with `lab.finished`, take those there are."""
+    """Train the models of every row, seed by seed."""
     rows = all_rows()
     settings = [settings_of(lab, name, variant) for name, variant in rows.items()]
     compared = replace(settings[list(rows).index(LEARNED)], seed=lab.seed, sizes=())
-    rates = lab.preset.rates
-    if lab.finished:
-        tuning = tuning_runs(compared, rates)
-        if not all(path_of(one, lab.runs_folder).exists() for one in tuning):
-            raise UserError(f'no run is finished in {lab.folder}; leave out --finished')
-    (lr,) = tuned([compared], rates, lab.runs_folder, lab.workers, lab.device, accuracy_of)
-    names = []
-    todo = []
-    for seed in range(lab.seed, lab.seed + lab.seeds):
-        for name, one in zip(rows, settings):
-            wanted = replace(one, lr=lr, seed=seed)
-            if not lab.finished or path_of(wanted, lab.runs_folder).exists():
-                names.append(name)
-                todo.append(wanted)
-    if not todo:
-        raise UserError(f'no run is finished in {lab.folder}; leave out --finished')
-    runs = {name: [] for name in rows}
-    for name, result in zip(names, run_all(todo, lab.runs_folder, lab.workers, lab.device)):
-        runs[name].append(result)
-    return [Trained(name, rows[name], of_row) for name, of_row in runs.items() if of_row]
+    (lr,) = lab.tune([compared], accuracy_of)
+    return lab.train(rows, settings, [lr] * len(rows))
 
 
 def accuracy_of(metrics: dict[str, float]) -> float:

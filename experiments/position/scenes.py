@@ -18,10 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpvt_pyramid.lab.probes import PHOTOGRAPHS
-
 SCANS = {'train': slice(0, 1000), 'tuning': slice(1000, 1297), 'test': slice(1297, 1797)}
 INKS = ((0.95, 0.15, 0.15), (0.15, 0.9, 0.2), (0.2, 0.35, 1.0))  # of A, B and C
+PHOTOGRAPHS = {  # of scikit-image
+    'train': ('astronaut', 'coffee', 'rocket', 'brick'),
+    'tuning': ('chelsea', 'gravel'),
+    'test': ('camera', 'hubble_deep_field', 'grass'),
+}
 TILES = 2048  # crops of photographs in each split
 NOTHING, LEFTMOST, OTHER = range(3)  # classes of a pixel
 
@@ -47,7 +50,6 @@ def draw_scenes(
     seed: int,
     grid: tuple[int, int] = (6, 6),
     cell: int = 8,
-    inset: int = 0,
 ) -> Scenes:
     """Draw random pictures; the same arguments give the same pictures.
 
@@ -57,16 +59,12 @@ def draw_scenes(
         seed: of all random choices.
         grid: height and width in cells, each at least 3.
         cell: side of a cell in pixels.
-        inset: number of cells between every edge and the digits.
     """
-    if min(grid) - 2 * inset < 3:
-        raise ValueError(
-            f'a grid must have at least 3 x 3 cells within the inset, got {grid[0]} x {grid[1]} '
-            f'and inset={inset}'
-        )
+    if min(grid) < 3:
+        raise ValueError(f'a grid must have at least 3 x 3 cells, got {grid[0]} x {grid[1]}')
     rng = np.random.default_rng([seed, list(SCANS).index(split)])
     tiles, scans, labels = material(split, cell)
-    rows, columns = arrangements(count, grid, rng, inset)
+    rows, columns = arrangements(count, grid, rng)
     digits = np.argsort(rng.random((count, 10)), axis=1)[:, :3]  # three that differ
     of_digit = [np.flatnonzero(labels == d) for d in range(10)]
     choice = rng.random((count, 3))
@@ -104,15 +102,15 @@ def draw_scenes(
 
 
 def arrangements(
-    count: int, grid: tuple[int, int], rng: np.random.Generator, inset: int = 0
+    count: int, grid: tuple[int, int], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns (count, 3) of the digits, uniform among the allowed arrangements."""
     height, width = grid
     found = np.empty((0, 2, 3), int)  # rows and columns of each arrangement
     while len(found) < count:
         size = (2 * count + 64, 3)
-        rows = rng.integers(inset, height - inset, size)
-        columns = rng.integers(inset, width - inset, size)
+        rows = rng.integers(height, size=size)
+        columns = rng.integers(width, size=size)
         allowed = np.stack([rows, columns], axis=1)[is_allowed(rows, columns, grid)]
         found = np.concatenate([found, allowed])
     return found[:count, 0], found[:count, 1]

@@ -62,6 +62,13 @@ def answers_of(scenes: Scenes) -> dict[str, np.ndarray]:
     return labels_of(*numbers, scenes.grid)
 
 
+def metric_of(metrics: dict[str, float], name: str) -> float:
+    """A metric; 'position' is the mean accuracy of all tasks that need position."""
+    if name == 'position':
+        return float(np.mean([metrics[task] for task in POSITION_TASKS]))
+    return metrics[name]
+
+
 @lru_cache
 def ceilings(grid: tuple[int, int] = (6, 6)) -> Mapping[str, float]:
     """The best accuracy of an observer who knows which digits there are, in which ink, and not

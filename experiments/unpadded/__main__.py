@@ -9,10 +9,8 @@ WORK_DIR/unpadded.json, with every run, and a figure. Runs are kept in WORK_DIR/
 command continues where it was, with the same results.
 """
 
-import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Optional
 
 from cpvt_pyramid.tooling.command import UserError, check_at_least, prepare_for_torch, run_command
@@ -40,7 +38,6 @@ def compare_batches(
     steps: int = 400,
     pictures: int = 104,
     workers: Optional[int] = None,
-    finished: bool = False,
     page: Optional[str] = None,
 ) -> None:
     """Train what is missing, and write the report.
@@ -53,7 +50,6 @@ def compare_batches(
         steps: of each training, of 8 pictures
         pictures: of each test
         workers: processes that train, of one thread each (default: the number of cores)
-        finished: report the runs that are finished, and train no more
         page: Markdown page that takes the tables and the figure between <!-- findings --> and
             <!-- /findings -->; the JSON file is copied next to it
     """
@@ -67,50 +63,38 @@ def compare_batches(
         ('--workers', workers, 1),
     ):
         check_at_least(name, value, least)
-    if page and not Path(page).is_file():
-        raise UserError(f'there is no page {page}')
     arms = list(dict.fromkeys(arms))
 
-    from experiments.parallel import in_parallel
-    from experiments.report import LabAnswer, save, write_findings
+    from experiments.report import Answer, check_page, publish
+    from experiments.runs import run_all
 
     from . import report
-    from .runs import RunSettings, path_of, run
+    from .runs import RunSettings
 
+    check_page(page)
     folder = make_folder(work_dir)
+    used_seeds = range(seed, seed + seeds)
     todo = []
-    for one in range(seed, seed + seeds):
+    for one in used_seeds:
         for arm in arms:
-            settings = RunSettings(
-                model=ARMS[arm].model,
-                backbone=ARMS[arm].backbone,
-                seed=one,
-                steps=steps,
-                pictures=pictures,
+            todo.append(
+                RunSettings(
+                    model=ARMS[arm].model,
+                    backbone=ARMS[arm].backbone,
+                    seed=one,
+                    steps=steps,
+                    pictures=pictures,
+                )
             )
-            if not finished or path_of(settings, folder / 'runs').exists():
-                todo.append((arm, settings))
-    if not todo:
-        raise UserError(f'no run of these models is finished in {folder}; leave out --finished')
-    jobs = [(run, (settings, folder / 'runs')) for _, settings in todo]
-    results = in_parallel(jobs, 1 if finished else workers or usable_cores(), 'training')
+    results = run_all(todo, folder / 'runs', workers or usable_cores())
     runs = {}
-    for arm in arms:
-        of_arm = [result for (one, _), result in zip(todo, results) if one == arm]
-        if of_arm:
-            runs[arm] = [result._asdict() for result in of_arm]
+    for i, arm in enumerate(arms):
+        runs[arm] = [result.data() for result in results[i :: len(arms)]]
 
-    tables = report.tables(runs)
     report.draw(runs, folder / 'batches.png')
-    answer = LabAnswer('unpadded', TITLE, NOTES, tables, ['batches.png'], dict(runs=runs))
-    used = {settings.seed for _, settings in todo}
-    save(answer, dict(steps=steps, pictures=pictures, seeds=sorted(used)), folder)
-    for table in tables:
-        print(f'\n{table.text()}')
-    print(f'\n{folder / "unpadded.json"}; figure: {folder / "batches.png"}')
-    if page:
-        write_findings(folder, ['unpadded'], Path(page))
-        shutil.copyfile(folder / 'unpadded.json', Path(page).with_suffix('.json'))
+    answer = Answer('unpadded', TITLE, NOTES, report.tables(runs), ['batches.png'], runs)
+    settings = dict(steps=steps, pictures=pictures, seeds=list(used_seeds))
+    publish(answer, settings, folder, page)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -2,8 +2,10 @@
 
 from typing import NamedTuple
 
-from experiments.ports.settings import SHARES, SIZES
-
+# Width and height of the landscape images, and how often they are drawn; portrait ones are turned.
+# All sides are multiples of 32, so that an image alone is not padded.
+SIZES = ((192, 128), (128, 128), (128, 64))
+SHARES = (0.5, 0.25, 0.25)
 BATCHES = (2, 8)  # images, of a padded batch
 
 

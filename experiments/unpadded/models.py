@@ -11,8 +11,8 @@ from torch import nn
 
 from cpvt_pyramid import ARCHS
 from cpvt_pyramid.mm import detection  # noqa: F401 (it registers backbone and data preprocessor)
-from experiments.ports.runs import CONFIGS as DIGITS_CONFIGS
-from experiments.ports.runs import KEPT
+
+from .pictures import KEPT
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 ARCH = 'pcpvt_nano'
@@ -25,9 +25,12 @@ PROPOSALS = 200
 
 
 def retinanet() -> ConfigDict:
-    """RetinaNet."""
-    model = Config.fromfile(DIGITS_CONFIGS / 'retinanet.py').model
-    model.bbox_head.num_classes = len(KEPT)
+    """RetinaNet with fewer channels and convolutions, and with smaller anchors."""
+    model = Config.fromfile(CONFIGS / '_base_' / 'models' / 'retinanet.py').model
+    model.neck.update(in_channels=DIMS, out_channels=CHANNELS, num_outs=4)
+    head = dict(in_channels=CHANNELS, feat_channels=CHANNELS, num_classes=len(KEPT))
+    model.bbox_head.update(head, stacked_convs=2)
+    model.bbox_head.anchor_generator.update(strides=[8, 16, 32, 64])
     return model
 
 
@@ -73,11 +76,14 @@ def dino() -> ConfigDict:
 
 
 def semantic_fpn() -> ConfigDict:
-    """Semantic FPN."""
-    model = Config.fromfile(DIGITS_CONFIGS / 'semantic_fpn.py').model
-    head = model.decode_head
-    head.num_classes = 1 + len(KEPT)
-    head.loss_decode.class_weight = head.loss_decode.class_weight[: head.num_classes]
+    """Semantic FPN with fewer channels."""
+    model = Config.fromfile(CONFIGS / '_base_' / 'models' / 'semantic_fpn.py').model
+    classes = 1 + len(KEPT)
+    model.neck.update(in_channels=DIMS, out_channels=CHANNELS)
+    head = dict(in_channels=[CHANNELS] * 4, channels=CHANNELS, num_classes=classes)
+    model.decode_head.update(head)
+    # Nine in ten pixels are background. Unweighted, the model tends to predict nothing else.
+    model.decode_head.loss_decode.class_weight = [0.25] + [1.0] * len(KEPT)
     return model
 
 

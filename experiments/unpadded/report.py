@@ -37,7 +37,7 @@ class Row(NamedTuple):
         wanted = dict(folder=folder, batch=batch, region=region)
         found = []
         for run in self.runs:
-            (test,) = (test for test in run['tests'] if test.items() >= wanted.items())
+            (test,) = (test for test in run['metrics']['tests'] if test.items() >= wanted.items())
             found.append(test[measure])
         return np.array(found)
 

@@ -1,69 +1,79 @@
-"""Training without padding, tests in padded batches; each run is a file, named by its settings."""
+"""Training without padding, tests in padded batches."""
 
-import json
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import NamedTuple, Optional
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import numpy as np
 import torch
 from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
-from mmengine.structures import PixelData
+from mmengine.structures import InstanceData, PixelData
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
+from torchmetrics.detection import MeanAveragePrecision
+from torchvision.ops import box_iou
 
-from cpvt_pyramid.tooling.files import write_text
-from experiments.ports.runs import (
-    CHANGES,
-    KEPT,
-    Prediction,
-    Sample,
-    average_precision,
-    changes,
-    data_sample,
-    draw,
-    random_size,
-)
-from experiments.ports.settings import RunSettings as PictureSettings
-from experiments.training import (
-    digest,
-    failure_of,
-    mean_iou,
-    muon_and_adamw,
-    one_thread,
-    optimize,
-    versions,
-)
+from experiments.runs import Settings, mean_iou, muon_and_adamw
 
 from .arms import BATCHES, FOLDERS
 from .models import DETECTORS, build
+from .pictures import KEPT, Sample, draw, random_size
+
+SHOWN = 0.3  # score of a box that a user sees
+# Two boxes are at the same place from this overlap on, unmoved from the next on, and have the same
+# score up to a difference.
+SAME_PLACE = 0.5
+UNMOVED = 0.9
+SAME_SCORE = 0.05
 
 
 @dataclass(frozen=True)
-class RunSettings:
-    """All that determines a run.
+class RunSettings(Settings):
+    """All that determines a run. A batch has pictures of one size; `pictures` are those of each
+    folder of the test.
 
     Args:
         model: of `DETECTORS` or `SEGMENTORS`.
         backbone: as in `build`.
-        lr: the peak learning rate.
-        seed: of the weights and all pictures.
-        split: 'tuning' or 'test'. The photographs of the test appear in nothing else.
-        steps: of training.
-        batch: pictures in a step, all of one size.
-        pictures: of each folder.
     """
 
-    model: str
-    backbone: str = 'cpvt'
-    lr: float = 3e-3
-    seed: int = 0
-    split: str = 'test'
-    steps: int = 400
+    warm_up: ClassVar[float] = 0.2
+
     batch: int = 8
     pictures: int = 104
+    model: str = 'RetinaNet'
+    backbone: str = 'cpvt'
+
+    @property
+    def label(self) -> str:
+        return f'{self.model.lower().replace(" ", "_")}-{self.backbone}'
+
+    def build(self) -> nn.Module:
+        return build(self.model, self.backbone, self.seed)
+
+    def optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """Muon trains the matrices of transformers, AdamW the rest: so few steps are enough for
+        DINO."""
+        matrices = []
+        for name, parameter in model.named_parameters():
+            in_transformer = '.blocks.' in name or '.layers.' in name
+            if in_transformer and parameter.ndim == 2:
+                matrices.append(parameter)
+        return muon_and_adamw(matrices, model, self.lr, weight_decay=0.01)
+
+    def loss(self, model: nn.Module, step: int) -> Tensor:
+        images, data = preprocess(model, training_batch(self, step))
+        loss, _ = model.parse_losses(model.loss(images, data))
+        return loss
+
+    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+        """Under 'tests', the fields of `Test` of every test."""
+        with warnings.catch_warnings():
+            # They are on purpose.
+            warnings.filterwarnings('ignore', 'images of different sizes are in one batch')
+            return {'tests': measure(self, model)}
 
 
 # Pictures
@@ -74,8 +84,7 @@ def training_batch(settings: RunSettings, step: int) -> list[Sample]:
     rng = np.random.default_rng((settings.seed, 4, step))
     landscape = rng.random() < 0.5
     size = random_size(rng)
-    wanted = PictureSettings(seed=settings.seed)
-    return [draw(wanted, 'train', step, i, landscape, size) for i in range(settings.batch)]
+    return [draw(settings.seed, 'train', step, i, landscape, size) for i in range(settings.batch)]
 
 
 def images_of(settings: RunSettings, name: str) -> list[Sample]:
@@ -83,52 +92,39 @@ def images_of(settings: RunSettings, name: str) -> list[Sample]:
     folder = FOLDERS[name]
     stream = list(FOLDERS).index(name)
     rng = np.random.default_rng((settings.seed, 5, stream))
-    wanted = PictureSettings(seed=settings.seed, split=settings.split)
     samples = []
     for i in range(settings.pictures):
         landscape = rng.random() >= folder.portrait
         size = random_size(rng, folder.sizes, folder.shares)
-        samples.append(draw(wanted, settings.split, stream, i, landscape, size))
+        samples.append(draw(settings.seed, settings.split, stream, i, landscape, size))
     return samples
 
 
-# Training and prediction
+# Prediction
+
+
+class Prediction(NamedTuple):
+    """What a detector says about an image."""
+
+    boxes: Tensor  # (n, 4), with scores of at least 0.05
+    scores: Tensor
+    labels: Tensor
 
 
 def preprocess(model: nn.Module, samples: Sequence[Sample]) -> tuple[Tensor, list[DetDataSample]]:
     """A padded batch, and what detectors and segmentors ask for."""
     data = []
     for sample in samples:
-        one = data_sample(sample)
-        one.gt_instances.masks = BitmapMasks(sample.masks.astype(np.uint8), *one.img_shape)
+        shape = tuple(sample.image.shape[1:])
+        about = dict(img_shape=shape, ori_shape=shape, scale_factor=(1.0, 1.0))
+        one = DetDataSample(metainfo=about)
+        masks = BitmapMasks(sample.masks.astype(np.uint8), *shape)
+        one.gt_instances = InstanceData(bboxes=sample.boxes, labels=sample.labels, masks=masks)
         one.gt_sem_seg = PixelData(data=sample.classes[None])
         data.append(one)
     images = [sample.image for sample in samples]
     batch = model.data_preprocessor(dict(inputs=images, data_samples=data), model.training)
     return batch['inputs'], batch['data_samples']
-
-
-def train(settings: RunSettings) -> tuple[nn.Module, list[float]]:
-    """The trained model, in evaluation mode, and its losses: means over tenths of the training.
-
-    Muon trains the matrices of transformers, AdamW the rest, as in the distillation: so few steps
-    are enough for DINO.
-    """
-    model = build(settings.model, settings.backbone, settings.seed).train()
-    matrices = []
-    for name, parameter in model.named_parameters():
-        in_transformer = '.blocks.' in name or '.layers.' in name
-        if in_transformer and parameter.ndim == 2:
-            matrices.append(parameter)
-    optimizers = muon_and_adamw(matrices, model, settings.lr, weight_decay=0.01)
-
-    def loss_at(step: int) -> Tensor:
-        images, data = preprocess(model, training_batch(settings, step))
-        loss, _ = model.parse_losses(model.loss(images, data))
-        return loss
-
-    losses = optimize(optimizers, loss_at, settings.steps, warm_up=0.2, clip=1.0)
-    return model.eval(), losses
 
 
 def in_batches(samples: Sequence[Sample], count: int) -> Iterator[Sequence[Sample]]:
@@ -138,7 +134,7 @@ def in_batches(samples: Sequence[Sample], count: int) -> Iterator[Sequence[Sampl
 
 @torch.no_grad()
 def detect(model: nn.Module, samples: Sequence[Sample], count: int) -> list[Prediction]:
-    """The boxes of a detector, in batches of `count` images; the predictions have no class map."""
+    """The boxes of a detector, in batches of `count` images."""
     found = []
     for some in in_batches(samples, count):
         images, data = preprocess(model, some)
@@ -148,8 +144,6 @@ def detect(model: nn.Module, samples: Sequence[Sample], count: int) -> list[Pred
                 boxes=instances.bboxes,
                 scores=instances.scores,
                 labels=instances.labels,
-                classes=torch.empty(0),
-                padding=0.0,
             )
             found.append(prediction)
     return found
@@ -177,15 +171,59 @@ def miou(samples: Sequence[Sample], found: Sequence[Tensor]) -> float:
     return mean_iou(torch.cat([one.flatten() for one in found]), pixels, 1 + len(KEPT))
 
 
+def average_precision(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> float:
+    # torchmetrics' own thresholds are rounded to float32: a recall of exactly 0.3 misses its own.
+    metric = MeanAveragePrecision(
+        backend='pycocotools',
+        iou_thresholds=np.linspace(0.5, 0.95, 10).tolist(),
+        rec_thresholds=np.linspace(0, 1, 101).tolist(),
+    )
+    found = [dict(boxes=p.boxes, scores=p.scores, labels=p.labels) for p in predictions]
+    truth = [dict(boxes=s.boxes, labels=s.labels, area=torch.tensor(s.areas)) for s in samples]
+    metric.update(found, truth)
+    return float(metric.compute()['map'])
+
+
 def changed_boxes(alone: Sequence[Prediction], batched: Sequence[Prediction]) -> float:
-    """The share of the boxes that differ, as in `changes`."""
-    boxes = 0
+    """The share of the boxes that differ."""
     changed = 0
+    boxes = 0
     for one, other in zip(alone, batched):
-        found = changes(one, other)
-        boxes += found['boxes']
-        changed += sum(found[kind] for kind in CHANGES)
+        of_image, all_of_image = changes(one, other)
+        changed += of_image
+        boxes += all_of_image
     return changed / max(boxes, 1)
+
+
+def changes(alone: Prediction, batched: Prediction) -> tuple[int, int]:
+    """How many boxes of an image differ between two predictions, and of how many.
+
+    Boxes are paired so that overlap and class agree best. Of the pairs and single boxes of which
+    one has a score of at least `SHOWN`, those differ whose partner is missing, has another class,
+    overlaps by less than `UNMOVED`, or has another score.
+    """
+    overlap = box_iou(alone.boxes, batched.boxes)
+    same_class = alone.labels[:, None] == batched.labels
+    near = overlap >= SAME_PLACE
+    rows, columns = linear_sum_assignment(near * (overlap + same_class), maximize=True)
+    is_pair = near[rows, columns].numpy()
+    rows, columns = rows[is_pair], columns[is_pair]
+
+    shown_alone = (alone.scores >= SHOWN).numpy()
+    shown_batched = (batched.scores >= SHOWN).numpy()
+    vanished = shown_alone.copy()
+    vanished[rows] = False
+    appeared = shown_batched.copy()
+    appeared[columns] = False
+    single = int(vanished.sum() + appeared.sum())
+
+    is_shown = shown_alone[rows] | shown_batched[columns]
+    rows, columns = rows[is_shown], columns[is_shown]
+    scores = (alone.scores[rows] - batched.scores[columns]).abs()
+    differs = ~same_class[rows, columns]
+    differs |= overlap[rows, columns] < UNMOVED
+    differs |= scores > SAME_SCORE
+    return single + int(differs.sum()), single + len(rows)
 
 
 def changed_pixels(alone: Sequence[Tensor], batched: Sequence[Tensor]) -> float:
@@ -232,9 +270,6 @@ def measure(settings: RunSettings, model: nn.Module) -> list[dict]:
     return [test._asdict() for test in tests]
 
 
-# Runs
-
-
 class Test(NamedTuple):
     """What a model answers to the images of a folder.
 
@@ -253,34 +288,3 @@ class Test(NamedTuple):
     accuracy: float
     changed: float
     padding: float
-
-
-class Result(NamedTuple):
-    """A finished run, in JSON."""
-
-    settings: dict
-    tests: list[dict]  # the fields of `Test`
-    losses: list[float]  # means over tenths of the training
-    failure: str  # why the run does not count as trained, or ''
-
-
-def path_of(settings: RunSettings, folder: Path) -> Path:
-    label = settings.model.lower().replace(' ', '_')
-    return folder / f'{digest(settings, f"{label}-{settings.backbone}")}.json'
-
-
-def run(settings: RunSettings, folder: Path) -> Result:
-    """Read the result of a run, or train and test if there is none yet."""
-    path = path_of(settings, folder)
-    if path.exists():
-        found = json.loads(path.read_text())
-        return Result(*(found[key] for key in Result._fields))
-    with one_thread(), warnings.catch_warnings():
-        # They are on purpose.
-        warnings.filterwarnings('ignore', 'images of different sizes are in one batch')
-        model, losses = train(settings)
-        tests = measure(settings, model)
-    result = Result(asdict(settings), tests, losses, failure_of(losses))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps({**result._asdict(), **versions()}, indent=1))
-    return result

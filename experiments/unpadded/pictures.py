@@ -1,22 +1,31 @@
-"""Pictures of handwritten digits (scans from scikit-learn, enlarged and colored) on photographs."""
+"""Pictures of handwritten digits on photographs, with exact boxes and masks.
+
+Scans from scikit-learn (UCI) are enlarged, colored and blended into crops of photographs from
+scikit-image (public domain or CC0). Training and evaluation share no scan, and the test shares no
+photograph with them.
+"""
 
 import colorsys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
+import skimage.data
+import torch
 from PIL import Image
 from skimage.color import rgb2lab
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor
 
-from cpvt_pyramid.demo.photographs import random_crop
+from .arms import SHARES, SIZES
 
 load_digits = cache(load_digits)
-
-SHORT_SIDE = (128, 224)  # pixels
-LONG_SIDE = 320  # pixels at most
-ASPECT_RATIO = 1.9  # long side over short side at most
+KEPT = (0, 1, 4, 7)  # digits; all ten would take several times as many steps
+PHOTOGRAPHS = {'train': ('astronaut', 'coffee', 'rocket'), 'test': ('chelsea', 'retina')}
+CROP = (0.5, 1.0)  # of the largest crop of that shape which the photograph holds
 DIGITS = (1, 6)  # in an image
 DIGIT_HEIGHT = (28, 96)  # pixels
 DIGIT_STRETCH = 1.15  # width over height, at most and (inverted) at least
@@ -30,24 +39,112 @@ VAL_SCANS = 0.2
 Window = tuple[slice, slice]  # rows and columns of an image
 
 
+class Sample(NamedTuple):
+    """A picture with its digits."""
+
+    image: Tensor  # (3, H, W), BGR, 0 to 255
+    boxes: Tensor  # (n, 4), left, top, right, bottom
+    labels: Tensor  # (n,), indices of KEPT
+    areas: list[int]  # visible pixels
+    masks: np.ndarray  # (n, H, W), those pixels
+    classes: Tensor  # (H, W), 0 is background, 1 + c class c
+
+
 @dataclass
 class Instance:
-    """A digit in an image."""
+    """A digit in a picture."""
 
-    scan: int  # index into scikit-learn's digits
     label: int  # 0 to 9
     visible: np.ndarray  # (H, W), True where no later digit hides it
     area: int  # pixels, hidden ones included
     color: np.ndarray  # (3,) from 0 to 255
 
 
-@dataclass
-class Picture:
-    """An image of the data set: (H, W, 3) uint8 pixels, name of the photograph, digits."""
+def draw(
+    seed: int, split: str, stream: int, index: int, landscape: bool, size: tuple[int, int]
+) -> Sample:
+    """A picture; the same arguments give the same picture.
 
-    pixels: np.ndarray
-    photograph: str
-    instances: list[Instance]
+    Args:
+        seed: of all random choices.
+        split: 'train', 'tuning' or 'test'.
+        stream: counts the batches or folders.
+        index: in the batch or folder.
+        landscape: whether it is as wide and high as `size` says, or turned.
+        size: width and height.
+    """
+    in_training = split == 'train'
+    rng = np.random.default_rng((seed, in_training, stream, index))
+    drawn = size if landscape else size[::-1]
+    photographs = photographs_of('test' if split == 'test' else 'train')
+    training_scans, other_scans = scans_of(seed)
+    scans = training_scans if in_training else other_scans
+    pixels, instances = draw_picture(rng, photographs, scans, drawn)
+    boxes = []
+    labels = []
+    areas = []
+    classes = np.zeros(pixels.shape[:2], int)
+    for instance in instances:
+        label = KEPT.index(instance.label)
+        classes[instance.visible] = 1 + label
+        rows = np.flatnonzero(instance.visible.any(axis=1))
+        columns = np.flatnonzero(instance.visible.any(axis=0))
+        boxes.append([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
+        labels.append(label)
+        areas.append(int(instance.visible.sum()))
+    bgr = pixels[..., ::-1].copy()
+    return Sample(
+        image=torch.from_numpy(bgr).permute(2, 0, 1),
+        boxes=torch.tensor(boxes, dtype=torch.float32),
+        labels=torch.tensor(labels),
+        areas=areas,
+        masks=np.stack([instance.visible for instance in instances]),
+        classes=torch.from_numpy(classes),
+    )
+
+
+def random_size(
+    rng: np.random.Generator,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    shares: Sequence[float] = SHARES,
+) -> tuple[int, int]:
+    """Width and height of a landscape picture."""
+    return sizes[rng.choice(len(sizes), p=shares)]
+
+
+@cache
+def scans_of(seed: int) -> list[np.ndarray]:
+    """The digits of the training and of the evaluation."""
+    labels = load_digits().target
+    kept = np.flatnonzero(np.isin(labels, KEPT))
+    return train_test_split(kept, test_size=VAL_SCANS, random_state=seed, stratify=labels[kept])
+
+
+@cache
+def photographs_of(split: str) -> dict[str, Image.Image]:
+    """The photographs of a split, by name."""
+    found = {}
+    for name in PHOTOGRAPHS[split]:
+        found[name] = Image.fromarray(getattr(skimage.data, name)()).convert('RGB')
+    return found
+
+
+def random_crop(
+    rng: np.random.Generator, photograph: Image.Image, size: tuple[int, int]
+) -> np.ndarray:
+    """A random crop of the photograph, resized to `size` and mirrored half of the time: (H, W, 3)
+    float32, 0 to 255."""
+    zoom = min(photograph.width / size[0], photograph.height / size[1]) * rng.uniform(*CROP)
+    width = size[0] * zoom
+    height = size[1] * zoom
+    left = rng.uniform(0, photograph.width - width)
+    top = rng.uniform(0, photograph.height - height)
+    crop = photograph.resize(
+        size, Image.Resampling.BICUBIC, box=(left, top, left + width, top + height)
+    )
+    if rng.random() < 0.5:
+        crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.array(crop, np.float32)
 
 
 def ink_of_scan(scan: np.ndarray, height: float, stretch: float, angle: float) -> np.ndarray:
@@ -144,31 +241,23 @@ def most_hidden(instances: list[Instance], mask: np.ndarray, window: Window) -> 
     return max(hidden)
 
 
-def random_size(rng: np.random.Generator) -> tuple[int, int]:
-    """Width and height of an image, portrait or landscape."""
-    short = rng.uniform(*SHORT_SIDE)
-    long = min(short * ASPECT_RATIO ** rng.random(), LONG_SIDE)
-    size = round(short), round(long)
-    return size if rng.random() < 0.5 else size[::-1]
-
-
 def draw_picture(
     rng: np.random.Generator,
     photographs: dict[str, Image.Image],
     scans: np.ndarray,
-    size: Optional[tuple[int, int]] = None,
-) -> Picture:
-    """Draw one image of the data set.
+    size: tuple[int, int],
+) -> tuple[np.ndarray, list[Instance]]:
+    """The pixels (H, W, 3), uint8, of a picture, and its digits.
 
     Args:
         photographs: of the split, by name.
         scans: (n,) indices of the split's scans in scikit-learn's digits.
-        size: width and height; None: random.
+        size: width and height.
     """
     data = load_digits()
     while True:
         name = sorted(photographs)[rng.integers(len(photographs))]
-        canvas = random_crop(rng, photographs[name], size or random_size(rng))
+        canvas = random_crop(rng, photographs[name], size)
         instances: list[Instance] = []
         wanted = rng.integers(DIGITS[0], DIGITS[1] + 1)
         for scan in rng.choice(scans, wanted, replace=False).tolist():
@@ -185,7 +274,7 @@ def draw_picture(
             for earlier in instances:
                 earlier.visible &= ~mask
             instances.append(
-                Instance(scan, int(data.target[scan]), mask, int(np.count_nonzero(mask)), color)
+                Instance(int(data.target[scan]), mask, int(np.count_nonzero(mask)), color)
             )
         if len(instances) >= DIGITS[0]:  # else too small for them: draw another
-            return Picture(np.rint(canvas).astype(np.uint8), name, instances)
+            return np.rint(canvas).astype(np.uint8), instances

@@ -1,1 +1,0 @@
-"""Probes of where a model knows about position, for any model that returns maps."""

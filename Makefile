@@ -4,7 +4,7 @@ PAGES := configs/demo/pages_retinanet_cpvt_nano.py
 TREES := configs/demo/trees_retinanet_cpvt_nano.py
 SEGMENTATION := configs/demo/pages_semantic_fpn_cpvt_nano.py
 
-.PHONY: help setup packages demo demo-trees demo-seg lab test coverage test-torch \
+.PHONY: help setup packages demo demo-trees demo-seg test coverage test-torch \
 	test-original-mm test-foreign test-timm test-transformers test-page docs docs-deploy dist release \
 	test-core lint lock table drift-table gpu-report fuzz
 
@@ -38,9 +38,6 @@ demo-trees: setup  ## the same with trees in aerial photographs, which it downlo
 demo-seg: setup  ## the same for a segmentor of the parts of pages
 	.venv/bin/cpvt demo-data pages
 	$(call run_demo,$(SEGMENTATION),work_dirs/demo-seg)
-
-lab: packages  ## test the papers' claims about position on small models, in half an hour on 2 cores
-	$(PY) -m experiments.position encodings placement resolution
 
 test: setup  ## run the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2

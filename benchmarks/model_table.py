@@ -134,8 +134,7 @@ PCPVT and SVT: Twins, [2104.13840](https://arxiv.org/abs/2104.13840), tables 1 a
 ## Published weights
 
 `load_weights(model, NAME)`, `init_cfg=dict(type='Pretrained', checkpoint=NAME)` and
-`cpvt convert-weights NAME` load all of them; `cpvt export ARCH NAME`,
-`python -m experiments.position probe --model ARCH --checkpoint NAME` and
+`cpvt convert-weights NAME` load all of them; `cpvt export ARCH NAME` and
 `timm.create_model(ARCH, pretrained=True)` load those of pyramids. `hf://OWNER/REPO/FILE`, any other
 file on the Hugging Face hub, and any `https://` address can take the place of `NAME`. `timm://` and
 `hf://` need `pip install '.[hub]'`.

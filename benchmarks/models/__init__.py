@@ -1,1 +1,1 @@
-"""Models of other libraries, and data for them: for benchmarks, experiments and tests."""
+"""Models of other libraries, and data for them: for benchmarks and tests."""

@@ -2,10 +2,10 @@
 tested on the same photographs resized, and the paper's ablations."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
@@ -76,6 +76,9 @@ ABLATIONS = {
     ),
     BORDER: Variant('peg', REPLICATED, paper='70.5'),
 }
+
+
+Rows = Mapping[str, Trained]
 
 
 class Claim(NamedTuple):
@@ -254,34 +257,19 @@ def accuracy_of(metrics: dict[str, float]) -> float:
 # Tables
 
 
-def by_seed(row: Trained, metric: str) -> dict[int, float]:
-    """A metric of a row's runs."""
-    return {run.settings.seed: run.metrics[metric] for run in row.runs}
+def difference(rows: Rows, value: tuple[str, str], base: tuple[str, str]) -> Estimate:
+    """The mean difference of two (row, metric), paired by seed."""
+    values, bases = (rows[name].scores(metric) for name, metric in (value, base))
+    return paired_difference(values, bases)
 
 
-def difference(
-    rows: dict[str, Trained], value: tuple[str, str], base: tuple[str, str]
-) -> Optional[Estimate]:
-    """The mean difference of two (row, metric), paired by the seeds that both have; None if there
-    are none."""
-    if value[0] not in rows or base[0] not in rows:
-        return None
-    values = by_seed(rows[value[0]], value[1])
-    bases = by_seed(rows[base[0]], base[1])
-    seeds = sorted(values.keys() & bases.keys())
-    if not seeds:
-        return None
-    return paired_difference([values[s] for s in seeds], [bases[s] for s in seeds])
-
-
-def claims_table(rows: dict[str, Trained], claims: Sequence[Claim], title: str) -> Table:
+def claims_table(rows: Rows, claims: Sequence[Claim], title: str) -> Table:
     """The paper's figure, ours and its interval, and whether they agree, for each claim."""
     found = []
     for claim in claims:
-        if all(metric in rows[name].runs[0].metrics for name, metric in claim[1:3] if name in rows):
-            estimated = difference(rows, claim.value, claim.base)
-            if estimated is not None:
-                found.append((claim, estimated))
+        tested = [metric in rows[name].runs[0].metrics for name, metric in claim[1:3]]
+        if all(tested):  # a preset may have fewer sizes
+            found.append((claim, difference(rows, claim.value, claim.base)))
     p_values = [math.nan if claim.sign == 0 else one.p for claim, one in found]
     cells = []
     for (claim, one), p in zip(found, holm(p_values)):
@@ -311,12 +299,12 @@ def verdict(claim: Claim, found: Estimate, p: float) -> str:
     return 'agrees' if found.mean * claim.sign > 0 else 'contradicted'
 
 
-def resized_rows(rows: dict[str, Trained]) -> dict[str, Trained]:
+def resized_rows(rows: Rows) -> dict[str, Trained]:
     """The rows that are tested at several sizes."""
     return {name: row for name, row in rows.items() if name not in ABLATIONS}
 
 
-def sizes_table(rows: dict[str, Trained], sides: Sequence[int]) -> Table:
+def sizes_table(rows: Rows, sides: Sequence[int]) -> Table:
     cells = []
     for name, row in resized_rows(rows).items():
         metrics = [estimate(row.scores(size_name(side))).show() for side in sides]
@@ -324,7 +312,7 @@ def sizes_table(rows: dict[str, Trained], sides: Sequence[int]) -> Table:
     return Table('Accuracy in %, by size', ['', *map(size_name, sides), 'seeds'], cells)
 
 
-def changes_table(rows: dict[str, Trained], sides: Sequence[int]) -> Table:
+def changes_table(rows: Rows, sides: Sequence[int]) -> Table:
     """What resizing changes, in points, on the same photographs."""
     first, *others = map(size_name, sides)
     cells = []
@@ -337,20 +325,17 @@ def changes_table(rows: dict[str, Trained], sides: Sequence[int]) -> Table:
     return Table(title, ['', *others], cells)
 
 
-def against_learned_table(rows: dict[str, Trained], sides: Sequence[int]) -> Table:
+def against_learned_table(rows: Rows, sides: Sequence[int]) -> Table:
     """How much more resizing changes than in the learned table, with a class token or GAP as it."""
     first, *others = map(size_name, sides)
     found = {}
     for name, row in resized_rows(rows).items():
-        base = rows.get(LEARNED + GAP if name.endswith(GAP) else LEARNED)
-        if base is None or base is row:
+        base = rows[LEARNED + GAP if name.endswith(GAP) else LEARNED]
+        if base is row:
             continue
         for size in others:
-            own = change_by_seed(row, size, first)
-            of_base = change_by_seed(base, size, first)
-            if seeds := sorted(own.keys() & of_base.keys()):
-                values = [own[seed] for seed in seeds]
-                found[name, size] = paired_difference(values, [of_base[seed] for seed in seeds])
+            own = row.scores(size) - row.scores(first)
+            found[name, size] = paired_difference(own, base.scores(size) - base.scores(first))
     adjusted = dict(zip(found, holm([one.p for one in found.values()])))
     cells = []
     for name in dict.fromkeys(name for name, _ in found):
@@ -363,19 +348,13 @@ def against_learned_table(rows: dict[str, Trained], sides: Sequence[int]) -> Tab
     return Table(title, ['', *others], cells)
 
 
-def change_by_seed(row: Trained, size: str, first: str) -> dict[int, float]:
-    """What resizing changes in each run."""
-    before = by_seed(row, first)
-    return {seed: value - before[seed] for seed, value in by_seed(row, size).items()}
-
-
-def rows_table(rows: dict[str, Trained]) -> Table:
+def rows_table(rows: Rows) -> Table:
     """Accuracy at the size of the training and parameters; differences from one PEG."""
     none = parameters_of(ENCODINGS[NONE])
     cells = []
     for name, row in rows.items():
         found = difference(rows, (name, 'accuracy'), (PEG, 'accuracy'))
-        against = '' if found is None or name == PEG else found.show(sign=True)
+        against = '' if name == PEG else found.show(sign=True)
         added = parameters_of(row.variant) - none
         if not row.variant.class_token:
             added += ARCH.dim  # of the class token, which is no part of an encoding
@@ -411,16 +390,13 @@ def parameters_of(variant: Variant) -> int:
     return sum(parameter.numel() for parameter in settings.build().parameters())
 
 
-def draw_sizes(path: Path, rows: dict[str, Trained], sides: Sequence[int]) -> None:
+def draw_sizes(path: Path, rows: Rows, sides: Sequence[int]) -> None:
     """Accuracy by size, with a class token on the left, with GAP on the right."""
     lines = []
     with figures.figure(path, 1, 2, (11.5, 5.4), sharey=True) as (fig, axes):
         for axis, suffix in zip(axes.flat, ('', GAP)):
             for i, name in enumerate(ENCODINGS):
-                row = rows.get(name + suffix)
-                if row is None:
-                    continue
-                columns = [row.scores(size_name(side)) for side in sides]
+                columns = [rows[name + suffix].scores(size_name(side)) for side in sides]
                 values = 100 * np.transpose(columns)
                 drawn = figures.curve(axis, sides, values, marker='o', color=f'C{i}', label=name)
                 if name not in {line.get_label() for line in lines}:

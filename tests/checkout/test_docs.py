@@ -22,9 +22,7 @@ FOLDERS = (
     'configs',
     'docs',
     'examples',
-    'experiments/ports/findings',
     'experiments/position/findings',
-    'experiments/trees/findings',
     'experiments/unpadded/findings',
     'benchmarks',
 )
@@ -41,8 +39,8 @@ def test_site(tmp_path):
     assert {'index.html', 'api.html', 'recipes.html', 'source/NOTICE.html'} <= pages.keys()
     assert 'drop_path_rate' in pages['api.html'] and 'href="deployment.html"' in pages['index.html']
     assert 'href="source/configs/dino_cpvt_s.py.html"' in pages['models.html']
-    findings = pages['source/experiments/position/findings/tables.html']
-    assert '<table>' in findings and 'src="tables-encodings-column.png"' in findings
+    findings = pages['source/experiments/position/findings/encodings.html']
+    assert '<table>' in findings and 'src="encodings-encodings.png"' in findings
     for name, text in pages.items():
         loaded = re.findall(r'<(?:script|img|iframe)[^>]+src="([^"]+)"', text)
         loaded += re.findall(r'<link[^>]+rel="(?:stylesheet|preconnect)"[^>]+href="([^"]+)"', text)

@@ -25,7 +25,6 @@ EXTRAS = {
     'cpvt_pyramid/export/accuracy.py': ['quantize'],
     'cpvt_pyramid/export/': ['export'],
     'cpvt_pyramid/hub.py': ['hub'],
-    'cpvt_pyramid/lab/': ['lab'],
     'cpvt_pyramid/mm/': ['mm'],
     'cpvt_pyramid/registry.py': ['mm'],
     'cpvt_pyramid/predict/openmmlab/': ['mm'],
@@ -35,9 +34,6 @@ EXTRAS = {
     'cpvt_pyramid/tooling/': [],
     'cpvt_pyramid/torchvision_models.py': ['torchvision'],
     'cpvt_pyramid/': ['torch'],
-    'experiments/distillation/': ['lab', 'hub', 'timm'],
-    'experiments/ports/': ['lab', 'mm'],
-    'experiments/trees/': ['lab', 'mm'],
     'experiments/unpadded/': ['lab', 'mm'],
     'experiments/': ['lab'],
     'tools/mmcv_build.py': ['torch'],
@@ -59,8 +55,6 @@ OPTIONAL = {
     'cpvt_pyramid/tooling/pages.py': {'jinja2', 'markupsafe'},  # for runner/
     'cpvt_pyramid/tooling/rasters.py': {'rasterio'},
     'cpvt_pyramid/checkpoints/reading.py': {'safetensors'},
-    'experiments/position/given_models.py': {'timm'},
-    'experiments/report.py': {'markupsafe'},  # for its types, of jinja2
 }
 # mmcv is in no extra, see pyproject.toml. It requires opencv-python, and another distribution of
 # cv2 must not be installed over that one.

@@ -11,9 +11,10 @@ from pycocotools.cocoeval import COCOeval
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
 
-from experiments.ports.runs import KEPT, Prediction, Sample, average_precision
-from experiments.position.runs import LEAST_SCORE, digit_precision
-from experiments.training import mean_iou
+from experiments.position.answers import LEAST_SCORE, digit_precision
+from experiments.runs import mean_iou
+from experiments.unpadded.pictures import KEPT, Sample
+from experiments.unpadded.runs import Prediction, average_precision
 
 
 def random_boxes(count: int) -> Tensor:
@@ -32,8 +33,6 @@ def random_image(jitter: float) -> tuple[Sample, Prediction]:
         boxes=torch.cat([moved, random_boxes(others)]),
         scores=(20 * torch.rand(objects + others)).round() / 20,
         labels=torch.cat([confused, torch.randint(len(KEPT), (others,))]),
-        classes=torch.zeros(0),
-        padding=0.0,
     )
     nothing = torch.zeros(0)
     return Sample(nothing, boxes, labels, areas, nothing.numpy(), nothing), prediction

@@ -10,38 +10,34 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import ttest_rel
 
-from cpvt_pyramid.position import POSITIONS, RoPE
-from experiments.position import runs
-from experiments.position.laboratory import ENCODINGS, PRESETS, Lab, placements
+from cpvt_pyramid.position import RoPE
+from experiments import runs
+from experiments.position import answers
+from experiments.position.answers import RunSettings, digit_precision, mean_accuracy
+from experiments.position.encodings import ENCODINGS
 from experiments.position.models import Answers
-from experiments.position.runs import (
-    RunSettings,
-    digit_precision,
-    run,
-    tuned,
-    tuning_seed,
-)
+from experiments.position.tasks import TASKS, answers_of
+from experiments.runs import mean_iou, run, tuned
 from experiments.statistics import estimate, holm, paired_difference
-from experiments.training import mean_iou
 
 TINY = RunSettings(steps=3, batch=4, pictures=8)
 
 
-@pytest.mark.parametrize('when', ['loss_of', 'atomic_write', 'write_text'])
+@pytest.mark.parametrize('when', ['training', 'writing'])
 def test_an_interrupted_run_gives_the_same_result(tmp_path, when):
-    """In the second step, as its weights are written, or as its result is."""
-    whole, folder = run(TINY, tmp_path / 'whole'), tmp_path / 'interrupted'
-    calls = [*[mock.DEFAULT] * (when == 'loss_of'), KeyboardInterrupt]
-    with (
-        mock.patch.object(runs, when, wraps=getattr(runs, when), side_effect=calls),
-        pytest.raises(KeyboardInterrupt),
-    ):
+    """In the second step, or as its result is written."""
+    whole = run(TINY, tmp_path / 'whole')
+    folder = tmp_path / 'interrupted'
+    module, name = (answers, 'loss_of') if when == 'training' else (runs, 'write_text')
+    effects = [*[mock.DEFAULT] * (when == 'training'), KeyboardInterrupt]
+    interrupted = mock.patch.object(module, name, wraps=getattr(module, name), side_effect=effects)
+    with interrupted, pytest.raises(KeyboardInterrupt):
         run(TINY, folder)
-    assert not list(folder.glob('*.json')) and not list(folder.glob('.*'))
+    assert not list(folder.glob('*'))
     again = run(TINY, folder)
-    assert again.metrics == whole.metrics and again.losses == whole.losses
-    for a, b in zip(again.load().parameters(), whole.load().parameters()):
-        assert torch.equal(a, b)
+    assert again.data() == whole.data()
+    with mock.patch.object(runs, 'train', side_effect=AssertionError):
+        assert run(TINY, folder) == again  # read from its file
 
 
 def test_the_number_of_threads_changes_nothing(tmp_path):
@@ -60,14 +56,15 @@ def test_tuning_uses_its_own_pictures_and_seeds(tmp_path, monkeypatch):
     def fake(todo, *rest):
         asked.extend(todo)
         best = {2e-3: 0.1, 5e-3: 0.3, 1e-2: 0.3}
-        metrics = [dict.fromkeys(runs.TASKS, best[one.lr]) for one in todo]
-        return [runs.Result(one, m, [1.0], '', 0.0, tmp_path) for one, m in zip(todo, metrics)]
+        metrics = [dict.fromkeys(TASKS, best[one.lr]) for one in todo]
+        return [runs.Result(one, m, [1.0], '', 0.0) for one, m in zip(todo, metrics)]
 
     monkeypatch.setattr(runs, 'run_all', fake)
     variants = [TINY, replace(TINY, position='none')]
-    assert tuned(variants, (2e-3, 5e-3, 1e-2), tmp_path) == [5e-3, 5e-3]
+    rates = (2e-3, 5e-3, 1e-2)
+    assert tuned(variants, rates, tmp_path, 1, mean_accuracy) == [5e-3, 5e-3]
     assert {s.split for s in asked} == {'tuning'}
-    assert {s.seed for s in asked} == {tuning_seed(0)}
+    assert {s.seed for s in asked} == {runs.TUNING_SEEDS}
     assert [(s.position, s.lr) for s in asked] == [
         (p, lr) for p in ('peg', 'none') for lr in (2e-3, 5e-3, 1e-2)
     ]
@@ -75,22 +72,28 @@ def test_tuning_uses_its_own_pictures_and_seeds(tmp_path, monkeypatch):
 
 def test_failed_runs_are_counted(tmp_path):
     result = run(replace(TINY, lr=1e30, steps=6), tmp_path)
-    assert result.failed and set(result.metrics) == {*runs.TASKS, 'mIoU', 'AP'}
+    assert result.failed and set(result.metrics) == {*TASKS, 'mIoU', 'AP', 'sizes'}
 
 
-def test_every_encoding_and_placement_trains(tmp_path):
-    assert {v.position for v in ENCODINGS.values()} >= set(POSITIONS)
-    lab = Lab(PRESETS['smoke'], tmp_path)
-    columns, pyramids = {**ENCODINGS, **placements(4)}, lab.encodings('pyramid')
-    for kind, variants in (('column', columns), ('pyramid', pyramids)):
-        for name, variant in variants.items():
-            settings = lab.settings(variant, kind)
-            model, scenes = settings.build(), settings.draw('train', 2, 1)
-            runs.loss_of(model(scenes.image), scenes, model.cell).backward()
-            assert all(p.grad is not None for p in model.parameters() if p.requires_grad), name
+def test_results_are_in_order(tmp_path):
+    todo = [replace(TINY, steps=1, seed=seed) for seed in (2, 1, 2)]
+    found = runs.run_all(todo, tmp_path)
+    assert [one.settings.seed for one in found] == [2, 1, 2] and found[0] is found[2]
+    broken = replace(TINY, position='nothing')
+    with pytest.raises(ValueError, match='nothing'):
+        runs.run_all([*todo, broken], tmp_path)
+
+
+def test_every_encoding_trains():
+    for name, variant in ENCODINGS.items():
+        settings = replace(TINY, **variant.of_model)
+        model = settings.build()
+        settings.loss(model, 0).backward()
+        assert all(p.grad is not None for p in model.parameters() if p.requires_grad), name
 
     for name in ('rope', 'rope, normalized'):  # options reach the encoding
-        ropes = (m for m in lab.settings(ENCODINGS[name]).build().modules() if isinstance(m, RoPE))
+        model = replace(TINY, **ENCODINGS[name].of_model).build()
+        ropes = [module for module in model.modules() if isinstance(module, RoPE)]
         assert {rope.normalized for rope in ropes} == {name == 'rope, normalized'}
 
 
@@ -140,12 +143,10 @@ def test_perfect_answers_have_perfect_metrics():
     scenes = TINY.draw('test', 6, 0)
 
     class Oracle(torch.nn.Module):
-        cell = 8
-
-        def forward(self, image, valid=None):
+        def forward(self, image):
             logits = {
-                name: F.one_hot(torch.from_numpy(labels), runs.TASKS[name].classes)
-                for name, labels in runs.answers_of(scenes).items()
+                name: F.one_hot(torch.from_numpy(labels), TASKS[name].classes)
+                for name, labels in answers_of(scenes).items()
             }
             readings = torch.zeros(6, 6, 6, 11)
             readings[..., 0] = 20
@@ -156,15 +157,8 @@ def test_perfect_answers_have_perfect_metrics():
                     readings[i, r, c, scenes.digits[i, j] + 1] = 40
                     boxes[i, r, c] = scenes.boxes[i, j] / 8 - torch.tensor([c, r, c, r])
             pixels = F.one_hot(scenes.pixels, 3).permute(0, 3, 1, 2).float()
-            # In batch padding it reads a 3 everywhere.
-            down, right = (side // 8 - 6 for side in image.shape[2:])
-            readings = F.pad(readings, (0, 0, 0, right, 0, down))
-            readings[:, 6:, :, 4] = readings[:, :, 6:, 4] = 50
-            boxes = F.pad(boxes, (0, 0, 0, right, 0, down), value=0.5)
-            pixels = F.pad(pixels, (0, 8 * right, 0, 8 * down), value=1)
             return Answers(logits, readings, boxes, pixels)
 
-    for pad in ({}, {'pad': (64, 56)}):
-        assert set(runs.evaluate_answers(Oracle(), scenes, **pad).values()) == {1.0}
-    zoomed = runs.evaluate_answers(TINY.build(), scenes, size=(96, 72))  # it is untrained
+    assert set(answers.evaluate_answers(Oracle(), scenes).values()) == {1.0}
+    zoomed = answers.evaluate_answers(TINY.build(), scenes, size=(96, 72))  # it is untrained
     assert zoomed['AP'] < 0.2 and np.isfinite(list(zoomed.values())).all()

@@ -9,18 +9,19 @@ import torch
 from scipy.stats import ttest_rel
 from support import ROOT
 
-from experiments.ports.runs import Prediction
-from experiments.training import one_thread
+from experiments.runs import one_thread, run
 from experiments.unpadded import report, runs
 from experiments.unpadded.__main__ import main
 from experiments.unpadded.arms import ARMS, BATCHES, FOLDERS
+from experiments.unpadded.runs import Prediction
 
 FINDINGS = ROOT / 'experiments/unpadded/findings'
 TINY = dict(seed=3, steps=2, batch=2, pictures=6)
 
 
 def settings_of(arm, **options):
-    return runs.RunSettings(ARMS[arm].model, ARMS[arm].backbone, **{**TINY, **options})
+    model = dict(model=ARMS[arm].model, backbone=ARMS[arm].backbone)
+    return runs.RunSettings(**model, **{**TINY, **options})
 
 
 def test_no_step_is_padded():
@@ -54,12 +55,11 @@ def test_masks_are_those_of_the_classes():
 @pytest.mark.parametrize('arm', ARMS)
 def test_every_model_is_trained_and_tested(arm, tmp_path):
     settings = settings_of(arm, pictures=2)
-    found = runs.run(settings, tmp_path)
+    tests = run(settings, tmp_path).metrics['tests']
     regions = (False,) if settings.backbone == 'resnet' else (True, False)
     expected = {(folder, 1, None) for folder in FOLDERS}
     expected |= {(folder, n, region) for folder in FOLDERS for n in BATCHES for region in regions}
-    assert {(test['folder'], test['batch'], test['region']) for test in found.tests} == expected
-    assert runs.run(settings, tmp_path) == found  # read from its file
+    assert {(test['folder'], test['batch'], test['region']) for test in tests} == expected
 
     with one_thread():
         model = runs.build(settings.model, settings.backbone, settings.seed).eval()
@@ -94,39 +94,27 @@ def test_the_region_is_what_a_batch_is_tested_with():
 
 def test_measures_by_hand():
     box = torch.tensor([[0.0, 0.0, 10.0, 10.0]])
-    one = Prediction(box, torch.tensor([0.9]), torch.tensor([0]), torch.zeros(1, 1), 0.0)
+    one = Prediction(box, torch.tensor([0.9]), torch.tensor([0]))
     moved = one._replace(boxes=box + torch.tensor([2.0, 0.0, 2.0, 0.0]))
     assert runs.changed_boxes([one, one], [one, moved]) == 0.5
     classes = torch.tensor([[0, 1], [2, 3]])
     assert runs.changed_pixels([classes, classes], [classes, classes.T]) == 0.25
 
 
-def test_a_small_comparison(tmp_path, monkeypatch, capsys):
+def test_a_small_comparison(tmp_path, capsys):
+    arms = ('RetinaNet', 'Semantic FPN')
     command = ['--seeds', '2', '--steps', '2', '--pictures', '2', '--workers', '1']
-    command += ['--work-dir', str(tmp_path), '--arms', 'RetinaNet', 'Semantic FPN']
-    assert main([*command, '--finished']) == 2
-    assert 'no run of these models is finished' in capsys.readouterr().err
-    assert main(command) == 0
-    found = (tmp_path / 'unpadded.json').read_text()
-    assert (tmp_path / 'batches.png').stat().st_size > 10_000
-    data = json.loads(found)['data']['runs']
-    assert {arm: len(of_seeds) for arm, of_seeds in data.items()} == dict.fromkeys(
-        ('RetinaNet', 'Semantic FPN'), 2
-    )
-    monkeypatch.setattr(runs, 'train', None)  # everything is there
-    assert main(command) == 0
-    assert (tmp_path / 'unpadded.json').read_text() == found
-    next((tmp_path / 'runs').glob('retinanet-*')).unlink()
     page = tmp_path / 'page.md'
-    page.write_text('no place for findings')
-    assert main([*command, '--finished', '--page', str(page)]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert 'must have one line <!-- findings -->' in error
     page.write_text('Before\n<!-- findings -->\n<!-- /findings -->\nAfter\n')
-    assert main([*command, 'RetinaNet', '--finished', '--page', str(page)]) == 0  # named twice
-    assert page.with_suffix('.json').is_file() and '**Mixed images: AP' in page.read_text()
-    data = json.loads((tmp_path / 'unpadded.json').read_text())['data']['runs']
-    assert [len(of_seeds) for of_seeds in data.values()] == [1, 2]
+    command += ['--work-dir', str(tmp_path / 'work'), '--page', str(page)]
+    assert main([*command, '--arms', *arms, 'RetinaNet']) == 0  # named twice
+    assert (tmp_path / 'work/batches.png').stat().st_size > 10_000
+    assert '**Mixed images: AP' in page.read_text()
+    data = json.loads(page.with_suffix('.json').read_text())['data']
+    assert {arm: len(of_seeds) for arm, of_seeds in data.items()} == dict.fromkeys(arms, 2)
+    shown = capsys.readouterr().out
+    for table in report.tables(data):  # from the file alone
+        assert table.text() in shown
 
 
 @pytest.mark.parametrize(
@@ -147,7 +135,7 @@ def test_a_mistake_is_one_line(options, message, tmp_path, capsys):
 def test_the_page_has_what_its_runs_say():
     """Tables from the JSON file, and a change in a batch by scipy."""
     page = (FINDINGS / 'unpadded.md').read_text()
-    data = json.loads((FINDINGS / 'unpadded.json').read_text())['data']['runs']
+    data = json.loads((FINDINGS / 'unpadded.json').read_text())['data']
     assert list(data) == list(ARMS)
     for table in report.tables(data):
         assert table.markdown() in page, table.title
@@ -155,8 +143,8 @@ def test_the_page_has_what_its_runs_say():
         accuracy = {}
         for batch, region in ((1, None), (8, False)):
             of_test = []
-            for run in of_seeds:
-                for test in run['tests']:
+            for one in of_seeds:
+                for test in one['metrics']['tests']:
                     if (test['folder'], test['batch'], test['region']) == ('mixed', batch, region):
                         of_test.append(100 * test['accuracy'])
             accuracy[batch] = np.array(of_test)

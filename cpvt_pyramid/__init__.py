@@ -1,4 +1,4 @@
-"""CPVT, Twins and PVT backbones for detection and segmentation.
+"""CPVT, Twins, PVT, PVTv2 and MiT backbones for detection and segmentation.
 
     from cpvt_pyramid import CPVTPyramid, load_weights
 
@@ -15,12 +15,12 @@ _PUBLIC = {
     'ARCHS': 'archs',
     'Arch': 'archs',
     'CPVT': 'columnar',
-    'CPVTPyramid': 'pyramid',
+    'CPVTPyramid': 'model',
     'DenseCPVT': 'columnar',
     'PEGConfig': 'position',
     'COLUMNAR_ARCHS': 'archs',
     'ColumnarArch': 'archs',
-    'PosCNN': 'position',
+    'PosCNN': 'model',
     'load_weights': 'checkpoints',
 }
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from .checkpoints import load_weights as load_weights
     from .columnar import CPVT as CPVT
     from .columnar import DenseCPVT as DenseCPVT
+    from .model import CPVTPyramid as CPVTPyramid
+    from .model import PosCNN as PosCNN
     from .position import PEGConfig as PEGConfig
-    from .position import PosCNN as PosCNN
-    from .pyramid import CPVTPyramid as CPVTPyramid
 
 __all__ = list(_PUBLIC)
 __version__ = '0.1.0'

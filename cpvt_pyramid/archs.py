@@ -1,8 +1,9 @@
 """The published variants, a row each, with only what differs between them.
 
-Sources: PVT (arXiv 2102.12122), table 1; Twins (arXiv 2104.13840), tables 1 and 2; the published
-code of both. PCPVT is the pyramid that the CPVT paper (arXiv 2102.10882) calls CPVTv2: PVT with
-PEG instead of learned position embeddings.
+Sources: PVT (arXiv 2102.12122), table 1; Twins (arXiv 2104.13840), tables 1 and 2; PVTv2 (arXiv
+2106.13797), table 1; SegFormer (arXiv 2105.15203), table 6; the published code of all. PCPVT is the
+pyramid that the CPVT paper (arXiv 2102.10882) calls CPVTv2: PVT with PEG instead of learned
+position embeddings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,9 @@ class Arch(NamedTuple):
         window: side of the windows of blocks 0, 2, 4, ..., in tokens. None: all blocks are global.
         stage_norm: a LayerNorm on each stage's output.
         position: where position comes from, see `CPVTPyramid`.
+        overlap: patches overlap; position comes from the zeros around the map, too.
+        mlp_conv: a zero-padded depthwise convolution in every MLP, from which position comes.
+        linear: attention over 7 x 7 means of the map instead of a sub-sampled map.
 
     Examples:
         >>> shallow = ARCHS['pcpvt_small']._replace(depths=(1, 1, 2, 1))
@@ -38,11 +42,26 @@ class Arch(NamedTuple):
     window: Optional[int] = None
     stage_norm: bool = False
     position: str = 'peg'
+    overlap: bool = False
+    mlp_conv: bool = False
+    linear: bool = False
+
+    @property
+    def patch_sizes(self) -> tuple[int, ...]:
+        """Side of the patches of each stage: in pixels, then in tokens of the stage before."""
+        return PATCH_SIZES[: len(self.dims)]
 
 
 _PCPVT: dict[str, Any] = dict(dims=(64, 128, 320, 512), heads=(1, 2, 5, 8), mlp_ratios=(8, 8, 4, 4))
 _PVT: dict[str, Any] = dict(**_PCPVT, position='learned')
 _SVT: dict[str, Any] = dict(mlp_ratios=(4, 4, 4, 4), window=7, stage_norm=True)
+_CONV: dict[str, Any] = dict(
+    heads=(1, 2, 5, 8), stage_norm=True, position='none', overlap=True, mlp_conv=True
+)
+_SMALL: dict[str, Any] = dict(dims=(32, 64, 160, 256), **_CONV)  # of the smallest variant
+_LARGE: dict[str, Any] = dict(dims=(64, 128, 320, 512), **_CONV)  # of all others
+_NARROW = (4, 4, 4, 4)  # MLP ratios
+_WIDE = (8, 8, 4, 4)
 
 ARCHS = {
     # ours, for the demo and the tests
@@ -60,6 +79,21 @@ ARCHS = {
     'svt_small': Arch((64, 128, 256, 512), (2, 4, 8, 16), depths=(2, 2, 10, 4), **_SVT),
     'svt_base': Arch((96, 192, 384, 768), (3, 6, 12, 24), depths=(2, 2, 18, 2), **_SVT),
     'svt_large': Arch((128, 256, 512, 1024), (4, 8, 16, 32), depths=(2, 2, 18, 2), **_SVT),
+    # PVTv2
+    'pvt_v2_b0': Arch(mlp_ratios=_WIDE, depths=(2, 2, 2, 2), **_SMALL),
+    'pvt_v2_b1': Arch(mlp_ratios=_WIDE, depths=(2, 2, 2, 2), **_LARGE),
+    'pvt_v2_b2': Arch(mlp_ratios=_WIDE, depths=(3, 4, 6, 3), **_LARGE),
+    'pvt_v2_b2_li': Arch(mlp_ratios=_WIDE, depths=(3, 4, 6, 3), linear=True, **_LARGE),
+    'pvt_v2_b3': Arch(mlp_ratios=_WIDE, depths=(3, 4, 18, 3), **_LARGE),
+    'pvt_v2_b4': Arch(mlp_ratios=_WIDE, depths=(3, 8, 27, 3), **_LARGE),
+    'pvt_v2_b5': Arch(mlp_ratios=_NARROW, depths=(3, 6, 40, 3), **_LARGE),
+    # MiT, the backbone of SegFormer
+    'mit_b0': Arch(mlp_ratios=_NARROW, depths=(2, 2, 2, 2), **_SMALL),
+    'mit_b1': Arch(mlp_ratios=_NARROW, depths=(2, 2, 2, 2), **_LARGE),
+    'mit_b2': Arch(mlp_ratios=_NARROW, depths=(3, 4, 6, 3), **_LARGE),
+    'mit_b3': Arch(mlp_ratios=_NARROW, depths=(3, 4, 18, 3), **_LARGE),
+    'mit_b4': Arch(mlp_ratios=_NARROW, depths=(3, 8, 27, 3), **_LARGE),
+    'mit_b5': Arch(mlp_ratios=_NARROW, depths=(3, 6, 40, 3), **_LARGE),
 }
 
 

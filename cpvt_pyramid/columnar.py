@@ -14,11 +14,23 @@ from torch import Tensor, nn
 
 from .archs import ColumnarArch, check_heads, check_out_indices, check_rates, find_arch
 from .checkpoints import LoadsCheckpoints
-from .layers import Block, LayerNorm, PatchEmbed, SelfAttention
-from .ops import ceil_div
-from .padding.mask import fill_outside, mean_inside, pixel_mask, subsample
-from .position import Grid, PEGConfig, attention_position, parse_position, position_table
-from .pyramid import init_weights
+from .model import (
+    MLP,
+    Attention,
+    Block,
+    Grid,
+    PatchEmbed,
+    build_peg,
+    ceil_div,
+    check_image,
+    convolve,
+    crop,
+    dropout,
+    init_weights,
+    start_pegs,
+)
+from .padding.mask import Padding, fill_outside, mean_inside
+from .position import PEGConfig, RelativePosition, parse_position, position_table
 
 
 class Column(LoadsCheckpoints):
@@ -66,20 +78,19 @@ class Column(LoadsCheckpoints):
         elif peg:
             after = peg.indices(mapped, mapped)
 
+        self.rope = encoding.rope
+        if self.rope:
+            self.rope.check(arch.dim // arch.heads)
+
         def block(index: int) -> Block:
-            depth = index / max(arch.depth - 1, 1)
-            key_peg = None
+            attn = SelfAttention(arch.dim, arch.heads, attn_drop=attn_drop_rate, drop=drop_rate)
             if peg and peg.qk_only and index - 1 in after:
-                key_peg = peg.build(arch.dim)
-            within = encoding
-            if encoding.kind in ('relative', 'fire') and index >= mapped:
-                within = encoding._replace(kind='none')
-            inside = attention_position(within, arch.heads, arch.dim // arch.heads, depth)
-            attention = SelfAttention(
-                arch.dim, arch.heads, inside, key_peg, attn_drop_rate, drop_rate
-            )
-            drop_path = drop_path_rate * depth
-            return Block(arch.dim, attention, arch.mlp_ratio, drop_rate, drop_path, with_cp)
+                attn.peg = build_peg(peg, arch.dim)
+            if encoding.kind == 'relative' and index < mapped:
+                attn.position = RelativePosition(attn.head_dim, encoding.reach)
+            mlp = MLP(arch.dim, arch.dim * arch.mlp_ratio, drop_rate)
+            drop_path = drop_path_rate * index / max(arch.depth - 1, 1)
+            return Block(arch.dim, attn, mlp, drop_path, with_cp)
 
         self.patch_embed = PatchEmbed(in_channels, arch.dim, arch.patch_size, norm=False)
         self.pos_embed = position_table(
@@ -93,38 +104,45 @@ class Column(LoadsCheckpoints):
         self.pos_block = nn.ModuleDict()
         if peg and not peg.qk_only:
             for i in after:
-                self.pos_block[str(i)] = peg.build(arch.dim)
+                self.pos_block[str(i)] = build_peg(peg, arch.dim)
 
         self.apply(init_weights)
         if peg:
-            peg.start(self)
+            start_pegs(self, peg)
         self.peg_starts_at_zero = peg is not None and peg.zero_init
 
     def features(
         self, image: Tensor, valid: Optional[Tensor] = None
-    ) -> tuple[Optional[Tensor], Tensor, Optional[Tensor]]:
+    ) -> tuple[Optional[Tensor], Tensor, Optional[Padding]]:
         """The output of the last block.
 
         Arguments are those of `CPVTPyramid.forward`.
 
         Returns:
             The class token (B, C), or None; the map (B, ceil(H / patch), ceil(W / patch), C), zero
-            in the padding; and its mask.
+            in the padding; and its padding.
         """
-        x, grid = self.embed(image, pixel_mask(valid, image))
+        x, grid = self.embed(image, valid)
         for i in range(len(self.blocks)):
             x = self.forward_block(i, x, grid)
         first, x = grid.split(x)  # (B, 0 or 1, C) and (B, H, W, C)
         class_token = first[:, 0] if grid.class_tokens else None
-        return class_token, fill_outside(x, grid.mask), grid.mask
+        return class_token, fill_outside(x, grid.padding), grid.padding
 
-    def embed(self, image: Tensor, mask: Optional[Tensor] = None) -> tuple[Tensor, Grid]:
-        """The input of the first block for images with this pixel mask; returns it and its grid."""
-        x, mask = self.patch_embed(image.permute(0, 2, 3, 1), mask)  # (B, H, W, C)
-        x = self.pos_embed(x, mask)
-        height, width = x.shape[1:3]
-        grid = Grid(height, width, mask, int(self.cls_token is not None))
-        x = with_class_token(x.flatten(1, 2), self.cls_token, self.cls_pos)  # (B, T, C)
+    def embed(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, Grid]:
+        """The input of the first block, and its grid."""
+        check_image(image, self.in_channels)
+        padding = None if valid is None else Padding.of_batch(image, valid)
+        x = self.patch_embed(fill_outside(image.permute(0, 2, 3, 1), padding))  # (B, H, W, C)
+        grid = Grid(
+            x,
+            None if padding is None else padding.coarser(self.arch.patch_size),
+            class_tokens=int(self.cls_token is not None),
+            rope=self.rope,
+            head_dim=self.arch.dim // self.arch.heads,
+        )
+        x = self.pos_embed(x, grid).flatten(1, 2)
+        x = with_class_token(x, self.cls_token, self.cls_pos)  # (B, T, C)
         return self.encode(self.pos_drop(x), grid, after=-1), grid
 
     def forward_block(self, i: int, x: Tensor, grid: Grid) -> Tensor:
@@ -136,7 +154,7 @@ class Column(LoadsCheckpoints):
         name = str(after)
         if name not in self.pos_block:
             return x
-        return grid.encode(self.pos_block[name], x)
+        return encode_map(self.pos_block[name], x, grid)
 
     def ignores_key(self, name: str) -> bool:
         """True if published checkpoints hold a tensor that this model leaves out: a class token
@@ -168,6 +186,41 @@ class Column(LoadsCheckpoints):
         return self.num_layers - 1
 
 
+class SelfAttention(Attention):
+    """Every token attends to every token, the class token included (ViT, DeiT).
+
+    Attributes:
+        peg: a PEG for queries and keys alone; the values are those of the tokens without it. None:
+            there is none.
+    """
+
+    peg: Optional[nn.Module]
+
+    def __init__(self, dim: int, heads: int, **drops: float) -> None:
+        super().__init__(dim, heads, **drops)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.peg = None
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        q, k, v = self.project(x)
+        if self.peg is not None:
+            q, k, _ = self.project(encode_map(self.peg, x, grid))
+        return dropout(self.proj(self.attend(q, k, v, grid.whole)), self.drop, self.training)
+
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, (B, heads, T, d) each."""
+        qkv = self.qkv(x).reshape(*x.shape[:2], 3, self.heads, self.head_dim)
+        return qkv.permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def encode_map(position: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+    """Apply a position encoding to the map's tokens and not to the class token."""
+    first, x = grid.split(x)
+    x = position(x, grid).flatten(1, 2)
+    return torch.cat([first, x], dim=1) if grid.class_tokens else x
+
+
 class CPVT(Column):
     """The columnar CPVT as a classifier, and the models it is compared with.
 
@@ -180,13 +233,10 @@ class CPVT(Column):
         **options: the keyword arguments below; unknown ones are an error.
 
     Keyword Args:
-        position (str): as in `CPVTPyramid` ('learned' with a class token is DeiT), or, inside every
-            attention, 'lookhere' (ALiBi with fields of view), 'relative' (learned, clipped to 8
-            rows and columns) or 'fire' (learned, relative to the size of the image), or one of
-            them and a PEG. Default: 'peg'.
-        position_options (dict): `base` and `normalized` of 'rope' and 'rope-mixed', see
-            `CPVTPyramid`; `view` of 'lookhere', the angle of a field of view in degrees;
-            `reach` of 'relative', at which distances are clipped. Default: as in its paper.
+        position (str): as in `CPVTPyramid` ('learned' with a class token is DeiT), or 'relative'
+            (learned, clipped to 8 rows and columns), or one of them and a PEG. Default: 'peg'.
+        position_options (dict): `base` and `normalized` of 'rope', see `CPVTPyramid`; `reach` of
+            'relative', at which distances are clipped. Default: as in its paper.
         peg (PEGConfig | dict): placement and structure of PEGs. Default: a 3x3 one after block 0.
             The paper's main models are `PEGConfig(after=range(6))`.
         class_token (bool): whether there is a class token in addition to the map's tokens. Without
@@ -223,17 +273,17 @@ class CPVT(Column):
         **options: Any,
     ) -> None:
         super().__init__(arch, **options)
-        self.norm = LayerNorm(self.arch.dim, eps=1e-6)
+        self.norm = nn.LayerNorm(self.arch.dim, eps=1e-6)
         self.head = nn.Linear(self.arch.dim, num_classes)
         init_weights(self.head)
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> Tensor:
         """The logits of an image, (B, num_classes). Arguments are those of `CPVTPyramid.forward`;
         with `valid`, an image's logits equal those of the image alone."""
-        class_token, x, mask = self.features(image, valid)
+        class_token, x, padding = self.features(image, valid)
         if class_token is not None:
             return self.head(self.norm(class_token))
-        return self.head(mean_inside(self.norm(x), mask))
+        return self.head(mean_inside(self.norm(x), padding))
 
 
 class DenseCPVT(Column):
@@ -282,15 +332,17 @@ class DenseCPVT(Column):
         self.levels = nn.ModuleDict(
             {str(i): Level(self.arch.dim, out_channels, i) for i in self.out_indices}
         )
+        self.levels.apply(init_weights)
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """The maps of an image. Arguments and result are those of `CPVTPyramid.forward`."""
-        mask = pixel_mask(valid, image)
-        _, x, coarse = self.features(image, valid)
+        _, x, padding = self.features(image, valid)
+        pixels = None if valid is None else Padding.of_batch(image, valid)
         out = []
         for i, stride in zip(self.out_indices, self.strides):
             size = ceil_div(image.shape[2], stride), ceil_div(image.shape[3], stride)
-            out.append(self.levels[str(i)](x, coarse, size, subsample(mask, stride)))
+            of_level = None if pixels is None else pixels.coarser(stride)
+            out.append(self.levels[str(i)](x, padding, size, of_level))
         return tuple(x.permute(0, 3, 1, 2) for x in out)
 
 
@@ -313,33 +365,33 @@ class Level(nn.Module):
             dim = dim // 2
         if index == 0:
             second = UnpatchConv(dim, dim // 2, 2, stride=2)
-            self.up.extend([LayerNorm(dim, eps=1e-6), nn.GELU(), second])
+            self.up.extend([nn.LayerNorm(dim, eps=1e-6), nn.GELU(), second])
             dim = dim // 2
         self.proj = nn.Linear(dim, out_channels, bias=False)
-        self.norm1 = LayerNorm(out_channels, eps=1e-6)
+        self.norm1 = nn.LayerNorm(out_channels, eps=1e-6)
         self.conv = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
-        self.norm2 = LayerNorm(out_channels, eps=1e-6)
+        self.norm2 = nn.LayerNorm(out_channels, eps=1e-6)
 
     def forward(
         self,
         x: Tensor,
-        mask: Optional[Tensor],
+        padding: Optional[Padding],
         size: tuple[int, int],
-        level_mask: Optional[Tensor],
+        level_padding: Optional[Padding],
     ) -> Tensor:
-        """Compute the level, (B, *size, out_channels), from tokens and their mask.
+        """Compute the level, (B, *size, out_channels), from tokens and their padding.
 
-        It is zero outside `level_mask`, the mask of the level itself.
+        It is zero in `level_padding`, the padding of the level itself.
         """
         if self.halve:
-            x = fill_outside(x, mask, float('-inf'))
+            x = fill_outside(x, padding, float('-inf'))
             x = F.max_pool2d(x.permute(0, 3, 1, 2), 2, ceil_mode=True).permute(0, 2, 3, 1)
         else:
             x = crop(self.up(x), *size)
-        x = self.norm1(self.proj(fill_outside(x, level_mask)))
+        x = self.norm1(self.proj(fill_outside(x, level_padding)))
         # The kernel reads beyond the border of an image, where an image alone has zeros.
-        x = self.conv(fill_outside(x, level_mask).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        return fill_outside(self.norm2(x), level_mask)
+        x = convolve(self.conv, fill_outside(x, level_padding))
+        return fill_outside(self.norm2(x), level_padding)
 
 
 class UnpatchConv(nn.ConvTranspose2d):
@@ -360,12 +412,3 @@ def with_class_token(x: Tensor, cls_token: Optional[Tensor], cls_pos: Optional[T
     first = cls_token if cls_pos is None else cls_token + cls_pos
     return torch.cat([first.expand(x.shape[0], -1, -1), x], dim=1)
 
-
-def crop(x: Tensor, height: int, width: int) -> Tensor:
-    """The top left (B, height, width, C) of a map.
-
-    Not a slice: torch.export would specialize on whether there is something to crop.
-    """
-    rows = torch.arange(height, device=x.device)
-    columns = torch.arange(width, device=x.device)
-    return x.index_select(1, rows).index_select(2, columns)

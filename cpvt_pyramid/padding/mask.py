@@ -1,9 +1,7 @@
-"""Which tokens of a padded batch belong to their image.
+"""Which part of a padded batch is padding.
 
-`valid` is (B, 2): the true height and width of each image in pixels. `mask` is a boolean
-(B, H, W, 1): True where a token belongs to its image, False in the padding of the batch. Both are
-None if nothing is padding. Images start at the top left corner, so the mask of a coarser map is
-every k-th row and column of the finer one.
+A batch of images of different sizes is padded at the right and bottom. `valid`, (B, 2), holds the
+true height and width of each image in pixels.
 """
 
 from typing import Optional
@@ -11,19 +9,97 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from ..versions import is_exporting
 
-def pixel_mask(valid: Optional[Tensor], image: Tensor) -> Optional[Tensor]:
-    """Pixel mask (B, H, W, 1) of a batch (B, C, H, W), from each image's `valid` size."""
-    return None if valid is None else region_mask(valid, image)
+# Added to the scores of keys in the padding. exp(HIDDEN) is 0 in any precision, and unlike minus
+# infinity it gives no NaN where all keys are padding.
+HIDDEN = -30_000.0
 
 
-def region_mask(valid: Tensor, image: Tensor) -> Tensor:
-    """Pixel mask (B, H, W, 1) of a padded batch (B, C, H, W)."""
-    check_valid(valid, image.shape[0])
-    rows = torch.arange(image.shape[2], device=image.device)
-    columns = torch.arange(image.shape[3], device=image.device)
-    height, width = valid.to(image.device).unsqueeze(-1).unbind(1)  # (B, 1) each
-    return ((rows < height)[:, :, None] & (columns < width)[:, None])[..., None]
+class Padding:
+    """The padding of a batch at the resolution of one map.
+
+    An image begins at the top left corner, so that the rows and columns that lie outside of it
+    describe its padding. Those of a coarser map are every k-th of these.
+
+    Attributes:
+        rows: (B, H), True for the rows outside of each image.
+        columns: (B, W), True for the columns outside of each image.
+        outside: (B, H, W, 1), True for the tokens outside of each image.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        columns: Tensor,
+        stride: int = 1,
+        levels: Optional[dict[int, 'Padding']] = None,
+    ) -> None:
+        self.rows = rows
+        self.columns = columns
+        self.outside = (rows[:, :, None] | columns[:, None])[..., None]
+        self.stride = stride  # from one token to the next, in pixels
+        self.levels = {} if levels is None else levels  # by stride; those of a batch share them
+        self.levels[stride] = self
+        self._hidden: Optional[Tensor] = None
+
+    @classmethod
+    def of_batch(cls, image: Tensor, valid: Tensor) -> 'Padding':
+        """The padding of a batch (B, C, H, W), in pixels.
+
+        An image has at least one pixel: sizes of 0 count as 1.
+        """
+        check_valid(valid, image.shape[0])
+        sizes = valid.to(image.device).clamp(min=1)
+        rows = torch.arange(image.shape[2], device=image.device)
+        columns = torch.arange(image.shape[3], device=image.device)
+        return cls(rows >= sizes[:, :1], columns >= sizes[:, 1:])
+
+    def coarser(self, k: int) -> 'Padding':
+        """The padding of the map that has one token for each k x k tokens of this one."""
+        stride = self.stride * k
+        # An exported graph makes each one: it cannot tell that sizes are equal which were
+        # computed in other ways.
+        if stride not in self.levels or is_exporting():
+            return Padding(self.rows[:, ::k], self.columns[:, ::k], stride, self.levels)
+        return self.levels[stride]
+
+    def sizes(self) -> tuple[Tensor, Tensor]:
+        """Height and width, (B,) each, of the images in tokens."""
+        return (~self.rows).sum(1), (~self.columns).sum(1)
+
+    def hidden(self) -> Tensor:
+        """(B, H, W, 1), `HIDDEN` outside of each image and 0 inside; made once."""
+        if self._hidden is None:
+            self._hidden = self.outside * HIDDEN
+        return self._hidden
+
+    def fill(self, x: Tensor, value: float = 0) -> Tensor:
+        """Set tokens (B, H, W, C) outside of their image to a value."""
+        return x.masked_fill(self.outside, value)
+
+
+def fill_outside(x: Tensor, padding: Optional[Padding], value: float = 0) -> Tensor:
+    """Set tokens (B, H, W, C) in the padding, if there is any, to a value."""
+    return x if padding is None else padding.fill(x, value)
+
+
+def mean_inside(x: Tensor, padding: Optional[Padding]) -> Tensor:
+    """The mean (B, C) of a map (B, H, W, C) over the tokens of each image."""
+    if padding is None:
+        return x.mean((1, 2))
+    height, width = padding.sizes()
+    return padding.fill(x).sum((1, 2)) / (height * width)[:, None]
+
+
+def check_valid(valid: Tensor, images: int) -> None:
+    """Raise a ValueError unless `valid` has a height and a width for each of the images."""
+    if not isinstance(valid, Tensor) or tuple(valid.shape) != (images, 2):
+        got = tuple(valid.shape) if isinstance(valid, Tensor) else type(valid).__name__
+        raise ValueError(
+            f'valid must be a tensor of shape ({images}, 2), the height and width of each image, '
+            f'got {got}'
+        )
 
 
 def split_validity(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,53 +114,3 @@ def split_validity(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     heights = inside[:, :, 0].sum(1)
     widths = inside[:, 0].sum(1)
     return images[:, :-1], channel, torch.stack([heights, widths], dim=1)
-
-
-def check_valid(valid: Tensor, images: int) -> None:
-    """Raise a ValueError unless `valid` has a height and a width for each of the images."""
-    if not isinstance(valid, Tensor) or tuple(valid.shape) != (images, 2):
-        got = tuple(valid.shape) if isinstance(valid, Tensor) else type(valid).__name__
-        if got == 'Proxy':
-            raise ValueError("torch.fx cannot trace valid; set concrete_args={'valid': None}")
-        raise ValueError(
-            f'valid must be a tensor of shape ({images}, 2), the height and width of each image, '
-            f'got {got}'
-        )
-
-
-def subsample(mask: Optional[Tensor], k: int) -> Optional[Tensor]:
-    """Mask of the map that has one token for each k x k tokens of this one."""
-    if mask is None or k == 1:
-        return mask
-    # Not a slice: torch.export would compare its strides, and refuse sizes by named dimensions.
-    rows = torch.arange(0, mask.shape[1], k, device=mask.device)
-    columns = torch.arange(0, mask.shape[2], k, device=mask.device)
-    return mask.index_select(1, rows).index_select(2, columns)
-
-
-def valid_sizes(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Height and width, (B,) each, of the images in tokens."""
-    return mask[:, :, 0, 0].sum(1), mask[:, 0, :, 0].sum(1)
-
-
-def fill_outside(x: Tensor, mask: Optional[Tensor], value: float = 0) -> Tensor:
-    """Set tokens (B, H, W, C) in the padding to a value."""
-    return x if mask is None else x.masked_fill(~mask, value)
-
-
-def mean_inside(x: Tensor, mask: Optional[Tensor]) -> Tensor:
-    """The mean (B, C) of a map (B, H, W, C) over the tokens that belong to each image."""
-    if mask is None:
-        return x.mean((1, 2))
-    return fill_outside(x, mask).sum((1, 2)) / mask.sum((1, 2)).clamp(min=1)
-
-
-def key_mask(mask: Optional[Tensor]) -> Optional[Tensor]:
-    """A mask of keys (B, M) in the shape that `ops.attend` takes, (B, 1, 1, M).
-
-    Where all keys are padding, all are attended to: attention to no key would give NaN.
-    """
-    if mask is None:
-        return None
-    is_empty = ~mask.any(dim=1, keepdim=True)
-    return (mask | is_empty)[:, None, None]

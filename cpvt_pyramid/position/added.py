@@ -1,13 +1,11 @@
 """Position encodings that are added to tokens before the first block."""
 
 from collections.abc import Sequence
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-
-from .. import ops
-from ..padding.mask import valid_sizes
 
 
 class LearnedPosition(nn.Module):
@@ -26,12 +24,11 @@ class LearnedPosition(nn.Module):
         self.mode = mode
         self.table = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, *size, dim), std=0.02))
 
-    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
-        _, height, width, _ = x.shape
-        if mask is None:
-            return x + ops.resize_table(self.table, height, width, self.mode)
-        sizes = valid_sizes(mask)
-        return x + ops.resize_table_each(self.table, *sizes, (height, width), self.mode)
+    def forward(self, x: Tensor, grid: Optional[Any] = None) -> Tensor:
+        size = x.shape[1:3]
+        if grid is None or grid.padding is None:
+            return x + resize_table(self.table, size, self.mode)
+        return x + resize_table_each(self.table, *grid.padding.sizes(), size, self.mode)
 
 
 class SinCosPosition(nn.Module):
@@ -52,7 +49,7 @@ class SinCosPosition(nn.Module):
             )
         self.dim = dim
 
-    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Optional[Any] = None) -> Tensor:
         height, width = x.shape[1:3]
         rows = self.waves(height, x)[:, None].expand(-1, width, -1)
         columns = self.waves(width, x)[None].expand(height, -1, -1)
@@ -70,7 +67,7 @@ class SinCosPosition(nn.Module):
 class NoPosition(nn.Module):
     """The identity, for an encoding that is not used."""
 
-    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Optional[Any] = None) -> Tensor:
         return x
 
 
@@ -93,9 +90,66 @@ def position_table(
             f'width, got {image_size!r}'
         )
     if kind == 'learned':
-        height = ops.ceil_div(sides[0], stride)
-        width = ops.ceil_div(sides[1], stride)
+        height = -(-sides[0] // stride)
+        width = -(-sides[1] // stride)
         return LearnedPosition(dim, (height, width), mode)
     if kind == 'sincos':
         return SinCosPosition(dim)
     return NoPosition()
+
+
+def resize_table(table: Tensor, size: Sequence[int], mode: str) -> Tensor:
+    """A table (1, h, w, C) interpolated to the size of a map, (1, H, W, C); `mode` is 'bilinear' or
+    'bicubic', as in `F.interpolate` with `align_corners=False`. At its own size it is the same."""
+    height, width = size
+    table = F.interpolate(table.permute(0, 3, 1, 2), (height, width), mode=mode)
+    return table.permute(0, 2, 3, 1)
+
+
+def resize_table_each(
+    table: Tensor, heights: Tensor, widths: Tensor, size: tuple[int, int], mode: str
+) -> Tensor:
+    """A table (1, h, w, C) interpolated to the size of each image of a padded batch, (B, H, W, C),
+    and zero outside. The sizes (B,) may be on a GPU: they are not read on the host."""
+    dtype = torch.promote_types(table.dtype, torch.float32)
+    rows = interpolation_weights(heights.to(dtype), size[0], table.shape[1], mode)
+    columns = interpolation_weights(widths.to(dtype), size[1], table.shape[2], mode)
+    tall = torch.einsum('bHh,hwc->bHwc', rows.to(table.dtype), table[0])
+    return torch.einsum('bWw,bHwc->bHWc', columns.to(table.dtype), tall)
+
+
+CUBIC = -0.75  # the parameter a of Keys' cubic convolution that PyTorch has chosen
+
+
+def cubic_near(u: Tensor) -> Tensor:
+    """Keys' cubic convolution at distances from 0 to 1."""
+    return ((CUBIC + 2) * u - (CUBIC + 3)) * u * u + 1
+
+
+def cubic_far(u: Tensor) -> Tensor:
+    """Keys' cubic convolution at distances from 1 to 2."""
+    return ((CUBIC * u - 5 * CUBIC) * u + 8 * CUBIC) * u - 4 * CUBIC
+
+
+def interpolation_weights(sides: Tensor, length: int, entries: int, mode: str) -> Tensor:
+    """Weights (B, length, entries) of `F.interpolate` from `entries` values to `sides` (B,) values.
+
+    Rows from `sides` on are zero. The dtype is that of `sides`.
+    """
+    at = torch.arange(length, device=sides.device, dtype=sides.dtype)
+    source = (at + 0.5) * (entries / sides.clamp(min=1)[:, None]) - 0.5  # (B, length)
+    if mode == 'bilinear':
+        source = source.clamp(min=0)
+    first = source.floor()
+    t = (source - first)[..., None]
+    # The taps around a source position, clamped to the table's border.
+    if mode == 'bilinear':
+        offsets = [0, 1]
+        taps = [1 - t, t]
+    else:
+        offsets = [-1, 0, 1, 2]
+        taps = [cubic_far(t + 1), cubic_near(t), cubic_near(1 - t), cubic_far(2 - t)]
+    index = torch.stack([first + offset for offset in offsets], dim=-1).long().clamp(0, entries - 1)
+    weights = torch.zeros(*source.shape, entries, device=sides.device, dtype=sides.dtype)
+    weights = weights.scatter_add(2, index, torch.cat(taps, dim=-1))
+    return weights * (at < sides[:, None])[..., None]

@@ -1,0 +1,955 @@
+"""The pyramid of CPVTv2, Twins, PVT, PVTv2 and SegFormer's MiT, from its parts to its forward pass.
+
+Four stages, each a map of half the resolution: patch embedding, blocks of attention and MLP, and
+what gives them position. In CPVT that is a PEG after the first block (`PosCNN`), in PVT a table
+before it, in PVTv2 and MiT zero-padded convolutions in the patch embedding and in every MLP.
+
+Shapes: B batch, H x W map, C channels, N = H * W tokens, M keys, d = C / heads. Tokens are
+(B, H, W, C) throughout; convolutions read them as (B, C, H, W) in channels-last memory. The maps
+that leave are such views: call `.contiguous()` before code that reads raw NCHW memory.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from .archs import Arch, check_rates, check_stages, find_arch
+from .checkpoints import LoadsCheckpoints
+from .padding.mask import HIDDEN, Padding, fill_outside
+from .position import NoPosition, PEGConfig, RoPE, parse_position, position_table, rotate
+from .versions import is_exporting
+
+# CUDA's fused attention kernels refuse a larger batch (of windows, here).
+MAX_BATCH = 65_535
+
+POOLED = 7  # sides of the map of keys of linear attention (PVTv2, section 3.1)
+
+
+def ceil_div(a: int, b: int) -> int:
+    return (a + b - 1) // b
+
+
+def pad_to_multiple(x: Tensor, k: int, value: float = 0) -> Tensor:
+    """Pad tokens (B, H, W, C) at the right and bottom until k divides both sides.
+
+    An exported graph serves other sizes, too, so that it always pads.
+    """
+    height, width = x.shape[1:3]
+    if is_exporting() or height % k or width % k:
+        down = ceil_div(height, k) * k - height
+        right = ceil_div(width, k) * k - width
+        x = F.pad(x, (0, 0, 0, right, 0, down), value=value)
+    return x
+
+
+def to_windows(x: Tensor, k: int) -> Tensor:
+    """Split tokens (B, H, W, C) into n windows of k x k tokens, (B * n, k * k, C)."""
+    b, height, width, c = x.shape
+    rows = height // k
+    columns = width // k
+    x = x.reshape(b, rows, k, columns, k, c).transpose(2, 3)
+    return x.reshape(b * rows * columns, k * k, c)
+
+
+def from_windows(x: Tensor, k: int, shape: Sequence[int]) -> Tensor:
+    """The inverse of `to_windows`, cropped to `shape`, (B, H, W, C)."""
+    b, height, width, c = shape
+    rows = (height + k - 1) // k
+    columns = (width + k - 1) // k
+    x = x.reshape(b, rows, columns, k, k, c).transpose(2, 3)
+    return crop(x.reshape(b, rows * k, columns * k, c), height, width)
+
+
+def crop(x: Tensor, height: int, width: int) -> Tensor:
+    """The top left (B, height, width, C) of a map."""
+    if is_exporting():  # a slice would be specialized on whether there is something to crop
+        rows = torch.arange(height, device=x.device)
+        columns = torch.arange(width, device=x.device)
+        return x.index_select(1, rows).index_select(2, columns)
+    return x[:, :height, :width]
+
+
+class Scope(NamedTuple):
+    """What an attention is told about its queries and keys.
+
+    Attributes:
+        height: rows of the map of the queries: of the whole map, or of a window.
+        width: its columns.
+        step: side of the cell, in tokens, at whose center a key is.
+        class_tokens: 0 or 1, before the tokens of the map, among queries and keys.
+        hidden: (B, 1, 1, M), `HIDDEN` for keys in the padding and 0 for others. None: no padding.
+        query_rotation: sines and cosines of RoPE for the queries. None: they are not rotated.
+        key_rotation: those for the keys.
+        sizes: height and width, (B,) each, of each image of a padded batch in tokens.
+    """
+
+    height: int
+    width: int
+    step: int = 1
+    class_tokens: int = 0
+    hidden: Optional[Tensor] = None
+    query_rotation: Optional[tuple[Tensor, Tensor]] = None
+    key_rotation: Optional[tuple[Tensor, Tensor]] = None
+    sizes: Optional[tuple[Tensor, Tensor]] = None
+
+
+class Grid:
+    """The map that the tokens of a stage form, and all that is the same for its blocks.
+
+    It is made once for a stage. Blocks, PEGs and encodings read it.
+
+    Args:
+        x: the tokens (B, H, W, C).
+        padding: of the batch at this resolution; None: there is none.
+        step: side of the cells that have one key each in global attention; None: linear
+            attention, whose keys are `POOLED` x `POOLED` means.
+        window: side of the windows of window attention; None: there are none.
+        mask_windows: hide the tokens that fill up windows; False: they are attended to.
+        class_tokens: 0 or 1, before the map's tokens.
+        rope: rotary encoding inside the attentions.
+        head_dim: d, the channels of a head, for `rope`.
+
+    Attributes:
+        height: rows of the map.
+        width: columns of the map.
+        padding: of the batch at this resolution, or None.
+        whole: what an attention over the whole map is told.
+        windows: what an attention inside windows is told, if there are windows.
+        pooling: weights of the means of linear attention: (B or 1, 7, H) and (B or 1, 7, W).
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        padding: Optional[Padding] = None,
+        *,
+        step: Optional[int] = 1,
+        window: Optional[int] = None,
+        mask_windows: bool = True,
+        class_tokens: int = 0,
+        rope: Optional[RoPE] = None,
+        head_dim: int = 0,
+    ) -> None:
+        self.height, self.width = x.shape[1:3]
+        self.padding = padding
+        self.class_tokens = class_tokens
+        self.windows: Optional[Scope] = None
+        self.pooling: Optional[tuple[Tensor, Tensor]] = None
+        if step is None:
+            self.pooling = pooling_weights(x, padding)
+            self.whole = Scope(self.height, self.width)
+            return
+        self.whole = Scope(
+            self.height,
+            self.width,
+            step,
+            class_tokens,
+            hidden=None if padding is None else hidden_keys(x, padding, step, class_tokens),
+            sizes=None if padding is None or rope is None else padding.sizes(),
+        )
+        if window:
+            hidden = hidden_in_windows(x, padding, window) if mask_windows else None
+            self.windows = Scope(window, window, hidden=hidden)
+        if rope is not None:
+            self.whole = rope.with_rotations(self.whole, head_dim, x)
+            if self.windows:
+                self.windows = rope.with_rotations(self.windows, head_dim, x)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Split tokens (B, T, C) into the class token (B, 0 or 1, C) and the map (B, H, W, C)."""
+        first = x[:, : self.class_tokens]
+        return first, x[:, self.class_tokens :].unflatten(1, (self.height, self.width))
+
+
+def hidden_keys(x: Tensor, padding: Padding, step: int, class_tokens: int = 0) -> Tensor:
+    """`Scope.hidden` of keys with `step` x `step` tokens each, and of a class token."""
+    hidden = padding.coarser(step).hidden().flatten(1)[:, None, None].to(x.dtype)  # (B, 1, 1, M)
+    return F.pad(hidden, (class_tokens, 0)) if class_tokens else hidden
+
+
+def hidden_in_windows(x: Tensor, padding: Optional[Padding], k: int) -> Optional[Tensor]:
+    """`Scope.hidden` of windows of k x k tokens: those in the padding of the batch, and those that
+    fill up the windows at the border."""
+    if padding is not None:
+        hidden = padding.hidden().to(x.dtype)
+    elif is_exporting() or x.shape[1] % k or x.shape[2] % k:
+        hidden = x.new_zeros(1, *x.shape[1:3], 1)
+    else:
+        return None
+    hidden = pad_to_multiple(hidden, k, HIDDEN)
+    if padding is None:  # all images have the same border
+        hidden = hidden.expand(x.shape[0], -1, -1, -1)
+    return to_windows(hidden, k)[:, None, None, :, 0]  # (B * n, 1, 1, k * k)
+
+
+def pooling_weights(x: Tensor, padding: Optional[Padding]) -> tuple[Tensor, Tensor]:
+    """Weights of `F.adaptive_avg_pool2d` of each image to `POOLED` x `POOLED`, an axis each."""
+    if padding is None:
+        heights = torch.full((1,), x.shape[1], device=x.device)
+        widths = torch.full((1,), x.shape[2], device=x.device)
+    else:
+        heights, widths = padding.sizes()
+    rows = pooling_of_axis(heights, x.shape[1]).to(x.dtype)
+    columns = pooling_of_axis(widths, x.shape[2]).to(x.dtype)
+    return rows, columns
+
+
+def pooling_of_axis(sides: Tensor, length: int) -> Tensor:
+    """(B, POOLED, length), the weight of each of `length` tokens in each mean of sides (B,)."""
+    index = torch.arange(POOLED, device=sides.device)
+    start = index * sides[:, None] // POOLED  # (B, POOLED)
+    stop = ((index + 1) * sides[:, None] + POOLED - 1) // POOLED
+    at = torch.arange(length, device=sides.device)
+    inside = (at >= start[..., None]) & (at < stop[..., None])
+    return inside / (stop - start)[..., None]
+
+
+class PatchEmbed(nn.Module):
+    """One token for each patch of the image, or of the tokens of the stage before.
+
+    A map whose sides are not multiples of the patch is padded with zeros at the right and bottom.
+
+    Args:
+        in_channels: channels of the input.
+        dim: channels of the tokens.
+        size: side of a patch.
+        drop: dropout on the tokens.
+        norm: a LayerNorm on the tokens; the columnar model has none.
+    """
+
+    def __init__(
+        self, in_channels: int, dim: int, size: int, drop: float = 0.0, norm: bool = True
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.proj = nn.Conv2d(in_channels, dim, size, stride=size)
+        # eps 1e-5 here and in the sub-sampling of keys, as published
+        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
+        self.drop = drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B, H, W, C), which must be zero in the padding, to (B, H', W', dim)."""
+        x = pad_to_multiple(x, self.size)
+        return dropout(self.norm(convolve(self.proj, x)), self.drop, self.training)
+
+
+class OverlapPatchEmbed(nn.Module):
+    """Patches that overlap: a zero-padded convolution, from which position comes, too (PVTv2,
+    section 3.2; SegFormer, section 3.1).
+
+    Arguments are those of `PatchEmbed`; `size` is the stride, and the kernel is `2 * size - 1`.
+    """
+
+    def __init__(self, in_channels: int, dim: int, size: int, drop: float = 0.0) -> None:
+        super().__init__()
+        self.size = size
+        self.proj = nn.Conv2d(in_channels, dim, 2 * size - 1, stride=size, padding=size - 1)
+        self.norm = nn.LayerNorm(dim)
+        self.drop = drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(self.norm(convolve(self.proj, x)), self.drop, self.training)
+
+
+def convolve(convolution: nn.Module, x: Tensor) -> Tensor:
+    """Apply a convolution of maps (B, C, H, W) to tokens (B, H, W, C)."""
+    return convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class Attention(nn.Module):
+    """Multi-head attention. Derived classes choose the keys.
+
+    Their arguments:
+        dim: channels of the tokens.
+        heads: attention heads.
+        attn_drop: dropout on the attention weights.
+        drop: dropout on the output.
+
+    Attributes:
+        position: a module that is called with queries (B, heads, N, d), keys (B, heads, M, d) and
+            their `Scope`, and returns queries, keys, and a bias of their scores, (B or 1, heads,
+            N, M) or None. It can be set to one of your own. None: there is none.
+    """
+
+    position: Optional[nn.Module]
+
+    def __init__(self, dim: int, heads: int, attn_drop: float = 0.0, drop: float = 0.0) -> None:
+        super().__init__()
+        self.heads = heads
+        self.head_dim = dim // heads
+        self.attn_drop = attn_drop
+        self.drop = drop
+        self.position = None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> Tensor:
+        """softmax(q k^T / sqrt(d)) v, (B, N, C), of (B, heads, N, d) and (B, heads, M, d)."""
+        bias = scope.hidden
+        if scope.query_rotation is not None:
+            q = rotate(q, scope.query_rotation)
+            k = rotate(k, scope.key_rotation)
+        if self.position is not None:
+            q, k, bias = self.position(q, k, scope)
+            if bias is not None and scope.hidden is not None:
+                bias = bias + scope.hidden
+        if bias is not None:
+            bias = bias.to(q.dtype)
+        dropout = self.attn_drop if self.training else 0.0
+        x = F.scaled_dot_product_attention(q, k, v, bias, dropout)
+        return x.transpose(1, 2).flatten(2)
+
+
+class GlobalAttention(Attention):
+    """Every token attends to the whole map, sub-sampled (PVT, section 3.3; Twins' GSA).
+
+    Args:
+        sr_ratio: side of the patches that have one key and one value each.
+    """
+
+    def __init__(self, dim: int, heads: int, sr_ratio: int, **drops: float) -> None:
+        super().__init__(dim, heads, **drops)
+        self.sr_ratio = sr_ratio
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        if sr_ratio > 1:
+            self.sr = nn.Conv2d(dim, dim, sr_ratio, stride=sr_ratio)
+            self.norm = nn.LayerNorm(dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        b, height, width, c = x.shape
+        q = self.q(x).reshape(b, height * width, self.heads, self.head_dim).transpose(1, 2)
+        kv = self.kv(self.subsample(x, grid)).reshape(b, -1, 2, self.heads, self.head_dim)
+        k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, d)
+        x = self.attend(q, k, v, grid.whole).view(b, height, width, c)
+        return dropout(self.proj(x), self.drop, self.training)
+
+    def subsample(self, x: Tensor, grid: Grid) -> Tensor:
+        """One token for each patch, (B, H', W', C). The padding must look like zeros."""
+        if self.sr_ratio == 1:
+            return x
+        x = pad_to_multiple(fill_outside(x, grid.padding), self.sr_ratio)
+        return self.norm(convolve(self.sr, x))
+
+
+class LinearAttention(Attention):
+    """Every token attends to 7 x 7 means of the map (PVTv2, section 3.1)."""
+
+    def __init__(self, dim: int, heads: int, **drops: float) -> None:
+        super().__init__(dim, heads, **drops)
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        self.sr = nn.Conv2d(dim, dim, 1)
+        self.norm = nn.LayerNorm(dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        b, height, width, c = x.shape
+        q = self.q(x).reshape(b, height * width, self.heads, self.head_dim).transpose(1, 2)
+        kv = self.kv(self.pool(x, grid)).reshape(b, -1, 2, self.heads, self.head_dim)
+        k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, d)
+        x = self.attend(q, k, v, grid.whole).view(b, height, width, c)
+        return dropout(self.proj(x), self.drop, self.training)
+
+    def pool(self, x: Tensor, grid: Grid) -> Tensor:
+        """Means of each image, (B, 7, 7, C), as `F.adaptive_avg_pool2d` computes them."""
+        rows, columns = grid.pooling
+        rows = rows.to(x.dtype)
+        columns = columns.to(x.dtype)
+        b, height, width, c = x.shape
+        x = rows @ x.reshape(b, height, width * c)  # (B, 7, W * C)
+        x = columns[:, None] @ x.view(b, POOLED, width, c)  # (B, 7, 7, C)
+        return F.gelu(self.norm(convolve(self.sr, x)))
+
+
+class WindowAttention(Attention):
+    """Tokens attend to their own window (Twins' LSA, section 3.2).
+
+    A map whose sides are not multiples of the window is padded at the right and bottom.
+
+    Args:
+        window: side of a window, in tokens.
+        padding: 'mask': tokens in the padding are not attended to. 'zero': they are, with the keys
+            and values of a zero token, as in timm and in Twins' detection code.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, window: int, padding: str = 'mask', **drops: float
+    ) -> None:
+        super().__init__(dim, heads, **drops)
+        self.window = window
+        self.padding = padding
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        if self.padding == 'zero':
+            x = fill_outside(x, grid.padding)
+        shape = x.shape
+        x = to_windows(pad_to_multiple(x, self.window), self.window)  # (B * n, window^2, C)
+        qkv = self.qkv(x).reshape(*x.shape[:2], 3, self.heads, self.head_dim)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        x = from_windows(self.attend_inside(q, k, v, grid.windows), self.window, shape)
+        return dropout(self.proj(x), self.drop, self.training)
+
+    def attend_inside(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> Tensor:
+        """`attend`, some windows at a time where there are more than a kernel takes."""
+        if is_exporting() or q.shape[0] <= MAX_BATCH:
+            return self.attend(q, k, v, scope)
+        parts = []
+        for start in range(0, q.shape[0], MAX_BATCH):
+            part = slice(start, start + MAX_BATCH)
+            hidden = None if scope.hidden is None else scope.hidden[part]
+            parts.append(self.attend(q[part], k[part], v[part], scope._replace(hidden=hidden)))
+        return torch.cat(parts)
+
+
+class MLP(nn.Module):
+    """Two linear layers with a GELU (erf) between them and dropout after each.
+
+    Args:
+        dim: channels of the tokens.
+        hidden: channels between the two layers.
+        drop: the rate of dropout.
+    """
+
+    def __init__(self, dim: int, hidden: int, drop: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+        self.drop = drop
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        return self.contract(self.expand(x, grid))
+
+    def expand(self, x: Tensor, grid: Grid) -> Tensor:
+        """The map before the GELU, the widest of a block."""
+        return self.fc1(x)
+
+    def contract(self, x: Tensor) -> Tensor:
+        x = dropout(F.gelu(x), self.drop, self.training)
+        return dropout(self.fc2(x), self.drop, self.training)
+
+
+class ConvMLP(MLP):
+    """An MLP with a zero-padded depthwise convolution before the GELU, from which position comes
+    (PVTv2, section 3.2; SegFormer's Mix-FFN, section 3.1).
+
+    Args:
+        relu: a ReLU before the convolution, as in PVTv2's model with linear attention.
+    """
+
+    def __init__(self, dim: int, hidden: int, drop: float = 0.0, relu: bool = False) -> None:
+        super().__init__(dim, hidden, drop)
+        self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+        self.relu = relu
+
+    def expand(self, x: Tensor, grid: Grid) -> Tensor:
+        x = self.fc1(x)
+        if self.relu:
+            x = F.relu(x)
+        return convolve(self.dwconv, fill_outside(x, grid.padding))
+
+
+class FrugalMLP(MLP):
+    """An `MLP` of which training saves one of the two wide maps instead of both.
+
+    The GELU is recomputed in the backward pass. The second layer is not called as a module, so that
+    hooks on it and adapters in its place have no effect.
+    """
+
+    def contract(self, x: Tensor) -> Tensor:
+        if self.drop:
+            return super().contract(x)
+        weight = self.fc2.weight.to(x.dtype)  # under autocast the map has another dtype
+        bias = self.fc2.bias.to(x.dtype)
+        return GELULinear.apply(x, weight, bias)
+
+
+class FrugalConvMLP(FrugalMLP, ConvMLP):
+    """A `ConvMLP` that saves less, as `FrugalMLP` does."""
+
+
+class GELULinear(torch.autograd.Function):
+    """A linear layer on the GELU of x, which saves x alone and recomputes the GELU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(F.gelu(x), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        grad_x = grad_weight = grad_bias = None
+        if need_x:
+            grad_x = torch.ops.aten.gelu_backward(grad @ weight, x)
+        if need_weight:
+            grad_weight = grad.flatten(0, -2).t() @ F.gelu(x).flatten(0, -2)
+        if need_bias:
+            grad_bias = grad.flatten(0, -2).sum(0)
+        return grad_x, grad_weight, grad_bias
+
+
+def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
+    """`F.dropout`, which is not called where the rate is 0."""
+    return F.dropout(x, rate, training) if rate else x
+
+
+def drop_path(x: Tensor, rate: float, training: bool) -> Tensor:
+    """Stochastic depth (arXiv 1603.09382): in training, zero each sample with a probability of
+    `rate`, and scale the others by 1 / (1 - rate)."""
+    if rate == 0 or not training:
+        return x
+    keep = 1 - rate
+    scale = x.new_empty(x.shape[0], *[1] * (x.dim() - 1)).bernoulli_(keep).div_(keep)
+    return x * scale
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block: attention, then MLP, each added to its input.
+
+    Args:
+        dim: channels of the tokens.
+        attn: the attention. Like the MLP, it is called with the tokens and their `Grid`.
+        mlp: the MLP.
+        drop_path: probability of dropping each of the two branches.
+        with_cp: activation checkpointing: less memory in training, more time.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        attn: nn.Module,
+        mlp: nn.Module,
+        drop_path: float = 0.0,
+        with_cp: bool = False,
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = attn
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = mlp
+        self.drop_path = drop_path
+        self.with_cp = with_cp
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """The tokens after both branches, in the same shape."""
+        if self.with_cp and self.training:
+            return checkpoint(self.branches, x, grid, use_reentrant=False)
+        return self.branches(x, grid)
+
+    def branches(self, x: Tensor, grid: Grid) -> Tensor:
+        x = x + drop_path(self.attn(self.norm1(x), grid), self.drop_path, self.training)
+        return x + drop_path(self.mlp(self.norm2(x), grid), self.drop_path, self.training)
+
+    def extra_repr(self) -> str:
+        return f'drop_path={self.drop_path:.3f}, with_cp={self.with_cp}'
+
+
+class PosCNN(nn.Module):
+    """Positional Encoding Generator, PEG (CPVT, section 3.2): a zero-padded depthwise convolution,
+    added to the tokens.
+
+    The zeros beyond the border are the source of absolute position. The padding of a batch must
+    look like them.
+
+    Args:
+        dim: channels of the tokens.
+        kernel_size: side of the kernel, odd; the paper's is 3.
+        conv: 'depthwise', 'separable' or 'dense', see `PEGConfig`.
+        layers: number of convolutions in a row, each added to its input.
+        zero_padding: False replicates the border of each image instead (CPVT, table 3).
+
+    Examples:
+        >>> peg = PosCNN(64)
+        >>> peg(torch.rand(2, 14, 20, 64)).shape
+        torch.Size([2, 14, 20, 64])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        kernel_size: int = 3,
+        conv: str = 'depthwise',
+        layers: int = 1,
+        zero_padding: bool = True,
+    ) -> None:
+        super().__init__()
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f'kernel_size of a PEG must be odd, got {kernel_size}')
+        if conv not in ('depthwise', 'separable', 'dense'):
+            raise ValueError(
+                f'conv of a PEG must be depthwise, separable or dense, got {conv!r}'
+            )
+        if layers < 1:
+            raise ValueError(f'layers of a PEG must be at least 1, got {layers}')
+        self.border = 0 if zero_padding else kernel_size // 2
+        padding = kernel_size // 2 - self.border
+
+        def convolution() -> nn.Module:
+            if conv == 'dense':
+                return nn.Conv2d(dim, dim, kernel_size, padding=padding)
+            depthwise = nn.Conv2d(dim, dim, kernel_size, padding=padding, groups=dim)
+            if conv == 'depthwise':
+                return depthwise
+            return nn.Sequential(depthwise, nn.Conv2d(dim, dim, 1))
+
+        self.proj = nn.Sequential(*(convolution() for _ in range(layers)))  # proj.0, as published
+
+    def forward(self, x: Tensor, grid: Optional[Grid] = None) -> Tensor:
+        """Tokens (B, H, W, C) with their position added, in the same shape."""
+        padding = None if grid is None else grid.padding
+        for convolution in self.proj:
+            if self.border:
+                near = repeat_border(x, padding, self.border)
+            else:
+                near = fill_outside(x, padding)
+            x = x + convolve(convolution, near)
+        return x
+
+
+def repeat_border(x: Tensor, padding: Optional[Padding], border: int) -> Tensor:
+    """Extend each image by its nearest tokens, to (B, H + 2 border, W + 2 border, C)."""
+    b, h, w, _ = x.shape
+    # The row and the column that each token of the result comes from.
+    rows = torch.arange(-border, h + border, device=x.device).clamp(0, h - 1).expand(b, -1)
+    columns = torch.arange(-border, w + border, device=x.device).clamp(0, w - 1).expand(b, -1)
+    if padding is not None:
+        height, width = padding.sizes()
+        rows = rows.minimum(height[:, None] - 1)
+        columns = columns.minimum(width[:, None] - 1)
+    batch = torch.arange(b, device=x.device)[:, None, None]
+    return x[batch, rows[:, :, None], columns[:, None]]
+
+
+class CPVTPyramid(LoadsCheckpoints):
+    """Pyramid vision transformer with a PEG after the first block of each stage.
+
+    Parameter names are those of the published checkpoints, which `load_state_dict` takes as
+    they are (see `cpvt_pyramid.checkpoints`).
+
+    Args:
+        arch: a name from `ARCHS`, or an `Arch` (or a dict of its fields) of your own.
+        position: where position comes from: 'peg' (CPVT), 'learned' (an embedding for each
+            stage, interpolated to the map; PVT), 'sincos' (2-D sinusoidal), 'rope' (rotary, inside
+            every attention) or 'none'; or one of them and a PEG, as in 'learned+peg'. A
+            sub-sampled key is at the center of its patch. None: as published.
+        position_options: a dict, of 'rope': `base`, nearly the ratio of largest to smallest
+            frequency, and `normalized`, coordinates across the image instead of counts of tokens.
+        peg: placement and structure of PEGs, a `PEGConfig` or a dict of its fields. None: as
+            published. Indices of blocks that a stage does not have are ignored in that stage.
+        pretrain_img_size: side of the image in pixels, or height and width, for which a learned
+            position embedding has one entry for each token.
+        in_channels: channels of the image.
+        rgb_weights: how the first convolution is made from a checkpoint for RGB where `in_channels`
+            is not 3. 'mean': for each band the mean of the filters of red, green and blue;
+            'repeat': these filters in turn; or the names of the bands, such as ('red', 'green',
+            'blue', 'nir'), of which others than these three get the mean. Filters are scaled by
+            3 / `in_channels`. None: such a checkpoint is an error.
+        out_indices: the stages, 0 to 3, whose maps are returned. Stages after the last of them
+            are not built.
+        drop_rate: dropout after the patch embeddings, the attentions and in the MLPs.
+        attn_drop_rate: dropout on the attention weights.
+        drop_path_rate: rate of stochastic depth at the last block; it grows linearly, from 0 at the
+            first.
+        stage_norm: a LayerNorm on each stage's output. None: as published.
+        window_padding: how windows that the map does not fill are treated (SVT): 'mask': padded
+            tokens are not attended to; 'zero': they are, as in timm.
+        frozen_stages: number of stages, from the first, that do not train (patch embedding,
+            blocks, PEG and norm). 0 or -1: none. In OpenMMLab's ResNet and Swin 0 freezes the
+            stem; here the stem is part of the first stage.
+        with_cp: activation checkpointing: less memory in training, more time.
+        recompute_gelu: training saves one of the two wide maps of each MLP and recomputes the
+            other: less memory at the cost of one pass over it. Hooks and adapters on the second
+            layers of MLPs (`mlp.fc2`) then have no effect.
+
+    Attributes:
+        channels: channels of each returned map.
+        strides: stride of each returned map, in pixels.
+
+    Raises:
+        ValueError: an unknown arch or position, an option that does not fit them or that nothing
+            reads, or a number out of its range; the message says what to give instead.
+
+    Examples:
+        >>> model = CPVTPyramid('pcpvt_nano').eval()
+        >>> [tuple(y.shape) for y in model(torch.rand(1, 3, 97, 130))]
+        [(1, 32, 25, 33), (1, 64, 13, 17), (1, 128, 7, 9), (1, 192, 4, 5)]
+        >>> valid = torch.tensor([[64, 96], [97, 130]])  # true sizes of padded images
+        >>> maps = model(torch.rand(2, 3, 97, 130), valid=valid)
+    """
+
+    def __init__(
+        self,
+        arch: Union[str, Arch, dict] = 'pcpvt_small',
+        *,
+        position: Optional[str] = None,
+        position_options: Optional[dict] = None,
+        peg: Union[PEGConfig, dict, None] = None,
+        pretrain_img_size: Union[int, Sequence[int]] = 224,
+        in_channels: int = 3,
+        rgb_weights: Union[str, Sequence[str], None] = None,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        stage_norm: Optional[bool] = None,
+        window_padding: str = 'mask',
+        frozen_stages: int = 0,
+        with_cp: bool = False,
+        recompute_gelu: bool = False,
+    ) -> None:
+        super().__init__(in_channels, rgb_weights)
+        self.arch = arch = find_arch(arch, Arch)
+        check_stages(arch, out_indices, frozen_stages, window_padding)
+        check_rates(drop_rate, attn_drop_rate, drop_path_rate)
+        encoding = parse_position(position or arch.position, peg, position_options, columnar=False)
+        peg = encoding.peg
+        self.rope = encoding.rope
+        if self.rope and self.rope.normalized and arch.window:
+            raise ValueError(
+                f'normalized coordinates need attention over the whole map, got an arch with '
+                f'window={arch.window}'
+            )
+        for dim, heads in zip(arch.dims, arch.heads):
+            if self.rope:
+                self.rope.check(dim // heads)
+        if self.rope and arch.linear:
+            raise ValueError('rope needs keys at places, which linear attention does not have')
+        if peg and peg.qk_only:
+            raise ValueError('peg.qk_only needs the columnar model (CPVT, DenseCPVT)')
+        self.out_indices = tuple(out_indices)
+        self.frozen_stages = frozen_stages
+        self.window_padding = window_padding
+        if stage_norm is None:
+            stage_norm = arch.stage_norm
+
+        dims = arch.dims[: max(self.out_indices) + 1]  # of the stages that are built
+        strides = [math.prod(arch.patch_sizes[: i + 1]) for i in range(len(dims))]
+        self.channels = tuple(dims[i] for i in self.out_indices)
+        self.strides = tuple(strides[i] for i in self.out_indices)
+
+        drops = dict(attn_drop=attn_drop_rate, drop=drop_rate)
+        last = max(sum(arch.depths) - 1, 1)  # index of the last block of the whole pyramid
+        self.patch_embeds = nn.ModuleList()
+        self.pos_embeds = nn.ModuleList()
+        self.blocks = nn.ModuleList()
+        self.norm_list = nn.ModuleList()
+        for i, dim in enumerate(dims):
+            embed = OverlapPatchEmbed if arch.overlap else PatchEmbed
+            inputs = dims[i - 1] if i else in_channels
+            self.patch_embeds.append(embed(inputs, dim, arch.patch_sizes[i], drop_rate))
+            self.pos_embeds.append(
+                position_table(encoding.kind, dim, pretrain_img_size, strides[i])
+            )
+            blocks = nn.ModuleList()
+            for j in range(arch.depths[i]):
+                depth = (sum(arch.depths[:i]) + j) / last  # 0 at the first block, 1 at the last
+                attn = build_attention(arch, i, j, window_padding, **drops)
+                mlp = build_mlp(arch, i, drop_rate, recompute_gelu)
+                blocks.append(Block(dim, attn, mlp, drop_path_rate * depth, with_cp))
+            self.blocks.append(blocks)
+            self.norm_list.append(nn.LayerNorm(dim, eps=1e-6) if stage_norm else nn.Identity())
+
+        # The published checkpoints name the PEG after the first block of each stage `pos_block.i`.
+        self.pos_block = nn.ModuleList()
+        self.more_pos_block = nn.ModuleList()
+        self.peg_after = []  # for each stage, the blocks that a PEG follows; -1: before the first
+        for i, dim in enumerate(dims):
+            after = peg.indices(arch.depths[i], max(arch.depths)) if peg else []
+            self.peg_after.append(tuple(after))
+            self.pos_block.append(build_peg(peg, dim) if 0 in after else NoPosition())
+            others = {str(j): build_peg(peg, dim) for j in after if j != 0}
+            self.more_pos_block.append(nn.ModuleDict(others))
+
+        self.apply(init_weights)
+        self.peg_starts_at_zero = peg is not None and peg.zero_init
+        if peg:
+            start_pegs(self, peg)
+        self.train()
+
+    def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+        """The maps of an image.
+
+        Args:
+            image: (B, in_channels, H, W), of any size from 1 x 1.
+            valid: (B, 2), the true height and width of each image in pixels, if the batch is
+                padded at the right and bottom. Features inside an image then equal those of the
+                image alone, and are zero outside. None: nothing is padding.
+
+        Returns:
+            For each of `out_indices` a map (B, C, ceil(H / stride), ceil(W / stride)).
+        """
+        check_image(image, self.in_channels)
+        padding = None if valid is None else Padding.of_batch(image, valid)
+        x = fill_outside(image.permute(0, 2, 3, 1), padding)  # (B, H, W, in_channels)
+        maps = {}
+        for i, size in enumerate(self.arch.patch_sizes[: len(self.blocks)]):
+            padding = None if padding is None else padding.coarser(size)
+            x = self.forward_stage(i, x, padding)
+            if i in self.out_indices:
+                maps[i] = x.permute(0, 3, 1, 2)
+        return tuple(maps[i] for i in self.out_indices)
+
+    def forward_stage(self, i: int, x: Tensor, padding: Optional[Padding] = None) -> Tensor:
+        """Stage i: from the tokens of the stage before, or the image, to its own tokens.
+
+        Both are zero outside of each image. `padding` is that of the stage's own tokens.
+        """
+        x = self.patch_embeds[i](x)
+        grid = self.grid(i, x, padding)
+        x = self.pos_embeds[i](x, grid)  # PVT: a table
+        if -1 in self.peg_after[i]:
+            x = self.peg(i, -1)(x, grid)
+        for j, block in enumerate(self.blocks[i]):
+            x = block(x, grid)
+            if j in self.peg_after[i]:  # CPVT: after block 0
+                x = self.peg(i, j)(x, grid)
+        return fill_outside(self.norm_list[i](x), padding)
+
+    def grid(self, i: int, x: Tensor, padding: Optional[Padding]) -> Grid:
+        """What is the same for all blocks of stage i."""
+        arch = self.arch
+        return Grid(
+            x,
+            padding,
+            step=None if arch.linear else arch.sr_ratios[i],
+            window=arch.window,
+            mask_windows=self.window_padding == 'mask',
+            rope=self.rope,
+            head_dim=arch.dims[i] // arch.heads[i],
+        )
+
+    def peg(self, stage: int, block: int) -> nn.Module:
+        """The PEG after a block of a stage, or before the first (-1)."""
+        return self.pos_block[stage] if block == 0 else self.more_pos_block[stage][str(block)]
+
+    def train(self, mode: bool = True) -> 'CPVTPyramid':
+        super().train(mode)
+        if self.frozen_stages > 0:
+            for name in STAGE_PARTS:
+                for part in getattr(self, name)[: self.frozen_stages]:
+                    part.eval().requires_grad_(False)
+        return self
+
+    def ignores_key(self, name: str) -> bool:
+        """True if published checkpoints hold a tensor that this model leaves out: of a classifier
+        or of a stage that is not built."""
+        part, *rest = name.split('.')
+        if part in ('norm', 'head', 'cls_token', 'cls_pos'):
+            return True
+        stage = rest[0] if rest else ''
+        return part in STAGE_PARTS and stage.isdecimal() and int(stage) >= len(self.blocks)
+
+    def may_be_missing(self, name: str) -> bool:
+        """As in `LoadsCheckpoints`, and True for the stage norms of SVT."""
+        return name.startswith('norm_list.') or super().may_be_missing(name)
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers that `layer_of` counts, and one for all after the backbone."""
+        return sum(self.arch.depths[: len(self.blocks)]) + 2
+
+    def layer_of(self, name: str) -> int:
+        """The depth of a parameter, for learning rates that grow layer by layer.
+
+        0 is the first patch embedding and its table, 1 the first block and its PEG, and so on.
+        A later stage's patch embedding counts with its first block, a stage norm with the last.
+        """
+        part, *rest = name.split('.')
+        stage = int(rest[0])
+        if part == 'blocks':
+            block = int(rest[1])
+        elif part == 'more_pos_block':
+            block = max(int(rest[1]), 0)
+        elif part == 'norm_list':
+            block = self.arch.depths[stage] - 1
+        else:  # patch_embeds, pos_embeds, pos_block
+            block = 0
+        if stage == 0 and part in ('patch_embeds', 'pos_embeds'):
+            return 0
+        return 1 + sum(self.arch.depths[:stage]) + block
+
+
+# Lists with an entry for each stage.
+STAGE_PARTS = ('patch_embeds', 'pos_embeds', 'blocks', 'pos_block', 'norm_list', 'more_pos_block')
+
+
+def build_attention(
+    arch: Arch, stage: int, block: int, window_padding: str, **drops: float
+) -> Attention:
+    """The attention of a block. In SVT, blocks 0, 2, 4, ... of a stage attend inside windows."""
+    dim = arch.dims[stage]
+    heads = arch.heads[stage]
+    if arch.linear:
+        return LinearAttention(dim, heads, **drops)
+    if arch.window and block % 2 == 0:
+        return WindowAttention(dim, heads, arch.window, window_padding, **drops)
+    return GlobalAttention(dim, heads, arch.sr_ratios[stage], **drops)
+
+
+def build_mlp(arch: Arch, stage: int, drop: float, recompute_gelu: bool) -> MLP:
+    """The MLP of the blocks of a stage."""
+    dim = arch.dims[stage]
+    hidden = int(dim * arch.mlp_ratios[stage])
+    if arch.mlp_conv:
+        conv_mlp = FrugalConvMLP if recompute_gelu else ConvMLP
+        return conv_mlp(dim, hidden, drop, relu=arch.linear)
+    mlp = FrugalMLP if recompute_gelu else MLP
+    return mlp(dim, hidden, drop)
+
+
+def check_image(image: Tensor, in_channels: int) -> None:
+    """Raise a ValueError unless an image has these channels and at least one pixel."""
+    if image.shape[1] != in_channels:
+        raise ValueError(
+            f'the image must have in_channels={in_channels} channels, got {image.shape[1]}'
+        )
+    if 0 in image.shape[2:]:
+        height, width = image.shape[2:]
+        raise ValueError(
+            f'the image must have a height and a width of at least 1, got {height} x {width}'
+        )
+
+
+def init_weights(module: nn.Module) -> None:
+    """Initial weights of the papers' code (Twins, PVT, DeiT)."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Conv2d):
+        fan_out = module.out_channels * math.prod(module.kernel_size) // module.groups
+        nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def build_peg(peg: PEGConfig, dim: int) -> PosCNN:
+    """A PEG for tokens with `dim` channels."""
+    return PosCNN(dim, peg.kernel_size, peg.conv, peg.layers, peg.zero_padding)
+
+
+def start_pegs(model: nn.Module, peg: PEGConfig) -> None:
+    """Zero and freeze the PEGs of a model, according to `zero_init` and `frozen`."""
+    for part in model.modules():
+        if isinstance(part, PosCNN):
+            part.requires_grad_(not peg.frozen)
+            if peg.zero_init:
+                for parameter in part.parameters():
+                    nn.init.zeros_(parameter)
+
+
+def set_checkpointing(model: nn.Module, enable: bool) -> None:
+    """Switch activation checkpointing of all blocks of a model."""
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.with_cp = enable

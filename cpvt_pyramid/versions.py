@@ -1,0 +1,27 @@
+"""The one place that knows versions of PyTorch."""
+
+import re
+
+import torch
+
+VERSION = tuple(int(number) for number in re.findall(r'\d+', torch.__version__)[:2])
+
+
+def require_torch(version: tuple[int, int], what: str) -> None:
+    """Raise an ImportError if PyTorch is older than a version that something needs."""
+    if version > VERSION:
+        needed = '.'.join(map(str, version))
+        raise ImportError(
+            f'{what} needs torch {needed} or newer, found {torch.__version__}; '
+            f"pip install --upgrade 'torch>={needed}'"
+        )
+
+
+require_torch((2, 1), 'cpvt_pyramid')
+
+if VERSION >= (2, 7):
+    is_exporting = torch.compiler.is_exporting
+elif VERSION >= (2, 3):
+    is_exporting = torch.compiler.is_compiling  # there is no way to tell exports from compilation
+else:
+    is_exporting = torch.jit.is_tracing

@@ -52,7 +52,7 @@ with imports_of('parts'):
     from benchmarks.measuring import parse_size
     from cpvt_pyramid.config.load import load_config
     from cpvt_pyramid.config.parts import kind_of, leaves
-    from cpvt_pyramid.ops import use_winograd
+    from cpvt_pyramid.accelerate import use_winograd
     from cpvt_pyramid.predict.openmmlab.models import (
         build_model,
         fetch_checkpoint,

@@ -411,4 +411,3 @@ def with_class_token(x: Tensor, cls_token: Optional[Tensor], cls_pos: Optional[T
         return x
     first = cls_token if cls_pos is None else cls_token + cls_pos
     return torch.cat([first.expand(x.shape[0], -1, -1), x], dim=1)
-

@@ -18,7 +18,7 @@ from typing import Any, Optional
 
 import torch
 
-from .ops.dispatch import require_torch
+from .versions import require_torch
 
 require_torch((2, 4), 'Counting multiply-additions')
 

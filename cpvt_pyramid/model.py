@@ -586,9 +586,7 @@ class PosCNN(nn.Module):
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f'kernel_size of a PEG must be odd, got {kernel_size}')
         if conv not in ('depthwise', 'separable', 'dense'):
-            raise ValueError(
-                f'conv of a PEG must be depthwise, separable or dense, got {conv!r}'
-            )
+            raise ValueError(f'conv of a PEG must be depthwise, separable or dense, got {conv!r}')
         if layers < 1:
             raise ValueError(f'layers of a PEG must be at least 1, got {layers}')
         self.border = 0 if zero_padding else kernel_size // 2

@@ -42,12 +42,18 @@ from torch import Tensor, nn
 from .archs import ARCHS, COLUMNAR_ARCHS, Arch
 from .checkpoints.formats import to_ours
 from .checkpoints.reading import tensors_of
-from .columnar import Column, token, with_class_token
-from .layers import Block, Grid, LayerNorm, PatchEmbed, set_checkpointing
-from .padding.mask import fill_outside, pixel_mask
-from .position import LearnedPosition, PosCNN, SinCosPosition
-from .position.peg import Conv
-from .pyramid import CPVTPyramid, init_weights
+from .columnar import Column
+from .model import (
+    Block,
+    CPVTPyramid,
+    PatchEmbed,
+    PosCNN,
+    check_image,
+    init_weights,
+    set_checkpointing,
+)
+from .padding.mask import Padding, fill_outside
+from .position import LearnedPosition, SinCosPosition
 
 POOLS = ('avg', 'token', '')
 PVT_WEIGHTS = 'https://github.com/whai362/PVT/releases/download/v2/{}.pth'
@@ -56,7 +62,7 @@ READING = {'pretrained', 'pretrained_cfg', 'pretrained_cfg_overlay', 'checkpoint
 # Parameters without weight decay, as in the code of DeiT and Twins: tables, tokens and PEGs.
 UNDECAYED = re.compile(r'(pos_|more_pos_block\.|cls_)|.*\.attn\.(position|peg)\.')
 # Modules that torch.fx does not trace into.
-for _module in (Block, LayerNorm, LearnedPosition, PatchEmbed, PosCNN, SinCosPosition):
+for _module in (Block, LearnedPosition, PatchEmbed, PosCNN, SinCosPosition):
     register_notrace_module(_module)
 
 
@@ -225,8 +231,6 @@ class Classifier(nn.Module):
                 module.reset_parameters()
             elif isinstance(module, (nn.Linear, nn.Conv2d)):
                 init_weights(module)
-                if self.peg_starts_at_zero and isinstance(module, Conv):
-                    nn.init.zeros_(module.weight)
             else:  # tables and tokens
                 for parameter in module.parameters(recurse=False):
                     nn.init.trunc_normal_(parameter, std=0.02)
@@ -252,8 +256,7 @@ class Classifier(nn.Module):
 
 
 class PyramidTrunk(CPVTPyramid):
-    """A pyramid with an optional class token in its last stage, as published for PVT
-    (arXiv 2102.12122, section 4.1), and by default without norms of its maps."""
+    """A pyramid whose maps have no norms by default, as in timm."""
 
     def __init__(
         self,
@@ -263,16 +266,10 @@ class PyramidTrunk(CPVTPyramid):
         stage_norm: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(arch, stage_norm=stage_norm, out_indices=(0, 1, 2, 3), **options)
-        self.cls_token = self.cls_pos = None
         if class_token:
-            if self.arch.window or self.arch.sr_ratios[-1] > 1:
-                raise ValueError(
-                    "global_pool='token' needs an arch whose last stage attends to all its tokens"
-                )
-            self.cls_token = token(self.arch.dims[-1])
-            if isinstance(self.pos_embeds[-1], LearnedPosition):
-                self.cls_pos = token(self.arch.dims[-1])
+            raise ValueError("a pyramid has no class token; global_pool must be 'avg' or ''")
+        super().__init__(arch, stage_norm=stage_norm, out_indices=(0, 1, 2, 3), **options)
+        self.cls_token = None
 
     @property
     def feature_info(self) -> list[dict]:
@@ -282,48 +279,24 @@ class PyramidTrunk(CPVTPyramid):
         ]
 
     def taps(self, image: Tensor, valid: Optional[Tensor] = None) -> Taps:
-        # `valid`, not the mask, tells whether there is padding: to torch.fx no mask is None.
-        x = image.permute(0, 2, 3, 1)
-        mask = pixel_mask(valid, image)
-        last = len(self.blocks) - 1
+        check_image(image, self.in_channels)
+        padding = None if valid is None else Padding.of_batch(image, valid)
+        x = fill_outside(image.permute(0, 2, 3, 1), padding)
         for i in range(len(self.blocks)):
-            if i == last and self.cls_token is not None:
-                if valid is not None:
-                    raise ValueError('a class token cannot read a padded batch; valid must be None')
-                yield self.forward_last_stage(x)
-            else:
-                x, mask = self.forward_stage(i, x, mask)
-                yield None, x if valid is None else fill_outside(x, mask)
-
-    def forward_last_stage(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`forward_stage`, with the class token before the map's tokens from block to block."""
-        last = len(self.blocks) - 1
-        x, _ = self.patch_embeds[last](x)
-        x = self.peg(last, -1)(self.pos_embeds[last](x))
-        height, width = x.shape[1:3]
-        grid = Grid(height, width, class_tokens=1)
-        x = with_class_token(x.flatten(1, 2), self.cls_token, self.cls_pos)  # (B, 1 + N, C)
-        blocks: Any = self.blocks[last]  # a ModuleList, whose type names no items
-        row = Grid(1, x.shape[1])
-        for j, block in enumerate(blocks):
-            x = block(x[:, None], row)[:, 0]
-            x = grid.encode(self.peg(last, j), x)
-        first, x = grid.split(x)
-        return first, self.norm_list[last](x)
+            padding = None if padding is None else padding.coarser(self.arch.patch_sizes[i])
+            x = self.forward_stage(i, x, padding)
+            yield None, x
 
     def cut_after(self, last: int) -> None:
         for name, part in self.named_children():
             if isinstance(part, nn.ModuleList):  # of one entry for each stage
                 setattr(self, name, part[: last + 1])
-        self.cls_token = self.cls_pos = None
 
     def layer_of(self, name: str) -> int:
         """As in `CPVTPyramid`, including the classifier's parameters."""
         part = name.split('.')[0]
         if part in ('norm', 'head'):
             return self.num_layers - 1
-        if part in ('cls_token', 'cls_pos'):  # with the first block that they meet
-            return 1 + sum(self.arch.depths[:-1])
         return super().layer_of(name)
 
 
@@ -345,11 +318,11 @@ class ColumnClassifier(Classifier, Column):
         ]
 
     def taps(self, image: Tensor, valid: Optional[Tensor] = None) -> Taps:
-        x, grid = self.embed(image, pixel_mask(valid, image))
+        x, grid = self.embed(image, valid)
         for i in range(len(self.blocks)):
             x = self.forward_block(i, x, grid)
             first, tokens = grid.split(x)
-            tokens = tokens if valid is None else fill_outside(tokens, grid.mask)
+            tokens = fill_outside(tokens, grid.padding)
             yield first if grid.class_tokens else None, tokens
 
     def cut_after(self, last: int) -> None:
@@ -511,8 +484,10 @@ for _name in COLUMNAR_ARCHS:
     COLUMNS[f'{_name}_0to5'] = dict(arch=_name, **AFTER_SIX, global_pool='token')
     COLUMNS[f'{_name}_0to5_gap'] = dict(arch=_name, **AFTER_SIX, global_pool='avg')
 
+# timm has PVTv2 under the same names.
+PYRAMIDS = [name for name in ARCHS if not name.startswith(('pvt_v2_', 'mit_'))]
 _cfgs: dict[str, Any] = {}
-for _name in ARCHS:
+for _name in PYRAMIDS:
     _key, _source = source_of(_name)
     _cfgs[_key] = dict(CFG, first_conv='patch_embeds.0.proj', **_source)
 for _name, _options in COLUMNS.items():
@@ -520,8 +495,7 @@ for _name, _options in COLUMNS.items():
     _cfgs[_name] = dict(CFG, pool_size=_size, first_conv='patch_embed.proj')
 default_cfgs = generate_default_cfgs(_cfgs)
 
-for _name, _arch in ARCHS.items():
-    _pool = 'token' if _arch.position == 'learned' else 'avg'
-    register(_name, PyramidClassifier, arch=_name, global_pool=_pool)
+for _name in PYRAMIDS:
+    register(_name, PyramidClassifier, arch=_name, global_pool='avg')
 for _name, _options in COLUMNS.items():
     register(_name, ColumnClassifier, **_options)

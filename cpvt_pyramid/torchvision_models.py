@@ -40,10 +40,10 @@ from .checkpoints.fit import compare
 from .checkpoints.formats import rename
 from .checkpoints.reading import WRAPPERS
 from .columnar import DenseCPVT, crop
-from .ops.dispatch import graph_is_exported
+from .versions import is_exporting
 from .padding.batching import map_in_batches
 from .padding.mask import check_valid, split_validity
-from .pyramid import CPVTPyramid
+from .model import CPVTPyramid
 
 # A name from `ARCHS` or `COLUMNAR_ARCHS`; a dict of `arch` and other options of `CPVTPyramid` or
 # `DenseCPVT`; or one of these.
@@ -504,7 +504,7 @@ class SemanticFPN(nn.Module):
         """
         if valid is None:
             return {'out': self.logits(image)}
-        if graph_is_exported() or torch.jit.is_tracing():
+        if is_exporting() or torch.jit.is_tracing():
             raise ValueError('a graph of SemanticFPN takes images of one size; leave out valid')
         check_valid(valid, len(image))
         if self.training:

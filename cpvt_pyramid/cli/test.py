@@ -47,7 +47,7 @@ def test(
     from ..config.plan import apply, save_plan, show_plan
     from ..data.checks import check_before_run, plan_good_parts
     from ..mm.amp import replace_forward
-    from ..ops import use_winograd
+    from ..accelerate import use_winograd
     from ..predict.openmmlab.grouping import divide_batches
     from ..predict.openmmlab.models import fetch_checkpoint, load_whole_model
     from ..runner.evaluation import results_dump, skip_unread_scores

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops import ceil_div
+from ..model import ceil_div
 from ..padding.mask import pixel_mask
 
 

@@ -5,7 +5,7 @@ from typing import Optional
 from torch import Tensor, nn
 
 from ..columnar import CPVT, Column
-from ..pyramid import CPVTPyramid
+from ..model import CPVTPyramid
 from ..tooling.command import UserError
 from .base import Batch, Exportable, Preprocessing
 

@@ -6,7 +6,7 @@ Shapes: B batch, N candidates, K results.
 import torch
 from torch import Tensor
 
-from ..ops.dispatch import graph_is_captured
+from ..versions import is_exporting
 
 UNUSED = -1  # the label of rows after the last result
 
@@ -77,7 +77,7 @@ def top(scores: Tensor, count: int, rest: float = 0) -> tuple[Tensor, Tensor]:
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest values of (B, N), descending, and their indices; of equal ones, such as
     those of cells in the padding, the first, as ONNX and MMDetection do. `topk` leaves it open."""
-    if graph_is_captured():
+    if is_exporting():
         return scores.topk(count)
     scores, index = scores.sort(dim=1, descending=True, stable=True)
     return scores[:, :count], index[:, :count]

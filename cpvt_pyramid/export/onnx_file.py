@@ -11,7 +11,7 @@ from onnxscript import BOOL, FLOAT, UINT8
 from onnxscript import opset18 as op
 from torch.export import Dim, ExportedProgram
 
-from ..ops.dispatch import require_torch
+from ..versions import require_torch
 from .base import Exportable, as_arguments
 from .labels import best_of_classes
 from .nms import survives

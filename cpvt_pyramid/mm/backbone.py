@@ -9,9 +9,8 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from .. import columnar, pyramid
+from .. import columnar, model
 from ..checkpoints import LoadReport
-from ..ops.dispatch import graph_is_captured
 from ..padding.mask import split_validity
 from .valid_region import check_validity
 
@@ -51,7 +50,7 @@ class Configured(nn.Module):
             raise TypeError(
                 'the images must be a tensor (B, C, H, W), got a list; set model.data_preprocessor'
             )
-        if self.training and not (torch.is_grad_enabled() or graph_is_captured()):
+        if self.training and not torch.is_grad_enabled():
             refuse_reentrant_checkpointing(self)
         if image.shape[1] == self.in_channels + 1:
             image, channel, valid = split_validity(image)
@@ -83,7 +82,7 @@ def refuse_reentrant_checkpointing(backbone: nn.Module) -> None:
 
 
 @MODELS.register_module()
-class CPVTPyramid(Configured, pyramid.CPVTPyramid, BaseModule):
+class CPVTPyramid(Configured, model.CPVTPyramid, BaseModule):
     """`cpvt_pyramid.CPVTPyramid` for configs: its arguments, and `init_cfg`."""
 
 

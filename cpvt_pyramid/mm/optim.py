@@ -7,7 +7,7 @@ from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
 from ..columnar import DenseCPVT
-from ..pyramid import CPVTPyramid
+from ..model import CPVTPyramid
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()

@@ -34,9 +34,7 @@ class RoPE:
     def check(self, head_dim: int) -> None:
         """Raise a ValueError unless heads can have this number of channels."""
         if head_dim % 4:
-            raise ValueError(
-                f'channels of a head must be a multiple of 4 for RoPE, got {head_dim}'
-            )
+            raise ValueError(f'channels of a head must be a multiple of 4 for RoPE, got {head_dim}')
 
     def with_rotations(self, scope: Any, head_dim: int, like: Tensor) -> Any:
         """A `Scope` with the rotations of its queries and keys, of `head_dim` channels."""

@@ -11,7 +11,7 @@ import torch
 from mmengine.structures import BaseDataElement, PixelData
 from torch import Tensor, nn
 
-from ...ops.label_maps import possible_classes
+from ...accelerate.label_maps import possible_classes
 
 upsample = torch.ops.aten.upsample_bilinear2d.out  # that of F.interpolate
 

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from ...layers import Block
+from ...model import Block
 
 
 @MODEL_WRAPPERS.register_module()

@@ -118,7 +118,7 @@ class Classifier(nn.Module):
         self.in_chans = in_chans
         self.distilled_training = False
         self.num_features = self.head_hidden_size = self.feature_info[-1]['num_chs']
-        self.norm: nn.Module = LayerNorm(self.num_features, eps=1e-6)
+        self.norm: nn.Module = nn.LayerNorm(self.num_features, eps=1e-6)
         self.head_drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes, global_pool)
 

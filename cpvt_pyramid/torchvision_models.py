@@ -40,10 +40,10 @@ from .checkpoints.fit import compare
 from .checkpoints.formats import rename
 from .checkpoints.reading import WRAPPERS
 from .columnar import DenseCPVT, crop
-from .versions import is_exporting
+from .model import CPVTPyramid
 from .padding.batching import map_in_batches
 from .padding.mask import check_valid, split_validity
-from .model import CPVTPyramid
+from .versions import is_exporting
 
 # A name from `ARCHS` or `COLUMNAR_ARCHS`; a dict of `arch` and other options of `CPVTPyramid` or
 # `DenseCPVT`; or one of these.

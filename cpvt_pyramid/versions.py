@@ -19,9 +19,10 @@ def require_torch(version: tuple[int, int], what: str) -> None:
 
 require_torch((2, 1), 'cpvt_pyramid')
 
-if VERSION >= (2, 7):
-    is_exporting = torch.compiler.is_exporting
-elif VERSION >= (2, 3):
-    is_exporting = torch.compiler.is_compiling  # there is no way to tell exports from compilation
+if VERSION >= (2, 3):
+    is_compiling = torch.compiler.is_compiling
 else:
-    is_exporting = torch.jit.is_tracing
+    is_compiling = torch.jit.is_tracing
+
+# Below PyTorch 2.7 there is no way to tell exports from compilation.
+is_exporting = torch.compiler.is_exporting if VERSION >= (2, 7) else is_compiling

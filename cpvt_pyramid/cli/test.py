@@ -42,12 +42,12 @@ def test(
             test_dataloader.num_workers=8.
         launcher: what started the processes.
     """
+    from ..accelerate import use_winograd
     from ..config import check
     from ..config.load import load_config, work_dir_of
     from ..config.plan import apply, save_plan, show_plan
     from ..data.checks import check_before_run, plan_good_parts
     from ..mm.amp import replace_forward
-    from ..accelerate import use_winograd
     from ..predict.openmmlab.grouping import divide_batches
     from ..predict.openmmlab.models import fetch_checkpoint, load_whole_model
     from ..runner.evaluation import results_dump, skip_unread_scores

@@ -1,6 +1,7 @@
 """The backbones of MMDetection, MMSegmentation and MMPretrain configs."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from .. import columnar, model
 from ..checkpoints import LoadReport
 from ..padding.mask import split_validity
-from .valid_region import check_validity
+from ..versions import is_compiling
+from .valid_region import check_validity, crop_and_run
 
 
 class Configured(nn.Module):
@@ -26,6 +28,7 @@ class Configured(nn.Module):
     """
 
     in_channels: int  # of the core class
+    strides: Sequence[int]
 
     def __init__(
         self, *args: Any, init_cfg: Optional[Union[dict, list]] = None, **options: Any
@@ -52,14 +55,20 @@ class Configured(nn.Module):
             )
         if self.training and not torch.is_grad_enabled():
             refuse_reentrant_checkpointing(self)
-        if image.shape[1] == self.in_channels + 1:
+        maps: Sequence[Tensor]
+        if image.shape[1] != self.in_channels + 1:
+            maps = super().forward(image, valid)
+        elif size := getattr(image, 'image_size', None):
+            maps = crop_and_run(super().forward, image[:, :-1], size, self.strides)
+        else:
             image, channel, valid = split_validity(image)
             # Only until the first padded batch: reading the result waits for the GPU.
-            if not (self.validity_checked or graph_is_captured()):
+            if not (self.validity_checked or is_compiling()):
                 check_validity(channel, valid, self.in_channels)
                 self.validity_checked = not channel.all()
+            maps = super().forward(image, valid)
         # mmcv's RoIAlign and deformable convolution read raw NCHW memory, whatever the strides.
-        return tuple(x.contiguous() for x in super().forward(image, valid))
+        return tuple(x.contiguous() for x in maps)
 
     def log_load_report(self, report: LoadReport) -> None:
         print_log(f'backbone: {report}', logger='current')

@@ -2,7 +2,12 @@
 
 A data preprocessor appends a channel to the images, 1 inside an image and 0 in the padding, and the
 backbone splits it off. The channel survives sliding windows, wrappers and DDP. A batch without
-padding has no such channel and runs at full speed.
+padding has no such channel.
+
+Most padded batches of inference are of one image, which `pad_size_divisor` pads. Where all images
+of a batch have one size, `with_validity` notes it at the tensor, as its attribute `image_size`: the
+backbone then crops the batch and runs without masks (`crop_and_run`). A tensor made from this one
+has no such attribute, and runs with masks.
 
 Necks and heads read the padding. In inference, an image that is padded by another one would get
 other results than alone: the data preprocessor warns about such batches, and the programs of this
@@ -10,14 +15,16 @@ package form none (`cpvt_pyramid.padding.batching`).
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..model import ceil_div
 from ..padding.batching import padded_size
-from ..padding.mask import region_mask
+from ..padding.mask import Padding
 
 
 class AppendsValidity(nn.Module):
@@ -84,14 +91,41 @@ def with_validity(images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         sizes: true height and width of each image.
 
     Returns:
-        (B, C + 1, H, W), or `images` if nothing is padding.
+        (B, C + 1, H, W), or `images` if nothing is padding. Where all images have one size, it has
+        the attribute `image_size`, (height, width).
     """
-    if all(tuple(size) == tuple(images.shape[-2:]) for size in sizes):
+    distinct = {tuple(size) for size in sizes}
+    if distinct == {tuple(images.shape[-2:])}:
         return images
     channel = images.new_zeros(len(images), 1, *images.shape[-2:])
     for cell, (height, width) in zip(channel, sizes):
         cell[:, :height, :width] = 1
-    return torch.cat([images, channel], dim=1)
+    images = torch.cat([images, channel], dim=1)
+    if len(distinct) == 1:
+        images.image_size = distinct.pop()  # type: ignore[attr-defined]
+    return images
+
+
+def crop_and_run(
+    forward: Callable[[Tensor], tuple[Tensor, ...]],
+    image: Tensor,
+    size: tuple[int, int],
+    strides: Sequence[int],
+) -> list[Tensor]:
+    """The maps of padded images of one size, zero in the padding, from the images alone.
+
+    Args:
+        forward: from images to their maps.
+        image: (B, C, H, W), padded at the right and bottom.
+        size: height and width of each image.
+        strides: of the maps.
+    """
+    maps = []
+    for x, stride in zip(forward(image[:, :, : size[0], : size[1]]), strides):
+        down = ceil_div(image.shape[2], stride) - x.shape[2]
+        right = ceil_div(image.shape[3], stride) - x.shape[3]
+        maps.append(F.pad(x, (0, right, 0, down)))
+    return maps
 
 
 def check_validity(channel: Tensor, valid: Tensor, in_channels: int) -> None:
@@ -99,8 +133,9 @@ def check_validity(channel: Tensor, valid: Tensor, in_channels: int) -> None:
 
     An image of four channels without `in_channels=4` would be taken for a padded RGB image.
     """
-    expected = region_mask(valid, channel).permute(0, 3, 1, 2)
-    if not torch.equal(channel, expected.to(channel.dtype)):
+    inside = ~Padding.of_batch(channel, valid).outside.permute(0, 3, 1, 2)
+    expected = inside.to(channel.dtype) * (valid.prod(1) > 0).view(-1, 1, 1, 1)
+    if not torch.equal(channel, expected):
         raise ValueError(
             f'got an image of {in_channels + 1} channels, but in_channels={in_channels} and the '
             f'last channel is not a validity channel. For images of {in_channels + 1} channels set '

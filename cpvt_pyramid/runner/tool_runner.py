@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 
 from .. import mm  # noqa: F401 (registers names)
 from ..config.parts import as_list, kind_of
-from ..versions import VERSION
 from ..predict.openmmlab.models import FROM_SCRATCH, download_errors, trusted_checkpoints
 from ..training import processes  # noqa: F401 (register names)
+from ..versions import VERSION
 from . import evaluation  # noqa: F401 (registers a hook)
 from .training import pictures, preemption, resume, start  # noqa: F401 (register names)
 

@@ -12,8 +12,8 @@ FILES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob('*.p
 # From the bottom to the top: a file imports from its own layer and those below it. Of `runner`,
 # only the lower ones have an order among themselves.
 LAYERS = (
-    'ops',
     '',
+    'accelerate',
     'tooling',
     'demo',
     'predict',

@@ -14,11 +14,11 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from torch import Tensor, nn
 
+from ...accelerate import use_winograd
 from ...config.check import check_settings
 from ...config.load import config_in_checkpoint, load_config
 from ...config.parts import dataset_meta, kind_of, leaves, loaded_bands
 from ...mm.amp import replace_forward
-from ...accelerate import use_winograd
 from ...padding.batching import map_in_batches
 from ...tooling.command import UserError
 from ...tooling.explain import explained

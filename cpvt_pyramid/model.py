@@ -847,10 +847,6 @@ class CPVTPyramid(LoadsCheckpoints):
         stage = rest[0] if rest else ''
         return part in STAGE_PARTS and stage.isdecimal() and int(stage) >= len(self.blocks)
 
-    def may_be_missing(self, name: str) -> bool:
-        """As in `LoadsCheckpoints`, and True for the stage norms of SVT."""
-        return name.startswith('norm_list.') or super().may_be_missing(name)
-
     @property
     def num_layers(self) -> int:
         """The number of layers that `layer_of` counts, and one for all after the backbone."""

@@ -154,7 +154,7 @@ in configs (`type='DenseCPVT'`).
 {columns}
 CPVT, [2102.10882](https://arxiv.org/abs/2102.10882), section 5; DeiT,
 [2012.12877](https://arxiv.org/abs/2012.12877), as cited there. The paper's other variants and their
-results are in [`position/peg.py`](../cpvt_pyramid/position/peg.py), class `PEGConfig`.
+results are in [`position/settings.py`](../cpvt_pyramid/position/settings.py), class `PEGConfig`.
 
 ## Recipes
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..model import ceil_div
-from ..padding.mask import pixel_mask
+from ..padding.mask import Padding
 
 
 class Preprocessing(NamedTuple):
@@ -126,7 +126,7 @@ class Exportable(nn.Module):
         if batch.valid is None and (divisor == 1 or fits):
             return x.to(self.dtype), None
         valid = batch.sizes
-        outside = ~pixel_mask(valid, x).movedim(3, 1)
+        outside = Padding.of_batch(x, valid).outside.movedim(3, 1)
         bottom, right = (ceil_div(side, divisor) * divisor - side for side in sides)
         x = F.pad(x.masked_fill(outside, 0), (0, right, 0, bottom))
         return x.to(self.dtype), valid if self.preprocessing.marks_padding else None

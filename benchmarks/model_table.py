@@ -295,6 +295,8 @@ def formats() -> Iterator[list[str]]:
             'PCPVT': CPVTPyramid('pcpvt_nano'),
             'SVT': CPVTPyramid('svt_small'),
             'PVT': CPVTPyramid('pvt_tiny'),
+            'PVTv2, MiT': CPVTPyramid('pvt_v2_b0'),
+            'PVTv2-B2-Li': CPVTPyramid('pvt_v2_b2_li'),
             'columnar with a learned position embedding (DeiT)': CPVT(
                 'cpvt_tiny', position='learned'
             ),

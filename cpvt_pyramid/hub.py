@@ -19,7 +19,7 @@ from torch import nn
 
 # The module that defines each model.
 KINDS = {
-    'CPVTPyramid': 'pyramid',
+    'CPVTPyramid': 'model',
     'DenseCPVT': 'columnar',
     'CPVT': 'columnar',
     'retinanet': 'torchvision_models',

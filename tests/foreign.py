@@ -8,10 +8,14 @@ from benchmarks.models.ports import randomize, with_eps
 from cpvt_pyramid import ARCHS, Arch
 
 _TINY = dict(dims=(8, 16, 32, 64), heads=(1, 2, 4, 8), mlp_ratios=(2, 2, 2, 2), depths=(2, 1, 1, 2))
+_CONV = dict(_TINY, stage_norm=True, position='none', overlap=True, mlp_conv=True)
 TINY = {
     'pcpvt': Arch(**_TINY),
     'svt': Arch(**_TINY, window=7, stage_norm=True),
     'pvt': Arch(**_TINY, position='learned'),
+    'pvt_v2': Arch(**_CONV)._replace(mlp_ratios=(4, 4, 2, 2)),
+    'pvt_v2_li': Arch(**_CONV)._replace(mlp_ratios=(4, 4, 2, 2), linear=True),
+    'mit': Arch(**_CONV),
 }
 
 

@@ -85,18 +85,35 @@ def shape(arch: str | Arch) -> dict:
 
 
 def of_timm(arch: str | Arch, num_classes: int) -> nn.Module:
-    """timm's Twins; without a classifier if `num_classes` is 0."""
+    """timm's Twins or PVTv2; without a classifier if `num_classes` is 0."""
+    from timm.models.pvt_v2 import PyramidVisionTransformerV2
     from timm.models.twins import Twins
 
+    if find(arch).mlp_conv:
+        linear = find(arch).linear
+        return PyramidVisionTransformerV2(
+            num_classes=num_classes, linear=linear, **shape(arch)
+        ).eval()
     window = find(arch).window
     windows = (window,) * 4 if window else None
     return Twins(num_classes=num_classes, wss=windows, **shape(arch)).eval()
 
 
 def of_mmseg(arch: str | Arch, stage_norm: bool | None = None) -> nn.Module:
-    """mmsegmentation's PCPVT or SVT."""
+    """mmsegmentation's PCPVT, SVT or MiT."""
     from mmseg.models import backbones
 
+    if find(arch).mlp_conv:
+        a = find(arch)
+        return backbones.MixVisionTransformer(
+            embed_dims=a.dims[0] // a.heads[0],
+            num_layers=list(a.depths),
+            num_heads=list(a.heads),
+            mlp_ratio=a.mlp_ratios[0],  # of all stages
+            sr_ratios=list(a.sr_ratios),
+            qkv_bias=True,
+            drop_path_rate=0.0,
+        ).eval()
     options = config_of_mmseg(arch, stage_norm)
     return getattr(backbones, options.pop('type'))(**options).eval()
 
@@ -135,11 +152,12 @@ def classifier_of_mmpretrain(arch: str | Arch, num_classes: int) -> nn.Module:
 
 
 def of_mmdet(arch: str | Arch) -> nn.Module:
-    """mmdetection's PVT."""
-    from mmdet.models.backbones import PyramidVisionTransformer
+    """mmdetection's PVT or PVTv2."""
+    from mmdet.models.backbones import PyramidVisionTransformer, PyramidVisionTransformerV2
 
     a = find(arch)
-    return PyramidVisionTransformer(
+    kind = PyramidVisionTransformerV2 if a.mlp_conv else PyramidVisionTransformer
+    return kind(
         embed_dims=a.dims[0] // a.heads[0],
         num_layers=list(a.depths),
         num_heads=list(a.heads),

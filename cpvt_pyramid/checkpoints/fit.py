@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
-from ..archs import ARCHS, COLUMNAR_ARCHS
+from ..archs import ARCHS, COLUMNAR_ARCHS, Arch
 from .files import listed
 from .rgb import FIRST_CONV
 
@@ -79,7 +79,9 @@ def objection_to(
     ours: dict[str, Tensor], theirs: dict[str, Tensor], report: LoadReport
 ) -> Optional[str]:
     """Why a checkpoint does not fit the model, and what to do; None if it fits."""
-    if any(stage != their_stage for stage, their_stage in zip(shape_of(ours), shape_of(theirs))):
+    others = [a for a, b in zip(shape_of(ours), shape_of(theirs)) if a != b]
+    archs = {arch_of(ours), arch_of(theirs)}
+    if others or report.mismatched and len(archs - {None}) == 2:
         return (
             f'the checkpoint is of another architecture, {describe_arch(theirs)}; the model is '
             f'{describe_arch(ours)}. Set its arch, or load another file'
@@ -88,7 +90,7 @@ def objection_to(
         name = report.mismatched[0]
         return describe_mismatch(name, tuple(ours[name].shape), tuple(theirs[name].shape))
     needed = {name.split('.')[0] for name in theirs if OPTIONAL.match(name)}
-    if any('.mlp.dwconv.' in name for name in ours):
+    if has_mlp_conv(ours):
         needed.add('norm_list')  # those of PVTv2 and MiT are in every checkpoint
     lacking = [name for name in report.kept if BODY.match(name) or name.split('.')[0] in needed]
     if lacking:
@@ -152,6 +154,11 @@ def shape_of(tensors: dict[str, Tensor]) -> list[tuple[int, ...]]:
     return stages
 
 
+def has_mlp_conv(tensors: dict[str, Tensor]) -> bool:
+    """True for the tensors of models with a convolution in the MLP, PVTv2 and MiT."""
+    return any('.mlp.dwconv.' in name for name in tensors)
+
+
 def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
     """The key in `ARCHS` or `COLUMNAR_ARCHS` of the model with these tensors, or None."""
     if 'patch_embed.proj.weight' in tensors:
@@ -167,13 +174,23 @@ def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
     fitting = []
     for name, arch in ARCHS.items():
         known = list(zip(arch.dims, arch.depths))
-        if known[: len(stages)] == stages:
+        if known[: len(stages)] == stages and arch.mlp_conv == has_mlp_conv(tensors):
             fitting.append(name)
-    position = 'learned' if 'pos_embeds.0.table' in tensors else 'peg'
-    for name in fitting:
-        if ARCHS[name].position == position:
-            return name
-    return fitting[0] if fitting else None
+    # Those that are left differ in less; the checkpoint may lack what they differ in.
+    return max(fitting, key=lambda name: agreement(ARCHS[name], tensors), default=None)
+
+
+def agreement(arch: Arch, tensors: dict[str, Tensor]) -> int:
+    """In how much an architecture agrees with tensors of its dims and depths."""
+    agreeing = 0
+    if 'blocks.0.0.mlp.fc1.bias' in tensors:
+        hidden = tensors['blocks.0.0.mlp.fc1.bias'].shape[:1].numel()
+        agreeing += hidden == arch.dims[0] * arch.mlp_ratios[0]
+    if 'blocks.0.0.attn.sr.weight' in tensors:
+        side = tensors['blocks.0.0.attn.sr.weight'].shape[-1:].numel()
+        agreeing += side == (1 if arch.linear else arch.sr_ratios[0])
+    has_table = 'pos_embeds.0.table' in tensors
+    return agreeing + (has_table == (arch.position == 'learned'))
 
 
 def describe_arch(tensors: dict[str, Tensor]) -> str:

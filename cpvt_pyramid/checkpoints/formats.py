@@ -26,6 +26,7 @@ class Format(NamedTuple):
             part inside of it. `{i}` is the index of a stage and `{j}` that of a block, from 0;
             `{i+1}` is from 1.
         conv_in_mlp: whether the MLP of its models has a depthwise convolution (PVTv2, MiT).
+        linear: whether its models may have linear attention (PVTv2's `li`).
         in_proj: whether q and kv of global attention are one tensor, with rows [q; kv].
         split_kv: whether k and v of global attention are two tensors, `key` and `value`.
         pointwise: whether the MLP's linear layers are 1x1 convolutions.
@@ -38,6 +39,7 @@ class Format(NamedTuple):
     holds: str
     names: tuple[tuple[str, str], ...]
     conv_in_mlp: bool = False
+    linear: bool = False
     in_proj: bool = False
     split_kv: bool = False
     pointwise: bool = False
@@ -116,6 +118,7 @@ FORMATS = {
             ('.mlp.dwconv.', '.mlp.dwconv.dwconv.'),
         ),
         conv_in_mlp=True,
+        linear=True,
     ),
     'timm_pvt_v2': Format(  # timm's PVTv2
         r'stages\.\d+\.blocks\.\d+\.mlp\.dwconv\.',
@@ -127,6 +130,7 @@ FORMATS = {
             ('norm_list.{i}.', 'stages.{i}.norm.'),
         ),
         conv_in_mlp=True,
+        linear=True,
     ),
     'transformers': Format(  # transformers' SegFormer
         r'encoder\.block\.\d+\.\d+\.attention\.self\.',
@@ -242,17 +246,19 @@ def with_joined_kv(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, value in tensors.items():
         partner = name.replace('.attn.key.', '.attn.value.')
         if partner in tensors and '.attn.key.' in name:
-            if value.dim() == 0 or value.shape != tensors[partner].shape:
-                raise ValueError(
-                    f'{name} and {partner} must have one shape, got {tuple(value.shape)} and '
-                    f'{tuple(tensors[partner].shape)}'
-                )
+            if value.dim() == 0 or not are_alike(value, tensors[partner]):
+                raise ValueError(f'{name} and {partner} must have one shape, dtype and device')
             name = name.replace('.attn.key.', '.attn.kv.')
             value = torch.cat([value, tensors[partner]])
         elif name.replace('.attn.value.', '.attn.key.') in tensors and '.attn.value.' in name:
             continue
         joint[name] = value
     return joint
+
+
+def are_alike(a: Tensor, b: Tensor) -> bool:
+    """True for tensors of one shape, dtype and device."""
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
 
 
 def split_in_proj(name: str, value: Tensor) -> dict[str, Tensor]:
@@ -302,6 +308,9 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
         raise ValueError(f'the format {key!r} has no place for {convs[0]}')
     if form.conv_in_mlp and not convs:
         raise ValueError(f'the format {key!r} is of models with a convolution in the MLP only')
+    reduction = tensors.get('blocks.0.0.attn.sr.weight')
+    if convs and reduction is not None and reduction.shape[2:] == (1, 1) and not form.linear:
+        raise ValueError(f'the format {key!r} has no place for linear attention')
     pairs = list(form.names)
     if key == 'mmpretrain' and 'norm_list.0.weight' not in tensors:
         pairs.append(('norm.', 'norm_after_stage3.'))

@@ -95,9 +95,7 @@ def convert(
     validate(ours, model_of(ours))
     if backbone_only:
         ours = {k: v for k, v in ours.items() if not formats.CLASSIFIER.match(k)}
-    key = to if to in ('ours', *formats.FORMATS) else published_format(ours)
-    if to == 'timm' and key == 'pvt':
-        raise ValueError('timm has no PVT; for the names of its authors, use --to official')
+    key = to if to in ('ours', *formats.FORMATS) else published_format(ours, to)
     # Parts of a split tensor share its memory; copied, each is saved by itself.
     tensors = {k: v.clone().contiguous() for k, v in formats.to_format(ours, key).items()}
 
@@ -123,6 +121,7 @@ def validate(ours: dict[str, Tensor], model: CPVTPyramid | CPVT) -> None:
 
     The names are ours; some tensors may have no place in the model, which is that of `model_of`.
     """
+    import torch
     from torch import nn
 
     from .. import CPVTPyramid
@@ -132,9 +131,12 @@ def validate(ours: dict[str, Tensor], model: CPVTPyramid | CPVT) -> None:
     expected = model.state_dict()
     if isinstance(model, CPVTPyramid):  # add what its classifier holds
         dim = model.channels[-1]
-        classifier = {'norm': nn.LayerNorm(dim), 'head': nn.Linear(dim, labels_of(ours))}
+        classifier = {'head': nn.Linear(dim, labels_of(ours))}
+        if not model.arch.mlp_conv:
+            classifier['norm'] = nn.LayerNorm(dim)
+            token = torch.zeros(1, 1, dim)
+            expected |= {'cls_token': token, 'cls_pos': token}
         expected |= nn.ModuleDict(classifier).state_dict()
-        expected |= dict.fromkeys(('cls_token', 'cls_pos'), expected['norm.bias'][None, None])
     report = compare(expected, ours)
     if objection := objection_to(expected, ours, report):
         raise ValueError(objection)
@@ -143,7 +145,7 @@ def validate(ours: dict[str, Tensor], model: CPVTPyramid | CPVT) -> None:
     if lacking := [name for name in report.kept if name.split('.')[0] in held]:
         raise ValueError(f'the checkpoint is damaged: it lacks {listed(lacking)}')
     for name in report.unused:
-        if defect := defect_of(ours[name], expected['norm.bias']):
+        if defect := defect_of(ours[name], next(iter(expected.values()))):
             raise ValueError(f'the checkpoint is damaged: {name} {defect}')
 
 
@@ -155,11 +157,23 @@ def labels_of(ours: dict[str, Tensor]) -> int:
     return labels
 
 
-def published_format(ours: dict[str, Tensor]) -> str:
-    """The format of the model's authors."""
-    if 'pos_embeds.0.table' in ours:
-        return 'pvt'
-    return 'vit' if 'pos_embed.table' in ours else 'ours'
+def published_format(ours: dict[str, Tensor], publisher: str) -> str:
+    """The format of the model's authors ('official') or of timm ('timm')."""
+    from ..checkpoints.fit import arch_of, has_mlp_conv
+
+    if has_mlp_conv(ours):
+        if publisher == 'official':
+            return 'pvt_v2'
+        family = 'MiT' if str(arch_of(ours)).startswith('mit_') else None
+        key = 'timm_pvt_v2'
+    elif 'pos_embeds.0.table' in ours:
+        family = 'PVT'
+        key = 'pvt'
+    else:
+        return 'vit' if 'pos_embed.table' in ours else 'ours'
+    if family and publisher == 'timm':
+        raise ValueError(f'timm has no {family}; for the names of its authors, use --to official')
+    return key
 
 
 def write(tensors: dict[str, Tensor], path: Path) -> None:
@@ -189,7 +203,7 @@ def check(ours: dict[str, Tensor], written: dict) -> None:
 def model_of(ours: dict[str, Tensor]) -> CPVTPyramid | CPVT:
     """The model that has these tensors, which have our names."""
     from .. import CPVT, CPVTPyramid
-    from ..checkpoints.fit import arch_of, shape_of
+    from ..checkpoints.fit import arch_of, has_mlp_conv, shape_of
     from ..checkpoints.reading import listed
 
     arch = arch_of(ours)
@@ -199,7 +213,7 @@ def model_of(ours: dict[str, Tensor]) -> CPVTPyramid | CPVT:
     table = ours.get('pos_embeds.0.table', ours.get('pos_embed.table'))
     peg_names = [name.split('.')[1] for name in ours if name.startswith('pos_block.')]
     pegs = sorted({int(name) for name in peg_names if name.lstrip('-').isdecimal()})
-    if table is None and not pegs:
+    if table is None and not pegs and not has_mlp_conv(ours):
         raise ValueError(f'{arch} must have a PEG (pos_block) or a table; the checkpoint has none')
     for name in ('patch_embeds.0.proj.weight', 'pos_embeds.0.table', 'pos_embed.table'):
         if name in ours and (ours[name].dim() != 4 or not ours[name].numel()):
@@ -211,7 +225,7 @@ def model_of(ours: dict[str, Tensor]) -> CPVTPyramid | CPVT:
     if pegs:
         kinds.append('peg')
     patch = 4 if stages else 16
-    options: dict[str, Any] = dict(position='+'.join(kinds))
+    options: dict[str, Any] = dict(position='+'.join(kinds) or 'none')
     if table is not None:
         options['pretrain_img_size'] = [patch * side for side in table.shape[1:3]]
     if stages:
@@ -220,7 +234,7 @@ def model_of(ours: dict[str, Tensor]) -> CPVTPyramid | CPVT:
             **options,
             in_channels=ours['patch_embeds.0.proj.weight'].shape[1],
             out_indices=range(len(stages)),
-            stage_norm='norm_list.0.weight' in ours,
+            stage_norm='norm_list.0.weight' in ours or has_mlp_conv(ours),
         ).eval()
     return CPVT(
         arch,

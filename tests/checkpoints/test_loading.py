@@ -54,6 +54,75 @@ def pvt_of_its_authors(arch: str = 'pvt') -> dict:
     return official | classifier
 
 
+def segformer_of_transformers(arch: str) -> dict:
+    """Names and shapes of transformers' `SegformerForImageClassification`, written out here."""
+    shapes = {}
+    row = TINY[arch]
+    inputs = 3
+    for i, dim in enumerate(row.dims):
+        side = 3 if i else 7
+        hidden = dim * row.mlp_ratios[i]
+        embedding = f'segformer.encoder.patch_embeddings.{i}'
+        shapes[f'{embedding}.proj'] = (dim, inputs, side, side)
+        shapes[f'{embedding}.layer_norm'] = (dim,)
+        for j in range(row.depths[i]):
+            block = f'segformer.encoder.block.{i}.{j}'
+            for part in ('query', 'key', 'value'):
+                shapes[f'{block}.attention.self.{part}'] = (dim, dim)
+            if row.sr_ratios[i] > 1:
+                shapes[f'{block}.attention.self.sr'] = (dim, dim, *[row.sr_ratios[i]] * 2)
+                shapes[f'{block}.attention.self.layer_norm'] = (dim,)
+            shapes[f'{block}.attention.output.dense'] = (dim, dim)
+            shapes[f'{block}.layer_norm_1'] = (dim,)
+            shapes[f'{block}.layer_norm_2'] = (dim,)
+            shapes[f'{block}.mlp.dense1'] = (hidden, dim)
+            shapes[f'{block}.mlp.dwconv.dwconv'] = (hidden, 1, 3, 3)
+            shapes[f'{block}.mlp.dense2'] = (dim, hidden)
+        shapes[f'segformer.encoder.layer_norm.{i}'] = (dim,)
+        inputs = dim
+    shapes['classifier'] = (5, dim)
+    return random_tensors(shapes)
+
+
+def official_pvt_v2(arch: str) -> dict:
+    """Names and shapes of the code of PVTv2's and of SegFormer's authors, written out here."""
+    shapes = {}
+    row = TINY[arch]
+    inputs = 3
+    for i, dim in enumerate(row.dims):
+        side = 3 if i else 7
+        hidden = dim * row.mlp_ratios[i]
+        shapes[f'patch_embed{i + 1}.proj'] = (dim, inputs, side, side)
+        shapes[f'patch_embed{i + 1}.norm'] = (dim,)
+        for j in range(row.depths[i]):
+            block = f'block{i + 1}.{j}'
+            shapes[f'{block}.norm1'] = (dim,)
+            shapes[f'{block}.attn.q'] = (dim, dim)
+            shapes[f'{block}.attn.kv'] = (2 * dim, dim)
+            shapes[f'{block}.attn.proj'] = (dim, dim)
+            if row.linear or row.sr_ratios[i] > 1:
+                step = 1 if row.linear else row.sr_ratios[i]
+                shapes[f'{block}.attn.sr'] = (dim, dim, step, step)
+                shapes[f'{block}.attn.norm'] = (dim,)
+            shapes[f'{block}.norm2'] = (dim,)
+            shapes[f'{block}.mlp.fc1'] = (hidden, dim)
+            shapes[f'{block}.mlp.dwconv.dwconv'] = (hidden, 1, 3, 3)
+            shapes[f'{block}.mlp.fc2'] = (dim, hidden)
+        shapes[f'norm{i + 1}'] = (dim,)
+        inputs = dim
+    shapes['head'] = (5, dim)
+    return random_tensors(shapes)
+
+
+def random_tensors(shapes: dict[str, tuple]) -> dict:
+    """A weight and a bias of each layer, from the weight's shape."""
+    tensors = {}
+    for name, shape in shapes.items():
+        tensors[f'{name}.weight'] = torch.randn(shape)
+        tensors[f'{name}.bias'] = torch.randn(shape[:1])
+    return tensors
+
+
 # What a file is called: the arch, the format, and a function of the arch that returns a model or
 # its tensors.
 SOURCES = {
@@ -66,6 +135,13 @@ SOURCES = {
     'mmpretrain-svt-dense': ('svt', 'mmpretrain', partial(of_mmpretrain, stage_norms=DENSE)),
     'mmdet-pvt': ('pvt', 'mmdet', of_mmdet),
     'pvt': ('pvt', 'pvt', pvt_of_its_authors),
+    'timm-pvt_v2': ('pvt_v2', 'timm_pvt_v2', of_timm),
+    'timm-pvt_v2_li': ('pvt_v2_li', 'timm_pvt_v2', of_timm),
+    'mmdet-pvt_v2': ('pvt_v2', 'mm_pvt_v2', of_mmdet),
+    'mmseg-mit': ('mit', 'mm_pvt_v2', of_mmseg),
+    'official-pvt_v2_li': ('pvt_v2_li', 'pvt_v2', official_pvt_v2),
+    'official-mit': ('mit', 'pvt_v2', official_pvt_v2),
+    'transformers-mit': ('mit', 'transformers', segformer_of_transformers),
 }
 
 
@@ -97,6 +173,8 @@ def test_formats_are_recognised_and_load_completely(source):
         ('svt', partial(of_mmpretrain, stage_norms=DENSE), True),
         ('pcpvt', partial(of_mmpretrain, stage_norms=[False, False, False, True]), False),
         ('pvt', of_mmdet, None),
+        ('pvt_v2', of_mmdet, None),
+        ('mit', of_mmseg, None),
     ],
 )
 def test_equals_the_models_of_mm(arch, make, stage_norm):
@@ -138,8 +216,12 @@ def test_round_trips_are_exact(source):
     """From each format that can hold a source to each other one and back."""
     ours = to_ours(tensors_of(tensors_from(source)))
     ours = {name: value.bfloat16() for name, value in ours.items()}
-    is_pvt = SOURCES[source][0] == 'pvt'
-    keys = ['ours', 'mmdet', 'pvt'] if is_pvt else ['ours', 'mmseg', 'mmpretrain']
+    keys = {
+        'pvt': ['ours', 'mmdet', 'pvt'],
+        'pvt_v2': ['ours', 'mm_pvt_v2', 'pvt_v2', 'timm_pvt_v2', 'transformers'],
+        'mit': ['ours', 'mm_pvt_v2', 'pvt_v2', 'timm_pvt_v2', 'transformers'],
+        'pvt_v2_li': ['ours', 'pvt_v2', 'timm_pvt_v2'],
+    }.get(SOURCES[source][0], ['ours', 'mmseg', 'mmpretrain'])
     for key in keys:
         first = to_format(ours, key)
         assert {value.dtype for value in first.values()} == {torch.bfloat16}
@@ -149,10 +231,33 @@ def test_round_trips_are_exact(source):
             torch.testing.assert_close(again, first, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize('source', SOURCES)
+def test_a_format_is_written_as_it_was_read(source):
+    """The names and shapes of the foreign model itself."""
+    _, key, _ = SOURCES[source]
+    theirs = {k: v for k, v in tensors_from(source).items() if isinstance(v, torch.Tensor)}
+    written = to_format(to_ours(tensors_of(theirs)), key)
+    if source == 'mmpretrain-svt-dense':  # a backbone alone, whose names have no prefix
+        theirs = {f'backbone.{name}': value for name, value in theirs.items()}
+    assert written.keys() == theirs.keys()
+    for name, value in written.items():
+        assert torch.equal(value, theirs[name]), name
+
+
 def test_a_format_without_a_place_for_the_architecture_refuses_it():
-    for source, key in (('timm-svt', 'pvt'), ('pvt', 'mmseg'), ('pvt', 'vit')):
+    for source, key in (
+        ('timm-svt', 'pvt'),
+        ('pvt', 'mmseg'),
+        ('pvt', 'vit'),
+        ('timm-pvt_v2', 'pvt'),
+        ('timm-pvt_v2', 'mmseg'),
+        ('timm-pvt_v2_li', 'mm_pvt_v2'),
+        ('timm-pcpvt', 'pvt_v2'),
+    ):
         ours = to_ours(tensors_of(tensors_from(source)))
-        with pytest.raises(ValueError, match=f'format {key!r} has no place for '):
+        with pytest.raises(
+            ValueError, match=f'format {key!r} (has no place for|is of models with)'
+        ):
             to_format(ours, key)
 
 
@@ -208,7 +313,9 @@ def test_whole_models(whole, way):
 @pytest.mark.parametrize('arch', ARCHS)
 def test_archs_are_told_from_their_tensors(arch):
     with torch.device('meta'):
-        assert arch_of(CPVTPyramid(arch).state_dict()) == arch
+        # MiT-B5 is PVTv2-B5, in other code.
+        expected = 'pvt_v2_b5' if arch == 'mit_b5' else arch
+        assert arch_of(CPVTPyramid(arch).state_dict()) == expected
         assert arch_of(CPVTPyramid(arch, out_indices=(1, 2)).state_dict())
 
 
@@ -223,6 +330,21 @@ TINY_PCPVT = dict(arch=TINY['pcpvt'])
             dict(arch='pcpvt_small'),
             dict(arch='pcpvt_base'),
             f'{OTHER}, pcpvt_base; the model is pcpvt_small. Set its arch, or load another file',
+        ),
+        (
+            dict(arch='pcpvt_small'),
+            dict(arch='pvt_v2_b2'),
+            f'{OTHER}, pvt_v2_b2; the model is pcpvt_small. Set its arch, or load another file',
+        ),
+        (
+            dict(arch='mit_b2'),
+            dict(arch='pvt_v2_b2_li'),
+            f'{OTHER}, pvt_v2_b2_li; the model is mit_b2. Set its arch, or load another file',
+        ),
+        (
+            dict(arch='mit_b0'),
+            dict(arch='mit_b0', stage_norm=False),
+            f'{OTHER} or damaged: it lacks norm_list.0.weight',
         ),
         (
             dict(arch='svt_small', out_indices=(1,)),
@@ -446,7 +568,7 @@ def test_a_quantized_models_own_state(tmp_path):
 
 # Damaged and hostile tensors: one ValueError, and the model is as it was
 
-some_sources = pytest.mark.parametrize('source', ['timm-svt', 'mmdet-pvt'])
+some_sources = pytest.mark.parametrize('source', ['timm-svt', 'mmdet-pvt', 'transformers-mit'])
 
 
 def refuses_file(model: nn.Module, path: Path, match: str = '.') -> None:
@@ -471,7 +593,7 @@ def refuses(model: nn.Module, tensors: dict, match: str = '.') -> None:
 @some_sources
 def test_a_bad_value_and_a_missing_tensor_are_refused(source):
     model, tensors = CPVTPyramid(TINY[SOURCES[source][0]]), tensors_from(source)
-    names = [name for name in tensors if not name.startswith(('norm.', 'head'))]  # a classifier's
+    names = [name for name in tensors if not re.match(r'norm\.|head|classifier', name)]
     for defect in BAD.values():
         for name in random.Random(0).sample(names, 12):
             refuses(model, tensors | {name: defect(tensors[name])})

@@ -79,6 +79,9 @@ def test_there_and_back(first, second):
         (of_mmdet, 'pvt', 'official', 'mmdet', 'pos_embed4', True),
         (of_timm, 'pcpvt', 'mmseg', 'timm', 'layers.0.0.norm1.weight', True),
         (deit, '', 'mmpretrain_vit', 'timm', 'backbone.layers.0.ln1.weight', False),
+        (of_timm, 'pvt_v2', 'mm_pvt_v2', 'timm', 'layers.3.1.0.attn.attn.in_proj_weight', False),
+        (of_mmseg, 'mit', 'transformers', 'mm_pvt_v2', 'segformer.encoder.layer_norm.3.bias', True),
+        (of_mmseg, 'mit', 'official', 'mm_pvt_v2', 'block4.0.mlp.dwconv.dwconv.bias', False),
     ],
 )
 def test_other_models(make, arch, to, back, key, safetensors, monkeypatch):
@@ -142,6 +145,7 @@ def test_what_does_not_come_through_is_not_written(monkeypatch):
         ),
         (NANO, 'pvt', "the format 'pvt' has no place for pos_block.0.proj.0.weight"),
         (of_mmdet('pvt_tiny').state_dict(), 'timm', 'timm has no PVT'),
+        (of_mmseg('mit_b0').state_dict(), 'timm', 'timm has no MiT'),
     ],
 )
 def test_mistakes(tensors, to, complaint, capsys):

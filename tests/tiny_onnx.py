@@ -137,7 +137,6 @@ def write_model(name: str, **changes: object) -> Path:
         'resize': {'short': 40, 'long': 60},
         'stride': 32,
         'masks': name if name in ('box', 'image') else None,
-        'raw': False,
         'score_thr': 0.3,
     }
     onnx.helper.set_model_props(model, {'cpvt_pyramid': json.dumps(about | changes)})

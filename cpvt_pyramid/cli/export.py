@@ -11,7 +11,7 @@ it. docs/deployment.md says what the inputs and outputs are, and how to run it.
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from ..tooling.command import UserError, run_command
 
@@ -27,15 +27,12 @@ def export(
     checkpoint: str,
     *,
     out: str,
-    format: Literal['onnx', 'torch', 'aotinductor'] = 'onnx',
     size: Optional[str] = None,
     half: bool = False,
     no_valid: bool = False,
-    raw: bool = False,
     probabilities: bool = False,
     backbone: bool = False,
     images: Sequence[str] = (),
-    license: str = 'not stated',
     cfg_options: Sequence[str] = (),
 ) -> int:
     """Export a model.
@@ -44,18 +41,14 @@ def export(
         config: config file, for example configs/retinanet_cpvt_s.py, or the name of an
             architecture, for example pcpvt_small, for the backbone (cpvt_*: the classifier) alone.
         checkpoint: weights of the model, a path or an address (timm://, hf://, https://).
-        out: file to write, such as model.onnx, or model.pt2 for the other formats.
-        format: onnx, with standard operators; torch, an archive of torch.export; or aotinductor,
-            compiled for this machine.
+        out: file to write, such as model.onnx.
         size: fixed height and width of the images, for runtimes that need them.
         half: weights and computation in float16.
         no_valid: no input for the true sizes of the images; those of a batch must be equal.
-        raw: of a detector, boxes and scores before non-maximum suppression.
         probabilities: of a segmentor, those of all classes instead of labels.
         backbone: the maps of the backbone of a config alone.
         images: photographs or folders for the comparison with PyTorch; by default those of
             the config's test set, or else those of scikit-image.
-        license: licence of the weights, for the metadata.
         cfg_options: override settings of the config, for example
             model.test_cfg.score_thr=0.1.
 
@@ -70,16 +63,15 @@ def export(
     from ..tooling.files import check_file
 
     path = Path(out)
-    suffix = '.onnx' if format == 'onnx' else '.pt2'
-    if path.suffix != suffix:
-        raise UserError(f'--out must end in {suffix} for --format {format}, got {out}')
+    if path.suffix != '.onnx':
+        raise UserError(f'--out must end in .onnx, got {out}')
     if path.exists():
         raise UserError(f'{out} exists; remove it, or choose another name')
     check_file(path)
-    settings = Settings(format, parse_size(size), half, not no_valid, license)
+    settings = Settings(parse_size(size), half, not no_valid)
     model, about, folder = load(config, checkpoint, cfg_options, backbone)
     photographs = find_photographs(images, folder)
-    graph = exportable(model, raw, probabilities, backbone)
+    graph = exportable(model, probabilities, backbone)
     files, unfit = write_verified(path, graph, model, about, photographs, settings, tqdm)
     print(f'wrote {", ".join(map(str, files))}')
     if unfit:
@@ -116,8 +108,8 @@ def load(
 
     from ..config.load import load_config
     from ..config.parts import leaves
+    from ..export.from_config import about_config
     from ..predict.openmmlab.models import build_model, fetch_checkpoint, load_whole_model
-    from ..runner.export import about_config
 
     cfg = load_config(config, cfg_options)
     weights = fetch_checkpoint(checkpoint)

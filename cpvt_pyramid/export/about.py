@@ -17,11 +17,9 @@ SCORE_THR = 0.3  # what runtimes show by default, as cpvt infer
 class Settings(NamedTuple):
     """How a model is exported."""
 
-    format: str = 'onnx'  # or 'torch' or 'aotinductor'
     size: Optional[tuple[int, int]] = None  # fixed height and width of the images
     half: bool = False  # in float16
     has_valid: bool = True  # the graph is told the sizes of the images, if they may differ
-    license: str = 'not stated'  # of the weights, for the metadata
 
     @property
     def dtype(self) -> str:
@@ -43,7 +41,6 @@ def metadata(
         'stride': model.preprocessing.divisor,
         'resize': None,
         'masks': None,
-        'raw': 'scores' in model.output_names and 'labels' not in model.output_names,
         'nms': None,
         'outputs': list(model.output_names),
         'weights_sha256': hash_of(weights),
@@ -55,7 +52,6 @@ def metadata(
         'inputs': model.input_names(settings.has_valid, settings.size is not None),
         'size': settings.size,
         'dtype': settings.dtype,
-        'license': settings.license,
     }
     try:
         check_metadata(about)

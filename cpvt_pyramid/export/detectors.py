@@ -18,26 +18,18 @@ from .nms import batched_nms, best, take, top
 
 
 class Detector(MMModel):
-    """What the detectors share: the boxes from anchors, and MMDetection's own result.
-
-    With `raw`, a detector returns the candidates before non-maximum suppression, without labels.
-    """
+    """What the detectors share: the boxes from anchors, and MMDetection's own result."""
 
     task = 'detection'
-
-    def __init__(self, model: nn.Module, raw: bool = False) -> None:
-        super().__init__(model)
-        self.raw = raw
-        self.output_names = ('boxes', 'scores') if raw else ('boxes', 'scores', 'labels')
+    output_names: tuple[str, ...] = ('boxes', 'scores', 'labels')
 
     def anchor_boxes(
         self, head: nn.Module, predictions: Sequence[Sequence[Tensor]], batch: Batch
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Boxes (B, N, 4), scores (B, N) and labels (B, N) of the best anchors of each level.
 
-        With `raw`, those of all anchors, scores (B, N, classes), and no labels. As in MMDetection,
-        cells in the padding have boxes, too. The predictions are, for each level, logits
-        (B, anchors * classes, h, w) and deltas (B, anchors * 4, h, w).
+        As in MMDetection, cells in the padding have boxes, too. The predictions are, for each
+        level, logits (B, anchors * classes, h, w) and deltas (B, anchors * 4, h, w).
         """
         settings = head.test_cfg
         for i, (logits, deltas) in enumerate(zip(*predictions)):
@@ -45,28 +37,24 @@ class Detector(MMModel):
             scores = logits.float().permute(0, 2, 3, 1).unflatten(-1, (-1, classes))
             scores = scores.sigmoid() if head.use_sigmoid_cls else scores.softmax(-1)[..., :-1]
             scores = scores.flatten(1, 3)  # (B, N, classes)
-            labels = None
             deltas = deltas.float().permute(0, 2, 3, 1).reshape(logits.shape[0], -1, 4)
             anchors = head.prior_generator.single_level_grid_priors(
                 logits.shape[2:], i, dtype=torch.float32, device=logits.device
             ).expand(logits.shape[0], -1, -1)
-            if not self.raw:
-                classes = scores.shape[2]
-                scores = scores * (scores > settings.get('score_thr', 0))
-                scores, index = top(scores.flatten(1), settings['nms_pre'])
-                labels, index = index % classes, index // classes
-                deltas, anchors = take(deltas, index), take(anchors, index)
+            classes = scores.shape[2]
+            scores = scores * (scores > settings.get('score_thr', 0))
+            scores, index = top(scores.flatten(1), settings['nms_pre'])
+            labels, index = index % classes, index // classes
+            deltas, anchors = take(deltas, index), take(anchors, index)
             boxes = head.bbox_coder.decode(anchors.flatten(0, 1), deltas.flatten(0, 1))
             boxes = clip(boxes.view_as(deltas), batch)
             smallest = settings.get('min_bbox_size', -1)
-            if smallest >= 0 and not self.raw:
+            if smallest >= 0:
                 scores = scores * (boxes[..., 2:] - boxes[..., :2] > smallest).all(-1)
             yield boxes, scores, labels
 
     def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
         """MMDetection's result without masks, in no more rows than there are boxes."""
-        if self.raw:  # MMDetection does not return its candidates; those of `stages` are compared
-            return {}
         found = self.test(image).pred_instances
         found = found[found.scores.argsort(descending=True)]
         result = {'boxes': found.bboxes, 'scores': found.scores, 'labels': found.labels}
@@ -89,9 +77,9 @@ class Detector(MMModel):
 class RetinaNet(Detector):
     """Boxes from anchors on every cell, best first on each level, then non-maximum suppression."""
 
-    def __init__(self, model: nn.Module, raw: bool = False) -> None:
-        super().__init__(model, raw)
-        self.details['nms'] = None if raw else nms_settings(model.test_cfg)
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.details['nms'] = nms_settings(model.test_cfg)
 
     def stages(self, batch: Batch) -> dict[str, Tensor]:
         maps, stages = self.maps(*self.preprocess(batch))
@@ -101,8 +89,6 @@ class RetinaNet(Detector):
         boxes, scores, labels = zip(*self.anchor_boxes(head, predictions, batch))
         boxes = torch.cat(boxes, 1)
         scores = torch.cat(scores, 1)
-        if self.raw:
-            return stages | {'boxes': boxes, 'scores': scores}
         labels = torch.cat(labels, 1)
         nms = self.details['nms']
         scores = batched_nms(boxes, scores, labels, nms['iou_threshold'], nms['class_agnostic'])
@@ -126,10 +112,7 @@ def nms_settings(settings: dict, of_anchors: bool = True) -> dict:
     nms = settings['nms']
     known = {'type', 'iou_threshold', 'class_agnostic', 'split_thr'}  # the last bounds memory
     if nms.get('type', 'nms') != 'nms' or nms.keys() - known:
-        raise UserError(
-            f'only plain NMS can be exported, not test_cfg.nms={dict(nms)}; change it, or export a '
-            'RetinaNet with --raw'
-        )
+        raise UserError(f'only plain NMS can be exported, not test_cfg.nms={dict(nms)}; change it')
     return {
         'score_thr': settings.get('score_thr', 0),
         'iou_threshold': nms['iou_threshold'],

@@ -20,8 +20,6 @@ class DINO(Detector):
 
     An image with fewer tokens than there are queries, for which MMDetection raises an error, has as
     many queries as tokens.
-
-    With `raw`, it returns the boxes and scores of all queries.
     """
 
     @property
@@ -50,8 +48,6 @@ class DINO(Detector):
         scores = logits.sigmoid() * ~unused[..., None]  # (B, Q, classes)
         sides = batch.sizes.to(boxes.dtype).flip(1).repeat(1, 2)[:, None]  # (B, 1, 4)
         boxes = clip(bbox_cxcywh_to_xyxy(boxes) * sides, batch)
-        if self.raw:
-            return stages | {'boxes': boxes, 'scores': scores}
         classes = torch.arange(scores.shape[2], device=scores.device).expand_as(scores)
         boxes = boxes[:, :, None].expand(-1, -1, scores.shape[2], -1)
         count = model.test_cfg.get('max_per_img', model.num_queries)

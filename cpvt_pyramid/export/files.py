@@ -10,18 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 import onnxscript.optimizer
-import torch
 from torch import nn
 
 from ..predict.sessions import KEY, TEST_KEY, OnnxRuntime, OpenVino
 from ..tooling.command import UserError, one_line
 from ..tooling.files import atomic_write
 from .about import Settings, metadata
-from .base import Exportable, as_arguments
+from .base import Exportable
 from .comparison import Check
 from .onnx_file import ExportError, capture, translate
 from .self_test import Sample, pack, verify_session
-from .verification import Runner, make_samples, verify, write_report
+from .verification import make_samples, verify, write_report
 
 CPU = 'CPUExecutionProvider'
 
@@ -59,32 +58,26 @@ def write_verified(
     """
     about = metadata(model, weights, config, settings)
     graph = model.in_half_precision() if settings.half else model
-    in_onnx = settings.format == 'onnx'
     try:
-        # PyTorch checks the suffix of its formats.
-        with atomic_write(path, '' if in_onnx else '.pt2') as partial:
-            if in_onnx:
-                file = with_all_stages(graph, settings)
-                onnx.save(file, partial)
-                runners = {'onnxruntime': OnnxRuntime(partial, CPU).run}
-                if find_spec('openvino'):
-                    session = cache(lambda: OpenVino(partial))  # fails with its first run
-                    runners['openvino'] = lambda inputs: session().run(inputs)
-            else:
-                runners = {'torch': write_program(partial, graph, about, settings)}
+        with atomic_write(path) as partial:
+            file = with_all_stages(graph, settings)
+            onnx.save(file, partial)
+            runners = {'onnxruntime': OnnxRuntime(partial, CPU).run}
+            if find_spec('openvino'):
+                session = cache(lambda: OpenVino(partial))  # fails with its first run
+                runners['openvino'] = lambda inputs: session().run(inputs)
             try:
                 checks = verify(model, runners, images, settings, progress)
             except Exception as error:
                 raise ExportError(f'runtime: {type(error).__name__}: {error}') from error
             reports = write_report(path, about, checks)
             unfit = check_passed(checks, f'see {reports[1]}')
-            if in_onnx:
-                finish(file, graph.output_names)
-                names = {name for node in file.graph.node for name in node.output}
-                add_metadata(file, about, make_samples(model, settings, names))
-                onnx.save(file, partial)
-                tested = verify_session(partial, OnnxRuntime(partial, CPU))
-                check_passed(tested, 'this is the test of the file itself')
+            finish(file, graph.output_names)
+            names = {name for node in file.graph.node for name in node.output}
+            add_metadata(file, about, make_samples(model, settings, names))
+            onnx.save(file, partial)
+            tested = verify_session(partial, OnnxRuntime(partial, CPU))
+            check_passed(tested, 'this is the test of the file itself')
     except ExportError as error:
         raise UserError(f'{path} was not written; {one_line(error)}') from error
     return Written([path, *reports], unfit)
@@ -130,32 +123,3 @@ def add_metadata(
         entries[TEST_KEY] = pack(samples)
     onnx.helper.set_model_props(file, entries)
     onnx.checker.check_model(file)
-
-
-def write_program(
-    path: Path, graph: Exportable, about: dict[str, Any], settings: Settings
-) -> Runner:
-    """Write an archive of torch.export or a package of AOTInductor; returns what runs the file, of
-    which only the outputs can be compared."""
-    program = capture(graph, settings.has_valid, settings.size)
-    text = json.dumps(about)
-    try:
-        if settings.format == 'torch':
-            torch.export.save(program, path, extra_files={f'{KEY}.json': text})
-            module = torch.export.load(path).module()
-        else:
-            configs = {'aot_inductor.metadata': {KEY: text}}
-            with torch.no_grad():
-                torch._inductor.aoti_compile_and_package(
-                    program, package_path=str(path), inductor_configs=configs
-                )
-            module = torch._inductor.aoti_load_package(str(path))
-    except Exception as error:  # many kinds, from all of PyTorch
-        raise ExportError(f'{settings.format}: {type(error).__name__}: {error}') from error
-
-    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        with torch.no_grad():
-            outputs = module(*as_arguments({k: torch.from_numpy(x) for k, x in inputs.items()}))
-        return dict(zip(graph.output_names, (x.numpy() for x in outputs)))
-
-    return run

@@ -46,14 +46,11 @@ class ClassifierGraph(Exportable):
         return {'logits': self.model(self.normalize(image))}
 
 
-def exportable(
-    model: nn.Module, raw: bool = False, probabilities: bool = False, backbone: bool = False
-) -> Exportable:
+def exportable(model: nn.Module, probabilities: bool = False, backbone: bool = False) -> Exportable:
     """The exportable form of a detector, a segmentor, or a model of this package.
 
     Args:
         model: in evaluation mode, with its weights.
-        raw: of a RetinaNet or a DINO: return the candidates before non-maximum suppression.
         probabilities: of a segmentor: return those of all classes instead of labels.
         backbone: of a detector or a segmentor: export its backbone alone.
 
@@ -62,11 +59,8 @@ def exportable(
     """
     kinds = [kind.__name__ for kind in type(model).__mro__]  # without importing their packages
     segments = 'EncoderDecoder' in kinds
-    is_dino = kinds[0] == 'DINO'
     if probabilities and (not segments or backbone):
         raise UserError('--probabilities needs a segmentor; leave it out')
-    if raw and (backbone or not (is_dino or 'RetinaNet' in kinds)):
-        raise UserError('--raw needs a detector, a RetinaNet or a DINO; leave it out')
     if isinstance(model, CPVT):
         return ClassifierGraph(model, Preprocessing())
     if isinstance(model, (CPVTPyramid, Column)):
@@ -82,14 +76,14 @@ def exportable(
 
         is_mask2former = type(model.decode_head).__name__ == 'Mask2FormerHead'
         return (Mask2FormerSegmentor if is_mask2former else Segmentor)(model, probabilities)
-    if is_dino:
+    if kinds[0] == 'DINO':
         from .dino import DINO
 
-        return DINO(model, raw)
+        return DINO(model)
     if 'RetinaNet' in kinds:
         from .detectors import RetinaNet
 
-        return RetinaNet(model, raw)
+        return RetinaNet(model)
     if 'TwoStageDetector' in kinds and 'TwoStagePanopticSegmentor' not in kinds:
         from .two_stage import TwoStage
 

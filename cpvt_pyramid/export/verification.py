@@ -98,8 +98,10 @@ def verify(
     tolerances = TOLERANCES[settings.dtype]
     for sizes in progress(batches_for(model, settings)):
         batch = [resize_image(next(given), size) for size in sizes]
-        originals = original_sizes(sizes)
-        inputs = padded_inputs(batch, input_shapes(model, settings), originals)
+        # Only label maps have the size of the original image.
+        originals = original_sizes(sizes) if model.takes_original else [None] * len(sizes)
+        given_sizes = originals if model.takes_original else None
+        inputs = padded_inputs(batch, input_shapes(model, settings), given_sizes)
         expected = stages_of(model, inputs)
         references = [reference_of(model, as_tensor(x), o) for x, o in zip(batch, originals)]
         noisy = [tee(noisy_results(model, image, tolerances), len(runners)) for image in batch]

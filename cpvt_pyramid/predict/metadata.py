@@ -52,7 +52,6 @@ KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     'resize': (null_or(sides), 'null or short and long, numbers from 1, short <= long'),
     'stride': (lambda v: type(v) is int and v >= 1, 'a whole number from 1'),
     'masks': (lambda v: v in (None, 'box', 'image'), 'null, box or image'),
-    'raw': (lambda v: isinstance(v, bool), 'true or false'),
     'score_thr': (number(0, 1), 'a number in [0, 1]'),
     'size': (null_or(items(number(1, LONGEST), 2)), 'null or a height and a width from 1'),
     'resized': (lambda v: v in (None, 'logits', 'probabilities'), 'null, logits or probabilities'),
@@ -110,10 +109,6 @@ def read_metadata(path: Path, session: Session) -> dict[str, Any]:
             raise ValueError(f'classes must be names, masks of instances box or image, got {both}')
     except ValueError as error:
         raise UserError(f'{path}: damaged metadata: {error}') from error
-    if about['raw']:
-        raise UserError(
-            f'{path} was exported with --raw and returns boxes before NMS; export it without'
-        )
     outputs = OUTPUTS['instance' if about['masks'] else task]
     if not any(names <= {*session.names} for names in outputs):
         described = ' or '.join(', '.join(sorted(names)) for names in outputs)

@@ -20,6 +20,7 @@ LAYERS = (
     'mm',
     'export',
     'config',
+    'export/from_config',
     'predict/openmmlab',
     'predict/__init__',
     'training/processes',

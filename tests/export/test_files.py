@@ -148,8 +148,6 @@ def test_a_failure_of_openvino_keeps_the_file_and_is_told(exported, monkeypatch)
     [
         {'size': (150, 100)},
         {'size': (64, 96), 'has_valid': False, 'half': True},
-        # Compiles for half a minute.
-        pytest.param({'format': 'aotinductor'}, marks=pytest.mark.foreign),
     ],
     ids=str,
 )
@@ -178,7 +176,7 @@ def test_failures_are_named_and_leave_no_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(BackboneGraph, 'reference', wrong)
     with pytest.raises(UserError, match='was not written; comparison: map_0 differs by'):
-        write(path, format='torch', size=(50, 70))
+        write(path, size=(50, 70))
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {'model.report.json', 'model.report.md'}
     checks = json.loads(path.with_suffix('.report.json').read_text())['checks']

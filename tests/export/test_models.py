@@ -272,21 +272,6 @@ def test_segmentors_of_mmseg_with_our_backbone(config, head, divisor):
         assert_each_alone(model, SAME, [(75, 190), (7, 9)])
 
 
-def test_raw_boxes_become_those_of_mmdet_by_its_suppression():
-    from mmcv.ops import batched_nms
-
-    original = retinanet(**{'test_cfg.nms_pre': 100_000})
-    model = exportable(original, raw=True)
-    (image,) = padded(SIZES[1:2])[2]
-    with torch.no_grad():
-        boxes, scores = (x[0] for x in model(image))
-        expected = exportable(original).reference(image)
-    keep = (scores > 0.95) & (boxes[:, 2:] > boxes[:, :2]).all(-1, keepdim=True)
-    index, labels = keep.nonzero().unbind(1)
-    kept, _ = batched_nms(boxes[index], scores[keep], labels, original.test_cfg['nms'])
-    torch.testing.assert_close(kept[:60, :4], expected['boxes'][0], rtol=1e-4, atol=1e-3)
-
-
 def test_an_image_with_fewer_tokens_than_queries():
     """MMDetection raises an error; here it has fewer queries, alone and in a batch."""
     model, sizes = exportable(dino()).eval(), ((31, 32), (96, 200))
@@ -348,7 +333,6 @@ def of_class(name: str, model: nn.Module, part: str = '') -> nn.Module:
         (lambda: retinanet(**{'test_cfg.nms.type': 'soft_nms'}), {}, 'plain NMS'),
         (lambda: retinanet(**{'test_cfg.nms_pre': -1}), {}, 'nms_pre'),
         (retinanet, {'probabilities': True}, 'needs a segmentor'),
-        (semantic_fpn, {'raw': True}, 'needs a detector'),
         (lambda: semantic_fpn(**{'test_cfg.mode': 'slide'}), {}, 'whole'),
         (lambda: nn.Linear(1, 1), {}, 'a Linear cannot be exported'),
         (lambda: of_class('FCOS', retinanet().neck), {}, 'a FCOS cannot be exported; only'),

@@ -98,7 +98,6 @@ def write_segmentor(path: str = 'model.onnx', **changes: object) -> Path:
         'resize': {'short': 40, 'long': 60},
         'stride': 1,
         'masks': None,
-        'raw': False,
         'score_thr': 0.3,
         'dtype': 'float32',
     }

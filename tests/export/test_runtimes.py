@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from models.small import (
+    Patches,
     dino,
     mask2former_detector,
     mask2former_segmentor,
@@ -16,7 +17,6 @@ from models.small import (
     semantic_fpn,
     upernet,
 )
-from torch import Tensor, nn
 
 from benchmarks.models.ports import randomize
 from cpvt_pyramid.export import verification
@@ -29,22 +29,6 @@ from cpvt_pyramid.export.verification import make_samples
 from cpvt_pyramid.predict.sessions import OnnxRuntime, OpenVino
 
 SIZE = 64, 96  # of graphs for one size, which are captured faster
-
-
-class Patches(nn.Module):
-    """Takes the place of a backbone, with maps of its shapes. It is captured in no time, and the
-    backbone's own graphs are tested elsewhere."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.channels, self.strides = backbone.channels, backbone.strides
-        self.convs = nn.ModuleList(
-            nn.Conv2d(3, dim, stride, stride, stride // 2)
-            for dim, stride in zip(self.channels, self.strides)
-        )
-
-    def forward(self, x: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
-        return tuple(conv(x[:, :3]) for conv in self.convs)  # without mm's channel of validity
 
 
 def write_file(
@@ -95,7 +79,6 @@ LONG = pytest.mark.foreign  # takes a minute
         (lambda: dino(2), SIZE, {}, 'memory_trans_norm.weight'),
         (lambda: mask2former_detector(1), SIZE, {}, 'mask_feature.weight'),
         pytest.param(lambda: dino(2), None, {}, 'memory_trans_norm.weight', marks=LONG),
-        pytest.param(lambda: retinanet(), None, {'raw': True}, 'retina_cls.weight', marks=LONG),
         pytest.param(upernet, None, {}, 'conv_seg.weight', marks=LONG),
         pytest.param(lambda: mask2former_segmentor(1), None, {}, 'mask_feature.weight', marks=LONG),
     ],
@@ -107,7 +90,6 @@ LONG = pytest.mark.foreign  # takes a minute
         'DINO for one size',
         'Mask2Former for one size',
         'DINO',
-        'RetinaNet with raw boxes',
         'UPerNet',
         'Mask2Former of segments',
     ],

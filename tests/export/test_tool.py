@@ -5,10 +5,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import load_tool
+from mmengine.config import Config
+from models.small import Patches
+from PIL import Image
+from support import ROOT, load_tool
+from torch import nn
 
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import CPVTPyramid
-from cpvt_pyramid.export.files import Written
+from cpvt_pyramid.config.load import load_config
+from cpvt_pyramid.export import verification
+from cpvt_pyramid.export.files import CPU, Written
+from cpvt_pyramid.export.self_test import draw
+from cpvt_pyramid.predict.openmmlab.models import build_model
+from cpvt_pyramid.predict.sessions import OnnxRuntime
 
 tool = load_tool('export')
 
@@ -20,24 +30,77 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ['pcpvt_nano', 'weights.pth', '--out']
 
 
-def test_a_backbone_by_its_name(command, capsys):
-    """The photographs are scikit-image's: there is no data set."""
-    command += ['nano.pt2', '--format', 'torch', '--size', '64x70']
-    assert tool.main([*command, '--no-valid', '--license', 'CC0']) == 0
-    extra = {'cpvt_pyramid.json': ''}
-    module = torch.export.load('nano.pt2', extra_files=extra).module()
-    about = json.loads(extra['cpvt_pyramid.json'])
-    assert (about['license'], about['arch'], about['size']) == ('CC0', 'pcpvt_nano', [64, 70])
-    maps = module(torch.zeros(1, 3, 64, 70))
-    assert [tuple(x.shape[1:]) for x in maps] == [
-        (32, 16, 18),
-        (64, 8, 9),
-        (128, 4, 5),
-        (192, 2, 3),
-    ]
-    assert 'nano.report.md' in capsys.readouterr().out
-    assert tool.main(command) == 2
-    assert 'exists; remove it' in capsys.readouterr().err
+TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(1, 1, 1, 1))
+NAMES = ('a', 'b', 'c', 'd', 'e')
+CONFIGS = {
+    'segmentor': f"""
+_base_ = '{ROOT}/configs/semantic_fpn_cpvt_s.py'
+model = dict(
+    backbone=dict(arch=dict(_delete_=True, **{TINY}), init_cfg=None),
+    neck=dict(in_channels={TINY['dims']}, out_channels=16),
+    decode_head=dict(in_channels=[16] * 4, channels=16, num_classes=5))
+test_dataloader = dict(dataset=dict(metainfo=dict(classes={NAMES})))
+""",
+    'detector': f"""
+_base_ = '{ROOT}/configs/retinanet_cpvt_s.py'
+model = dict(
+    backbone=dict(arch=dict(_delete_=True, **{TINY}), init_cfg=None),
+    neck=dict(in_channels={TINY['dims']}, out_channels=16),
+    bbox_head=dict(in_channels=16, feat_channels=16, stacked_convs=1, num_classes=5),
+    test_cfg=dict(score_thr=0.95, nms_pre=500, max_per_img=60))
+test_dataloader = dict(dataset=dict(metainfo=dict(classes={NAMES})))
+""",
+}
+
+
+def build_fast(cfg: Config, device: str) -> nn.Module:
+    """A model with a backbone that is captured in no time; `test_files.py` captures our own."""
+    model = build_model(cfg, device)
+    model.backbone = Patches(model.backbone)
+    return model
+
+
+def write_config(name: str) -> list[str]:
+    """Write a config and weights for it; returns both paths."""
+    Path(f'{name}.py').write_text(CONFIGS[name])
+    model = build_fast(load_config(f'{name}.py', []), 'cpu')
+    torch.save(randomize(model, seed=1).state_dict(), 'random.pth')
+    return [f'{name}.py', 'random.pth']
+
+
+SIZE = ['--size', '64x96']
+OPTIONS = {
+    # By what is exported and the options; the inputs and outputs that the file must have.
+    ('segmentor', '--probabilities'): ('images', 'probabilities'),
+    ('segmentor', '--half', '--images', 'photo.png', *SIZE): ('images valid original', 'labels'),
+    ('segmentor', '--backbone', '--no-valid', *SIZE): ('images', 'map_0 map_1 map_2 map_3'),
+    ('detector', '--cfg-options', 'model.test_cfg.max_per_img=7', *SIZE): (
+        'images valid',
+        'boxes scores labels',
+    ),
+}
+
+
+@pytest.mark.parametrize('given', OPTIONS, ids=' '.join)
+def test_every_option_from_the_command_to_the_file(given, command, capsys, monkeypatch):
+    """Each file is compared with PyTorch by the command."""
+    monkeypatch.setattr(verification, 'NOISY_IMAGES', 4)
+    monkeypatch.setattr('cpvt_pyramid.predict.openmmlab.models.build_model', build_fast)
+    name, *options = given
+    model = write_config(name)
+    Image.fromarray(draw(0, 80, 120)).save('photo.png')
+    assert tool.main([*model, '--out', 'model.onnx', *options]) == 0, capsys.readouterr().err
+    assert 'wrote model.onnx' in capsys.readouterr().out
+    session = OnnxRuntime(Path('model.onnx'), CPU)
+    about = json.loads(session.metadata)
+    inputs, outputs = (text.split() for text in OPTIONS[given])
+    assert list(session.shapes) == about['inputs'] == inputs
+    assert session.names == about['outputs'] == outputs
+    assert about['size'] == ([64, 96] if '--size' in options else None)
+    assert about['dtype'] == ('float16' if '--half' in options else 'float32')
+    if '--cfg-options' in options:
+        assert about['nms']['max_per_img'] == 7
+    assert about['classes'] == list(NAMES)
 
 
 def test_a_file_that_fails_in_openvino_has_another_status(command, capsys, monkeypatch):
@@ -55,9 +118,8 @@ def test_a_file_that_fails_in_openvino_has_another_status(command, capsys, monke
     ('options', 'message'),
     [
         (['model.pt'], 'must end in .onnx'),
-        (['model.onnx', '--format', 'torch'], 'must end in .pt2'),
         (['model.onnx', '--size', '800'], '--size must be HEIGHTxWIDTH'),
-        (['model.onnx', '--raw'], '--raw needs a detector'),
+        (['model.onnx', '--probabilities'], '--probabilities needs a segmentor'),
         (['model.onnx', '--images', 'nothing.jpg'], 'no image or folder at nothing.jpg'),
     ],
     ids=str,

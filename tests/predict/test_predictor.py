@@ -216,7 +216,6 @@ EDITED = {
     ],
     'stride': [0, 32.0, None, True],
     'score_thr': ['0.3', None, 2],
-    'raw': ['no', None],
     'masks': ['pixels', {}],
     'size': [[0, 0]],
     'resized': ['labels'],
@@ -243,7 +242,6 @@ def test_damaged_metadata(model):
 
 def test_files_that_do_not_fit_their_metadata(model, photos):
     for name, changes, complaint in (
-        ('detection', {'raw': True}, 'exported with --raw'),
         ('detection', {'masks': 'box'}, 'must have the outputs boxes, labels, masks, scores, got'),
         ('box', {'masks': None}, 'masks of instances box or image, got'),
         ('detection', {'classes': ['zero']}, 'returns 2 classes, but its metadata names 1'),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpvt_pyramid.ops.dispatch import HAS_FAST_OPS
+from cpvt_pyramid.accelerate.dispatch import HAS_FAST_OPS
 
 LACKS = {
     'the fast operations': """

@@ -148,14 +148,10 @@ def coco_of_subfolders(root: Path) -> None:
 
 
 def coco_with_copies(root: Path) -> None:
-    """Next to the images, a copy of some, small ones, and drawn ones of some."""
+    """Next to the images, a copy of some, and drawn ones of some."""
     coco(root / 'labels.json', SCENES)
     fill(root, SCENES, 'images/{}.png')
     fill(root, SCENES[:2], 'backup/{}.png')
-    (root / 'thumbs').mkdir()
-    for picture in SCENES:
-        small = Image.fromarray(picture.pixels).resize((20, 15))
-        small.save(root / f'thumbs/{picture.name}.png')
     fill(root, [scene(9, picture.name) for picture in SCENES[:2]], 'shown/{}.png')
 
 
@@ -170,7 +166,6 @@ def yolo_of_splits(root: Path) -> None:
     for name, text in (
         ('data.yaml', f'train: images/train\nval: images/val\nnames: {list(CLASSES)}'),
         ('package.json', '{"images": 3}'),
-        ('torn.json', '{"images": ['),
         ('config.yaml', 'train:\n  lr: 3'),
         ('labels/README.txt', 'hello'),
     ):
@@ -202,10 +197,10 @@ def yolo_of_darknet(root: Path) -> None:
 
 
 def yolo_of_lists(root: Path) -> None:
-    """Lists with paths of another machine, and folders with capital letters."""
+    """Lists with paths of another machine."""
     for split, scenes in SPLITS:
-        fill(root, scenes, f'Images/{split}/{{}}.png', yolo, f'Labels/{split}/{{}}.txt')
-        lines = [f'/home/me/set/Images/{split}/{picture.name}.png' for picture in scenes]
+        fill(root, scenes, f'images/{split}/{{}}.png', yolo, f'labels/{split}/{{}}.txt')
+        lines = [f'/home/me/set/images/{split}/{picture.name}.png' for picture in scenes]
         write(root / f'{split}.txt', '\n'.join(lines))
     names = f'names: {list(CLASSES)}'
     write(root / 'my.yaml', f'path: /home/me/set\ntrain: train.txt\nval: val.txt\n{names}')
@@ -230,12 +225,11 @@ def voc_with_lists_elsewhere(root: Path) -> None:
 
 
 def voc_of_folders(root: Path) -> None:
-    """Subfolders with the same names, wrong names inside, and annotations in one folder."""
+    """Subfolders with the same names, and one with files that name their images."""
     for place, scenes in (('a', SCENES), ('b', MORE)):
-        fill(root, scenes, f'pictures/{place}/{{}}.png', voc, f'xml/{place}/{{}}.xml', 'x.jpg')
-    SCENES[0].write(root / 'c/both.png')
-    MORE[0].write(root / 'd/both.png')
-    voc(root / 'both.xml', MORE[0], 'both.png', 'd')
+        fill(root, scenes, f'pictures/{place}/{{}}.png', voc, f'xml/{place}/{{}}.xml')
+    MORE[0].write(root / 'c/named.png')
+    voc(root / 'c/other.xml', MORE[0], 'named.png')
 
 
 def voc_of_two_years(root: Path) -> None:
@@ -280,23 +274,25 @@ def maps_of_voc(root: Path) -> None:
 
 
 def maps_as_gif(root: Path) -> None:
+    """With a palette of its own in each file."""
     fill(root, SCENES, 'train/{}.png', label_map, 'train_masks/{}_mask.gif', 'palette')
+    color_table(root, ('ground', *CLASSES), [(0, 0, 0), *COLORS.tolist()])
+
+
+def color_table(root: Path, names: tuple[str, ...], colors: list) -> None:
+    text = ''.join(f'{name},{r},{g},{b}\n' for name, (r, g, b) in zip(names, colors))
+    write(root / 'class_dict.csv', f'name,r,g,b\n{text}')
 
 
 def maps_in_colors(root: Path) -> None:
     fill(root, FOREIGN, '{}_sat.png', label_map, '{}_mask.png', 'colors')
-
-
-def maps_in_listed_colors(root: Path) -> None:
-    maps_in_colors(root)
-    rows = zip(('ground', *CLASSES), [(0, 0, 0), *COLORS.tolist()])
-    text = ''.join(f'{name},{r},{g},{b}\n' for name, (r, g, b) in rows)
-    write(root / 'class_dict.csv', f'name,r,g,b\n{text}')
+    color_table(root, ('ground', *CLASSES), [(0, 0, 0), *COLORS.tolist()])
 
 
 def maps_in_gray(root: Path) -> None:
     """0 and 255 for background and foreground."""
     fill(root, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'binary')
+    color_table(root, ('background', 'foreground'), [(0, 0, 0), (255, 255, 255)])
 
 
 VALID = {  # by layout: the number of training and validation images
@@ -319,6 +315,5 @@ VALID = {  # by layout: the number of training and validation images
     maps_of_voc: (2, 2),
     maps_as_gif: (3, 1),
     maps_in_colors: (3, 1),
-    maps_in_listed_colors: (3, 1),
     maps_in_gray: (3, 1),
 }

@@ -21,20 +21,22 @@ from pycocotools.coco import COCO
 from ..predict.drawing import Color, class_palette
 from ..tooling.command import UserError
 from .defects import Checked, Defects
-from .folder import SPLITS, Files, stem_of, words
+from .folder import SPLITS, Files, words
 from .images import ALL_IMAGES, HEADERS, Effort, Finding, check_each, inspect
 
 COUNTED_IN_AP = 100  # detections of an image and class, the best
 ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
 BEYOND = 1  # pixels by which a box may reach beyond its image: rounding
 LIST = re.compile(rb'"(images|annotations)"\s*:\s*\[')
-OTHER_KEY = re.compile(rb'"(caption|segments_info)"\s*:')  # of annotations without boxes
 ID_FIELDS = {
     'images': ['id'],
     'categories': ['id'],
     'annotations': ['id', 'image_id', 'category_id'],
 }
 SHIFTED, FURTHER = 3, 0.05  # pixels and share of a box by which it may differ from its polygons
+
+
+NO_MASK = 'objects without a mask'
 
 
 class Split(NamedTuple):
@@ -69,63 +71,75 @@ class Outline(NamedTuple):
     is_ignored: bool = False
 
 
-def read_coco_files(files: Files, defects: Defects) -> Optional[Objects]:
-    """The objects of a folder in this layout, or None if no such file is complete."""
-    paths = [name for name in files.with_suffix('.json') if may_be_coco(files.root / name)]
-    if not any(is_closed((files.root / name).read_bytes()) for name in paths):
-        return None
+def is_coco_folder(files: Files) -> bool:
+    return bool(coco_files(files))
+
+
+def coco_files(files: Files) -> list[str]:
+    """The JSON files that have, as their text shows, lists of images and annotations; or one of
+    these, if they are torn."""
+    found = []
+    for name in files.with_suffix('.json'):
+        text = (files.root / name).read_bytes()
+        lists = {*LIST.findall(text)}
+        is_torn = not text.rstrip().endswith(b'}')
+        is_object = not text.lstrip().startswith(b'[')  # CreateML, for example
+        if is_object and (len(lists) == 2 or lists and is_torn):
+            found.append(name)
+    return found
+
+
+def read_coco_files(files: Files, defects: Defects, masks: bool = False) -> Objects:
+    """The objects of a folder with such files; with `masks` every object must have one."""
     by_split = defaultdict(list)
-    for path in paths:
+    for path in coco_files(files):
         by_split[files.split_of(path)].append(path)
-    chosen = {split: the_instances(names) for split, names in by_split.items()}
-    by_name = files.splits_by_name(chosen.values())
-    splits, notes = {}, []
-    if None in chosen and 'train' in chosen:
-        notes.append(f'{chosen.pop(None)} is not used, its name says no split')
-    elif None in chosen:
-        chosen['train'] = chosen.pop(None)
+    notes = []
+    if None in by_split and 'train' in by_split:
+        notes += [f'{path} is not used, its name says no split' for path in by_split.pop(None)]
+    elif None in by_split:
+        by_split['train'] = by_split.pop(None)
+    splits = {}
+    chosen = []
     for split in SPLITS:
-        if split not in chosen:
+        if split not in by_split:
             continue
-        content = read_coco(files.root / chosen[split])
+        name, content = the_instances(files.root, by_split[split])
         if split == 'test' and not content['annotations']:
-            notes.append(f'{chosen[split]} is not used, it has no annotations')
+            notes.append(f'{name} is not used, it has no annotations')
             continue
+        chosen.append(name)
         changes = complete_records(content)
-        splits[split] = coco_split(files, chosen[split], content, defects)
+        splits[split] = coco_split(files, name, content, defects, masks)
         if changes:
-            notes.append(f'{chosen[split]} is copied, with {", ".join(changes)}')
+            notes.append(f'{name} is copied, with {", ".join(changes)}')
             splits[split] = splits[split]._replace(path=None)
     classes, splits = with_same_classes(splits)
-    return Objects('COCO', splits, classes, notes, by_name)
+    return Objects('COCO', splits, classes, notes, files.splits_by_name(chosen))
 
 
-def may_be_coco(path: Path) -> bool:
-    """Whether a JSON file has lists of images and of annotations with boxes; if it is torn, one of
-    them."""
-    text = path.read_bytes()
-    lists = {*LIST.findall(text)}
-    if text.lstrip().startswith(b'['):  # CreateML, for example
+def the_instances(root: Path, paths: list[str]) -> tuple[str, dict[str, Any]]:
+    """The file with boxes and masks among those of a split, and its content."""
+    named = [path for path in paths if 'instances' in words(PurePosixPath(path).name)]
+    contents = {path: read_json(root / path) for path in (named if len(named) == 1 else paths)}
+    found = [path for path in contents if len(contents) == 1 or may_have_boxes(contents[path])]
+    if len(found) != 1:
+        raise UserError(
+            f'there must be one COCO file for each of train, val and test, and its name or folder '
+            f'must say which, or --assign FILE=SPLIT; got {", ".join(paths[:3])}'
+        )
+    path = found[0]
+    return path, coco_of_json(contents[path], root / path)
+
+
+def may_have_boxes(content: Any) -> bool:
+    """Whether the annotations of a JSON file have boxes, as those of captions and panoptic segments
+    do not."""
+    annotations = content.get('annotations') if isinstance(content, dict) else None
+    if not isinstance(annotations, list):
         return False
-    may_be_other = OTHER_KEY.search(text) is not None
-    if not is_closed(text):
-        return bool(lists) and not may_be_other
-    return len(lists) == 2 and not (may_be_other and has_no_boxes(text))
-
-
-def is_closed(text: bytes) -> bool:
-    return text.rstrip().endswith(b'}')
-
-
-def has_no_boxes(text: bytes) -> bool:
-    """Whether the annotations in a JSON file have no boxes, as those of captions and panoptic
-    segments."""
-    try:
-        annotations = json.loads(text)['annotations']
-    except (ValueError, RecursionError, TypeError, KeyError):
-        return False  # whoever reads the file reports it
     records = [annotation for annotation in annotations if isinstance(annotation, dict)]
-    return bool(records) and not any('bbox' in record for record in records)
+    return not records or any('bbox' in record for record in records)
 
 
 def complete_records(content: dict[str, Any]) -> list[str]:
@@ -167,39 +181,27 @@ def complete_records(content: dict[str, Any]) -> list[str]:
     return changes
 
 
-def the_instances(paths: list[str]) -> str:
-    """The file with boxes and masks among those of a split."""
-    instances = [path for path in paths if 'instances' in words(PurePosixPath(path).name)]
-    found = instances if len(instances) == 1 else paths
-    if len(found) > 1:
-        raise UserError(
-            f'there must be one COCO file for each of train, val and test, and its name or folder '
-            f'must say which, or --assign FILE=SPLIT; got {", ".join(found[:3])}'
-        )
-    return found[0]
-
-
-def coco_split(files: Files, name: str, content: dict[str, Any], defects: Defects) -> Split:
-    """The content of a COCO file, changed only if its images have no common folder, or errors."""
+def coco_split(
+    files: Files, name: str, content: dict[str, Any], defects: Defects, masks: bool
+) -> Split:
+    """The content of a COCO file, changed only if its images are elsewhere, or errors."""
     path = files.root / name
+    records = content['images']
+    given = [image.get('file_name') for image in records]
+    named = [str(n) for n in given if isinstance(n, str) and n]
+    places = dict(zip(named, files.find_images(named, name)))
+    prefixes = {folder_above(place, n) for n, place in places.items() if place}
+    in_place = len(prefixes) == 1 and None not in prefixes
     folder = files.root
-    images = []
-    folders = set()  # of all images; None: a name is no path below a folder
-    for image, places in zip(content['images'], places_of_images(files, content['images'], name)):
-        if len(places) > 1:
-            kind = 'images whose name fits several files'
-            defects.add(kind, f'{image["file_name"]} ({" and ".join(places[:3])})')
-            continue
-        images.append({**image, 'file_name': places[0]} if places else image)
-        folders.update(folder_above(place, image['file_name']) for place in places)
-    in_place = len(images) == len(content['images']) and len(folders) == 1 and None not in folders
     if in_place:
-        folder /= folders.pop()
-    elif images:
-        content = content_of_images(content, images)
+        folder /= prefixes.pop()
     else:
-        defects.stop()
-    checked = check_coco(path, folder, HEADERS, content)
+        images = []
+        for image, file_name in zip(records, given):
+            place = places.get(file_name) if isinstance(file_name, str) else None
+            images.append({**image, 'file_name': place} if place else image)
+        content = {**content, 'images': images}
+    checked = check_coco(path, folder, HEADERS, content, masks)
     for problem in checked.problems:
         in_place &= not problem.is_error
         for item in problem.items:
@@ -207,30 +209,6 @@ def coco_split(files: Files, name: str, content: dict[str, Any], defects: Defect
     if not checked.good['images']:
         raise UserError(f'{path} has no images without errors')
     return Split(checked.good, folder, path if in_place else None)
-
-
-def places_of_images(files: Files, images: Sequence[dict], annotations: str) -> list[list[str]]:
-    """The place of each image of a file of annotations: none if it is missing, several if its name
-    fits several. Folders that have all of the images go first, of these the nearest to the file."""
-    given = [image.get('file_name') for image in images]
-    names = {name for name in given if isinstance(name, str) and name}
-    folders = [
-        {folder_above(path, name) for path in files.images_by_stem[stem_of(name)]} for name in names
-    ]
-    complete = set.intersection(*folders) - {None} if names else set()
-    here = {*PurePosixPath(annotations).parent.parts}
-    split = files.split_of(annotations)
-    near = {folder: len(here & {*PurePosixPath(folder).parts}) for folder in complete}
-    first = [folder for folder in near if near[folder] == max(near.values())]
-    places = []
-    for name, image in zip(given, images):
-        if name not in names:
-            places.append([])
-            continue
-        size = image.get('height'), image.get('width')
-        best = [f'{folder}{name}' for folder in first]
-        places.append(files.find_images(name, split, size, first=best))
-    return places
 
 
 def folder_above(path: str, name: str) -> Optional[str]:
@@ -302,9 +280,10 @@ def coco_content(
     sizes: dict[str, tuple[int, int]],
     classes: Sequence[str],
     defects: Defects,
+    masks: bool,
 ) -> dict[str, Any]:
     """The content of a COCO file, from the objects and the (height, width) of each image. What
-    reaches beyond an image is cut off."""
+    reaches beyond an image is cut off; with `masks` every object must have a polygon."""
     images, annotations = [], []
     for name, outlines in objects.items():
         height, width = sizes[name]
@@ -313,6 +292,9 @@ def coco_content(
             if outline.label >= len(classes):
                 kind = f'objects of classes beyond the names, 0 to {len(classes) - 1}'
                 defects.add(kind, f'class {outline.label} in {outline.at}')
+                continue
+            if masks and not outline.is_polygon:
+                defects.add(NO_MASK, outline.at)
                 continue
             points = outline.points.clip(0, (width, height))
             low, high = points.min(0), points.max(0)
@@ -429,6 +411,10 @@ def good_annotations(
         place = f' of {image["file_name"]}' if image else ''
         at = f'annotation {annotation.get("id", index)}{place}'
         problem = annotation_problem(annotation, image, categories, seen)
+        if image is None and other_type(key) in images:
+            is_text = isinstance(key, str)
+            kind, other = ('string', 'numbers') if is_text else ('number', 'strings')
+            problem = f'annotations whose image_id is a {kind}, but the ids of images are {other}'
         if problem is None:
             mask_problem, is_fatal = problem_of_mask(annotation.get('segmentation'), image)
             if masks and is_fatal:
@@ -465,13 +451,21 @@ def read_coco(path: Path) -> dict[str, Any]:
     Raises:
         UserError: says what is wrong with the file as a whole.
     """
+    return coco_of_json(read_json(path), path)
+
+
+def read_json(path: Path) -> Any:
     try:
-        content = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f'cannot read {path}: {error.strerror}') from error
     except (ValueError, RecursionError) as error:
         state = 'is empty' if not path.stat().st_size else f'is not complete JSON: {error}'
         raise UserError(f'{path} {state}'[:300]) from error
+
+
+def coco_of_json(content: Any, path: Path) -> dict[str, Any]:
+    """The content of a COCO file at `path`, after a check of its lists."""
     if not isinstance(content, dict):
         raise UserError(f'{path} must hold a JSON object, got a {type(content).__name__}')
     for name in ('images', 'annotations', 'categories'):
@@ -531,6 +525,13 @@ def annotation_problem(
     return 'annotations with the id of another annotation' if annotation['id'] in known else None
 
 
+def other_type(key: Any) -> Any:
+    """A number as a string, or a string as a number; None if that is not possible."""
+    if isinstance(key, str):
+        return int(key) if key.isdecimal() and len(key) < 20 else None
+    return str(key) if isinstance(key, int) else None
+
+
 def has_box(annotation: dict) -> bool:
     box = annotation.get('bbox')
     return isinstance(box, list) and len(box) == 4 and all(map(is_number, box))
@@ -558,7 +559,7 @@ def is_box_elsewhere(annotation: dict) -> bool:
 def problem_of_mask(mask: Any, image: dict) -> tuple[Optional[str], bool]:
     """What is wrong with a mask, or None, and whether mmdet ignores such objects, or stops."""
     if not isinstance(mask, (list, dict)) or not mask:
-        return 'objects without a mask', True
+        return NO_MASK, True
     if isinstance(mask, list):
         points = [p for p in mask if isinstance(p, list) and len(p) % 2 == 0]
         if len(points) < len(mask) or not all(is_number(n) for p in points for n in p):

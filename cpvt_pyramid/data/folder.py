@@ -1,12 +1,10 @@
 """Files of a folder with data: images by name, splits by words in names, names of classes."""
 
-import filecmp
+import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
-from os.path import dirname
 from pathlib import Path, PurePosixPath
 from typing import Optional
 
@@ -14,7 +12,6 @@ from ..tooling.command import UserError, one_line
 from ..tooling.files import files_below
 from ..tooling.images import IMAGE_ENDINGS
 from .defects import Defects
-from .images import HEADERS, inspect
 
 # Words in the names of files and folders that tell what a split is for.
 SPLITS = {
@@ -33,6 +30,7 @@ IMAGE_WORDS = set(
     'image images img imgs jpeg rgb sat photo photos leftimg8bit input inputs picture '
     'pictures'.split()
 )
+SAMPLE = 20  # names of images by which their folder is searched
 PIXEL_FOLDERS = {'SegmentationClass', 'SegmentationObject'}  # of VOC, with the names of images
 # Files with a class name in each line, as tools for YOLO and label maps write them.
 NAME_FILES = ('classes.txt', 'obj.names', 'labels.txt', 'names.txt', '_darknet.labels', 'codes.txt')
@@ -42,13 +40,13 @@ GENERATED = '_data'  # end of the name of the folder that is written next to a c
 
 
 class NotRecognized(UserError):
-    """A folder has no boxes, or no label maps, in a known layout."""
+    """A folder has no data in a known layout."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, reason: str = '') -> None:
         super().__init__(
             f'{root} must have boxes for a detector (COCO: a JSON file; YOLO: data.yaml or '
             'labels/*.txt; Pascal VOC: *.xml) or segmentation masks for a segmentor (images/ '
-            'and masks/, or a.jpg and a_mask.png)'
+            f'and masks/, or a.jpg and a_mask.png){reason}'
         )
 
 
@@ -66,7 +64,9 @@ class Files:
         self.root = root
         self.assigned = dict(assigned or {})
         self._splits: dict[str, tuple[Optional[str], str]] = {}  # by path, as they are asked for
-        names = [path.relative_to(root).as_posix() for path in files_below(root)]
+        every = [path.relative_to(root).as_posix() for path in files_below(root)]
+        self.undecodable = [name for name in every if not is_utf8(name)]
+        names = [name for name in every if is_utf8(name)]
         generated = [name.removesuffix('.py') + GENERATED for name in names if name[-3:] == '.py']
         skipped = tuple(f'{folder}/' for folder in generated)
         names = [n for n in names if not n.startswith(skipped) and not RESULTS.search(n)]
@@ -74,13 +74,22 @@ class Files:
         if not names:
             raise UserError(f'{root} is empty')
         self.images = self.with_suffix(*IMAGE_ENDINGS)
-        self.images_by_stem = defaultdict(list)
+        # Paths of images by comparable path, and by that without suffix.
+        self._images: dict[str, str] = {}
+        self._stems: dict[str, str] = {}
+        self._by_last_part: dict[str, list[str]] = defaultdict(list)  # keys of the two above
         for name in self.images:
-            if not PIXEL_FOLDERS & {*name.split('/')}:
-                self.images_by_stem[stem_of(name)].append(name)
+            if PIXEL_FOLDERS & {*name.split('/')}:
+                continue
+            path = comparable(name)
+            stem = str(PurePosixPath(path).with_suffix(''))
+            self._images[path] = name
+            self._by_last_part[PurePosixPath(path).name].append(path)
+            if stem not in self._stems:
+                self._by_last_part[PurePosixPath(stem).name].append(stem)
+            self._stems.setdefault(stem, name)
         if self.assigned:
             self._check_assigned()
-        self.splits = {self.split_of(folder) for folder in set(map(dirname, self.images))}
 
     def _check_assigned(self) -> None:
         known = set()
@@ -90,6 +99,12 @@ class Files:
         for name in self.assigned:
             if name not in known:
                 raise UserError(f'--assign {name}: {self.root} has no folder or file of this name')
+
+    def warn(self, defects: Defects) -> None:
+        """Warn about files whose names are no text, which no annotation or config can name."""
+        for name in self.undecodable:
+            shown = name.encode('utf-8', 'backslashreplace').decode()
+            defects.warn('files whose names are not UTF-8: left out', shown)
 
     def with_suffix(self, *suffixes: str) -> list[str]:
         return [name for name in self.names if PurePosixPath(name).suffix.lower() in suffixes]
@@ -133,56 +148,90 @@ class Files:
         return None, ''
 
     def find_images(
-        self,
-        name: str,
-        split: Optional[str] = None,
-        size: Optional[tuple[int, int]] = None,
-        any_suffix: bool = False,
-        first: Sequence[str] = (),
-    ) -> list[str]:
-        """The image that an annotation file calls `name`, relative to the root; [] if it is not
-        here, several if they are different images that fit equally well.
+        self, names: Sequence[str], annotations: str, by_stem: bool = False
+    ) -> list[Optional[str]]:
+        """The images that a file of annotations names, relative to the root; None: it is missing.
 
-        The name may have folders in front that are not here, or those of Windows. Of several
-        images it is one of `first`, then the one whose path has most in common with `name`, then
-        that of the split, then that of the (height, width) `size`, then the first of equal files.
+        All of them are below one folder: the one that has most, without folders of another split.
+        The names may begin with folders that are not here, as those of another machine. Of several
+        folders that have as many, it is the nearest to the file, then the one of its split.
+
+        Args:
+            names: paths or names of images.
+            annotations: path of the file of annotations, or of the folder of several.
+            by_stem: the names have no suffix, and the images can have any.
+
+        Raises:
+            UserError: several folders have the images.
         """
-        wanted = PurePosixPath(comparable(name.replace('\\', '/')))
-        alike = self.images_by_stem[wanted.stem]
-        found = [path for path in alike if PurePosixPath(path).suffix == wanted.suffix]
-        if not found:
-            suffix = wanted.suffix.lower()
-            found = [path for path in alike if PurePosixPath(path).suffix.lower() == suffix]
-        if not found and any_suffix:
-            found = alike
-        if split in self.splits:  # then no image of another split is meant
-            found = [path for path in found if self.split_of(dirname(path)) in (split, None)]
-        found = [path for path in found if path in first] or found
+        known = self._stems if by_stem else self._images
+        wanted = [PurePosixPath(comparable(name.replace('\\', '/'))).parts for name in names]
+        parents = [parts[:-1] for parts in wanted if parts]
+        most = 0
+        folders: list[str] = []
+        skipped = 0
+        for skip in range(len(os.path.commonprefix(parents)) + 1):
+            shortened = {'/'.join(parts[skip:]) for parts in wanted if parts}
+            for folder in self._folders_above(shortened, annotations):
+                count = sum(join(folder, name) in known for name in shortened)
+                if count > most or count == most and skip == skipped:
+                    folders = [folder] if count > most else [*folders, folder]
+                    most, skipped = count, skip
+        if not most:
+            return [None] * len(names)
+        folder = self._only_folder(folders, annotations)
+        paths = [join(folder, '/'.join(parts[skipped:])) for parts in wanted]
+        return [known.get(path) for path in paths]
 
-        def agreement(path: str) -> tuple[int, int]:
-            there = PurePosixPath(comparable(path)).parent.parts
-            pairs = zip(reversed(there), reversed(wanted.parent.parts))
-            last = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-            return last, len({*there} & {*wanted.parent.parts})
+    def has_image(self, stem: str) -> bool:
+        """Whether there is an image of this name, anywhere and with any suffix."""
+        return any(path in self._stems for path in self._by_last_part[comparable(stem)])
 
-        most = max(map(agreement, found), default=None)
-        preferences = (
-            lambda path: agreement(path) == most,
-            lambda path: not words(dirname(path)) & LABEL_WORDS,
-            lambda path: words(dirname(path)) & IMAGE_WORDS,
-            lambda path: self.split_of(dirname(path)) == split,
-            lambda path: self.split_of(dirname(path)) is None,
-            lambda path: size is None or inspect(self.root / path, HEADERS)[0] == size,
-        )
-        for is_preferred in preferences:
-            if len(found) > 1:
-                found = [path for path in found if is_preferred(path)] or found
-        if all(self._are_equal(found[0], path) for path in found[1:]):
-            return found[:1]
-        return found
+    def _folders_above(self, names: set[str], annotations: str) -> list[str]:
+        """The folders that may have images of some relative paths: those that have one of a sample
+        of them; without those of another split, unless there are no others."""
+        step = max(len(names) // SAMPLE, 1)
+        found: dict[str, None] = {}
+        for name in sorted(names)[::step]:
+            for path in self._by_last_part[PurePosixPath(name).name]:
+                if f'/{path}'.endswith(f'/{name}'):
+                    found[path[: len(path) - len(name)].rstrip('/')] = None
+        split = self.split_of(annotations)
+        if split is None:
+            return list(found)
+        return [name for name in found if self.split_of(name) in (split, None)] or list(found)
 
-    def _are_equal(self, path: str, other: str) -> bool:
-        return filecmp.cmp(self.root / path, self.root / other, shallow=False)
+    def _only_folder(self, folders: Sequence[str], annotations: str) -> str:
+        here = PurePosixPath(annotations).parts
+        split = self.split_of(annotations)
+
+        def shared(folder: str) -> int:
+            return len(os.path.commonprefix([PurePosixPath(folder).parts, here]))
+
+        nearest = max(map(shared, folders))
+        left = [folder for folder in folders if shared(folder) == nearest]
+        if len(left) > 1 and split is not None:
+            left = [folder for folder in left if self.split_of(folder) == split] or left
+        if len(left) > 1:
+            shown = ' and '.join(folder or '.' for folder in sorted(left)[:3])
+            raise UserError(
+                f'{self.root}: the images of {annotations or "."} are in several folders: {shown}; '
+                'keep one of them'
+            )
+        return left[0]
+
+
+def join(folder: str, name: str) -> str:
+    return f'{folder}/{name}' if folder else name
+
+
+def is_utf8(name: str) -> bool:
+    """Whether the name of a file is text; Python reads other bytes as surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def with_parents(path: str) -> list[PurePosixPath]:
@@ -323,7 +372,7 @@ class ImageSets:
         for (folder, name), split in self.splits.items():
             if (folder, name) in self.found:
                 continue
-            if not self.files.images_by_stem[name]:
+            if not self.files.has_image(name):
                 defects.warn('images in a list of ImageSets that do not exist', name)
             elif split != 'test':
                 defects.warn(f'images in a list of ImageSets without {what}', name)

@@ -2,7 +2,7 @@
 
 Any pair of folders such as images/ and masks/, train/ and train_labels/, ADE20K's, Cityscapes' and
 Pascal VOC's folders, or images and maps in one folder with names such as a.jpg and a_mask.png. The
-values of a map are indices of classes, or gray values or colours that stand for them.
+values of a map are indices of classes; or, if a file lists the colours of the classes, colours.
 """
 
 import csv
@@ -10,7 +10,7 @@ import io
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Optional
 
@@ -31,7 +31,6 @@ from .folder import (
     WORD,
     Files,
     ImageSets,
-    NotRecognized,
     comparable,
     distinct,
     named_classes,
@@ -41,19 +40,15 @@ from .folder import (
 from .images import ALL_IMAGES, Effort, Finding, Size, check_each, in_threads, inspect, sizes_of
 
 IGNORED_LABEL = 255
+MOST_CLASSES = 255
 OTHER_WORDS = {'object', 'instance', 'instances', 'panoptic'}  # of maps of instances
 OTHER_TAILS = ('_gtFine_color', '_gtFine_instanceIds', '_gtCoarse_color', '_gtCoarse_instanceIds')
 # Words in which the folders of images and label maps may differ.
 SKIPPED = LABEL_WORDS | IMAGE_WORDS | set.union(*SPLITS.values()) | {'class'}
 TAIL = re.compile(r'[ _.\-]([A-Za-z]+[A-Za-z0-9]*)$')  # the last word of a name
-MOST_COLORS = 255
+TABLE = 'class_dict.csv, with the line name,r,g,b and one for each class'
+SHOWN_COLORS = 8
 JPEG = 'segmentation masks that are JPEGs, whose compression changes labels; save them as PNG'
-SOFT = (
-    'segmentation masks with other values along the edges of objects, as after a resize or '
-    'anti-aliasing; each class must have one value'
-)
-SOFT_GRAYS, SOFT_COLORS = 8, 32  # this many values along edges are certainly no classes
-SOLID = 0.05  # least share of the pixels of a class that equal the pixels around them
 
 
 class Pair(NamedTuple):
@@ -67,11 +62,18 @@ class Values(NamedTuple):
     """What occurs in a label map."""
 
     counts: dict[int, int]  # pixels by value, or by 0xRRGGBB
-    solid: dict[int, int]  # those that equal the pixels around them; empty for few values
-    is_color: bool
+    is_color: bool  # the file has several channels
     palette: dict[int, Color]  # of its values, if it has one
     size: Size
     is_jpeg: bool
+
+
+class ClassTable(NamedTuple):
+    """What a file says about the classes: their names, and their colours if it lists them."""
+
+    names: list[str]
+    colors: list[Color]
+    is_ade: bool = False
 
 
 class LabelMaps(NamedTuple):
@@ -82,215 +84,171 @@ class LabelMaps(NamedTuple):
     palette: list[Color]
     pixels: list[int]  # by class
     notes: list[str]  # what a person should know, one line each
-    splits: dict[str, list[Pair]] = {}  # by train, val and test
-    sizes: dict[str, Size] = {}  # of each image
-    codes: Optional[list[int]] = None  # values that stand for 0, 1, ... in the files; None: these
-    by_color: bool = False  # the codes are 0xRRGGBB
+    splits: dict[str, list[Pair]]  # by train, val and test
+    sizes: dict[str, Size]  # of each image
+    by_name: dict[str, str]  # the splits of the files and folders whose names say it
+    ignored: float  # share of the pixels
+    codes: Optional[list[int]] = None  # 0xRRGGBB of each class; None: the values are indices
     reduce_zero_label: bool = False  # 0 is to be ignored and 1 is the first class
-    by_name: dict[str, str] = {}  # the splits of the files and folders whose names say it
-    ignored: float = 0  # share of the pixels
 
 
-def find_label_maps(
-    root: Path, defects: Defects, assigned: Optional[Mapping[str, str]] = None
-) -> LabelMaps:
-    """Read the label maps in a folder, without what `defects` collects; for `assigned`, see
-    `Files`.
+def has_label_maps(files: Files) -> bool:
+    """Whether there are files that are label maps by their names or folders."""
+    return any(kind == 'label' for kind, _ in kinds_and_keys(files.images, files))
+
+
+def read_label_maps(files: Files, defects: Defects) -> LabelMaps:
+    """Read the label maps in a folder, without what `defects` collects.
 
     Raises:
-        UserError: there are none, or their classes cannot be told.
+        UserError: no pair is without errors, or nothing says what the values mean.
     """
-    files = Files(root, assigned)
+    root = files.root
     splits, notes, by_name = find_pairs(files, defects)
     pairs = [pair for split in splits.values() for pair in split]
     if not pairs:
         raise UserError(f'{root}: no segmentation mask has the name of an image')
-    values = values_of(root, [pair.label for pair in pairs], defects)
+    table = class_table(files)
+    values = values_of(root, [pair.label for pair in pairs], bool(table.colors), defects)
     sizes = sizes_of(root, [pair.image for pair in pairs], defects)
     for image, label in pairs:
         if image in sizes and label in values and sizes[image] != values[label].size:
             del values[label]
             defects.add('segmentation masks of another size than their image', image)
-    names, colors = names_and_colors(files)
-    if not colors:
-        soft, is_certain = soft_maps(values)
-        for label in soft:
-            defects.add(SOFT, label, is_certain)
-            if is_certain:
-                del values[label]
     splits = {
         split: [pair for pair in listed if pair.label in values and pair.image in sizes]
         for split, listed in splits.items()
     }
     if not any(splits.values()):
         raise UserError(f'{root}: no pair of an image and a segmentation mask is without errors')
-    warn_about_values(values, defects)
-    found = interpreted(list(values.values()), names, colors, files)
-    return found._replace(splits=splits, sizes=sizes, notes=notes + found.notes, by_name=by_name)
-
-
-def interpreted(
-    values: list[Values], names: list[str], colors: list[Color], files: Files
-) -> LabelMaps:
-    """The classes of label maps, without their files; `names` and `colors` are listed in a file."""
-    in_color = any(found.is_color for found in values)
-    in_palettes = {item for found in values for item in found.palette.items()}
-    palette = dict(in_palettes)
-    # If an index has several colours, the colours and not the indices are the classes.
-    by_color = in_color or len(in_palettes) > len(palette) or bool(palette and colors)
-    counts = Counter()
-    for found in values:
-        for value, count in found.counts.items():
-            if by_color and not found.is_color:
-                value = packed(found.palette.get(value, (value,) * 3))
-            counts[value] += count
-    is_gray = all(len(set(unpacked(code))) == 1 for code in counts)
-    if by_color and is_gray and not (palette or colors):  # gray values in three channels
-        by_color = False
-        counts = Counter({code & 255: count for code, count in counts.items()})
-    if len(counts) == 1:
-        value = f'#{min(counts):06x}' if by_color else min(counts)
-        raise UserError(
-            f'all segmentation masks in {files.root} are {value} everywhere: no classes'
-        )
-    if not by_color and any(len(set(color)) > 1 for color in colors):
-        colors = []  # names of indices, then
-    if by_color or colors or not are_indices(counts, len(names)):
-        interpretation = coded(counts, by_color, names, colors)
-    else:
-        is_ade = any(name.endswith('objectInfo150.txt') for name in files.names)
-        interpretation = indexed(is_ade, counts, palette, names)
-        if in_color:
-            interpretation = interpretation._replace(codes=list(range(256)))
-    ignored = 1 - sum(interpretation.pixels) / sum(counts.values())
-    return interpretation._replace(ignored=ignored)
-
-
-def soft_maps(values: dict[str, Values]) -> tuple[list[str], bool]:
-    """The label maps with values that occur only along the edges between others, and whether these
-    are certainly no classes."""
-    grays, colors = {}, {}
-    for name, found in values.items():
-        if not found.is_color:
-            grays[name] = found
-        elif all(is_gray_code(code) for code in found.counts):
-            grays[name] = found._replace(
-                counts={code & 255: count for code, count in found.counts.items()},
-                solid={code & 255: count for code, count in found.solid.items()},
-            )
-        else:
-            colors[name] = found
-    between, _ = thin_and_solid(grays.values())
-    between -= {0, 255}
-    thin, solid = thin_and_solid(colors.values())
-    if max(between, default=0) > 127:
-        soft = [name for name, found in grays.items() if between & {*found.counts}]
-        return soft, len(between) >= SOFT_GRAYS
-    if len(thin) >= SOFT_COLORS and len(thin) > 2 * len(solid):
-        return [name for name, found in colors.items() if thin & {*found.counts}], True
-    return [], False
-
-
-def thin_and_solid(maps: Iterable[Values]) -> tuple[set[int], set[int]]:
-    """The values of which hardly any pixel equals the pixels around it, and the others; of maps
-    with several values."""
     counts: Counter = Counter()
-    solid: Counter = Counter()
-    for found in maps:
-        if found.solid:
-            counts.update(found.counts)
-            solid.update(found.solid)
-    thin = {value for value, count in counts.items() if solid[value] < SOLID * count}
-    return thin, {*counts} - thin
+    for found in values.values():
+        counts.update(found.counts)
+    if len(counts) == 1:
+        value = f'#{min(counts):06x}' if table.colors else min(counts)
+        raise UserError(f'all segmentation masks in {root} are {value} everywhere: no classes')
+    if table.colors:
+        warn_about_unknown_colors(values, table.colors, defects)
+        maps = maps_in_colors(table, counts)
+    else:
+        check_indices(root, values, counts, table)
+        warn_about_values(values, defects)
+        maps = maps_of_indices(table, counts)
+    return maps._replace(splits=splits, sizes=sizes, notes=notes + maps.notes, by_name=by_name)
 
 
-def is_gray_code(code: int) -> bool:
-    return len({*unpacked(code)}) == 1
+def maps_in_colors(table: ClassTable, counts: Counter) -> LabelMaps:
+    """Label maps whose colours are in a list, without their files."""
+    codes = [packed(color) for color in table.colors]
+    pixels = [counts[code] for code in codes]
+    return LabelMaps(
+        layout='images and segmentation masks in colours',
+        classes=table.names,
+        palette=table.colors,
+        pixels=pixels,
+        notes=[],
+        splits={},
+        sizes={},
+        by_name={},
+        ignored=1 - sum(pixels) / sum(counts.values()),
+        codes=codes,
+    )
+
+
+def maps_of_indices(table: ClassTable, counts: Counter) -> LabelMaps:
+    """Label maps of class indices, without their files."""
+    notes = []
+    names = table.names
+    if table.is_ade:
+        notes.append('label 0 is ignored, and 1 is the first class')
+    if not names:
+        highest = max(value for value in counts if value != IGNORED_LABEL)
+        names = [f'class_{i}' for i in range(highest + 1)]
+        notes.append('no file names the classes; edit the config, or add a classes.txt')
+    first = int(table.is_ade)
+    pixels = [counts[label] for label in range(first, first + len(names))]
+    return LabelMaps(
+        layout='ADE20K' if table.is_ade else 'images and segmentation masks of indices',
+        classes=names,
+        palette=class_palette(names),
+        pixels=pixels,
+        notes=notes,
+        splits={},
+        sizes={},
+        by_name={},
+        ignored=1 - sum(pixels) / sum(counts.values()),
+        reduce_zero_label=table.is_ade,
+    )
+
+
+def check_indices(
+    root: Path, values: dict[str, Values], counts: Counter, table: ClassTable
+) -> None:
+    """Raise a UserError if the values of label maps cannot be the indices of classes, or if it is
+    not certain that they are."""
+    colored = [name for name, found in values.items() if found.is_color]
+    if colored:
+        colors: Counter = Counter()
+        for name in colored:
+            colors.update(values[name].counts)
+        shown = ' '.join('{},{},{}'.format(*unpacked(code)) for code, _ in colors.most_common(8))
+        more = f' and {len(colors) - SHOWN_COLORS} more' if len(colors) > SHOWN_COLORS else ''
+        raise UserError(
+            f'{root}: segmentation masks are in colours, and no file says of which classes: add '
+            f'a {TABLE}. The colours are {shown}{more}'
+        )
+    every = {item for found in values.values() for item in found.palette.items()}
+    if len(every) > len({value for value, _ in every}):
+        raise UserError(
+            f'{root}: the palettes of the segmentation masks differ, as those of GIFs do, so that '
+            f'their values are no indices: add a {TABLE}'
+        )
+    found = sorted({*counts} - {IGNORED_LABEL})
+    highest = max(found, default=0)
+    if highest > IGNORED_LABEL:
+        raise UserError(f'{root}: segmentation masks have values up to {highest}, above 255')
+    if found == [0]:
+        raise UserError(
+            f'{root}: segmentation masks are 0 and 255 only, and 255 is ignored: save them as 0 '
+            f'and 1, or add a {TABLE}, for example foreground,255,255,255'
+        )
+    names = table.names
+    if len(names) > MOST_CLASSES:
+        raise UserError(f'{len(names)} classes have names; there can be {MOST_CLASSES}')
+    if names and highest >= len(names) + table.is_ade:
+        raise UserError(
+            f'the segmentation masks have the labels {found[0]} to {highest}, but {len(names)} '
+            'classes have names; each needs one, also the background'
+        )
+    if not names and found != [*range(highest + 1)]:
+        shown = ' '.join(map(str, found[:SHOWN_COLORS]))
+        more = ' ...' if len(found) > SHOWN_COLORS else ''
+        raise UserError(
+            f'{root}: segmentation masks have the values {shown}{more}, and no file says of which '
+            'classes: add a classes.txt with the names of 0, 1, 2 and so on if they are indices, '
+            f'or else a {TABLE}'
+        )
 
 
 def warn_about_values(values: dict[str, Values], defects: Defects) -> None:
-    """Warn about label maps that are 0 everywhere, and about masks of 0 and 255 among those of 0
-    and 1, whose foreground would be ignored."""
+    """Warn about label maps that are 0 everywhere, or 0 and 255, which is ignored."""
     for name, found in values.items():
         if {*found.counts} == {0}:
             defects.warn('segmentation masks that are 0 everywhere', name)
-    masks = {name: {*found.counts} for name, found in values.items()}
-    full = [name for name, found in masks.items() if found in ({0, 255}, {255})]
-    ones = [name for name, found in masks.items() if found in ({0, 1}, {1})]
-    others = [name for name, found in masks.items() if not found <= {0, 1} | {255}]
-    both = [name for name, found in masks.items() if {1, 255} <= found]
-    if full and ones and not others and not both:
-        kind = 'segmentation masks of 0 and 255, whose 255 is ignored because others are of 0 and 1'
-        for name in full:
-            defects.warn(kind, name)
-    in_color = {code for found in values.values() if found.is_color for code in found.counts}
+        elif {*found.counts} <= {0, IGNORED_LABEL}:
+            defects.warn('segmentation masks of 0 and 255 only, whose 255 is ignored', name)
+
+
+def warn_about_unknown_colors(
+    values: dict[str, Values], colors: Sequence[Color], defects: Defects
+) -> None:
+    known = {*map(packed, colors)}
     for name, found in values.items():
-        grays = {packed((value,) * 3) for value in found.counts if value <= 255}
-        if in_color and not found.is_color and not found.palette and not grays <= in_color:
-            defects.warn('segmentation masks in gray among others in colours', name)
-
-
-def coded(counts: Counter, by_color: bool, names: list[str], colors: list[Color]) -> LabelMaps:
-    """Label maps whose colours or gray values stand for classes, without their files."""
-    codes = sorted(counts)
-    notes = []
-    if colors:
-        codes = [packed(color) if by_color else color[0] for color in colors]
-        unknown = set(counts) - set(codes)
+        unknown = sum(count for code, count in found.counts.items() if code not in known)
         if unknown:
-            share = sum(counts[code] for code in unknown) / sum(counts.values())
-            notes = [f'{len(unknown)} colours ({share:.1%} of the pixels) are in no list: ignored']
-    elif codes == [0, 255] and not names:
-        names = ['background', 'foreground']
-    elif not names:
-        kind = 'color_{:06x}' if by_color else 'gray_{}'
-        names = [kind.format(code) if code else 'background' for code in codes]
-    if len(codes) > MOST_COLORS:
-        kind = 'colours' if by_color else 'values'
-        raise UserError(
-            f'the segmentation masks have {len(codes)} {kind}; there can be {MOST_COLORS}'
-        )
-    if len(names) != len(codes):
-        kind = 'colours' if by_color else 'values'
-        shown = ', '.join(f'#{code:06x}' if by_color else str(code) for code in codes[:8])
-        shown += ' ...' if len(codes) > 8 else ''
-        raise UserError(
-            f'the segmentation masks have {len(codes)} {kind} ({shown}), but '
-            f'{len(names)} classes have names; each needs one, also the background'
-        )
-    palette = [unpacked(code) for code in codes] if by_color else class_palette(names)
-    layout = f'images and segmentation masks in {"colours" if by_color else "gray"}'
-    pixels = [counts[code] for code in codes]
-    return LabelMaps(layout, names, palette, pixels, notes, codes=codes, by_color=by_color)
-
-
-def indexed(
-    is_ade: bool, counts: Counter, palette: dict[int, Color], names: list[str]
-) -> LabelMaps:
-    """Label maps of class indices, without their files."""
-    notes = []
-    highest = max((value for value in counts if value != IGNORED_LABEL), default=0)
-    reduce_zero_label = is_ade or 0 not in counts and len(names) in (0, highest)
-    if reduce_zero_label:
-        notes.append('label 0 is ignored, and 1 is the first class')
-    first = int(reduce_zero_label)
-    if not names:
-        names = [f'class_{i}' for i in range(highest + 1 - first)]
-        notes.append('no file names the classes; edit the config, or add a classes.txt')
-    if highest - first >= len(names):
-        raise UserError(
-            f'the segmentation masks have the labels {first} to {highest}, but {len(names)} '
-            'classes have names; each needs one, also the background'
-        )
-    if len(names) > MOST_COLORS:
-        raise UserError(f'{len(names)} classes have names; there can be {MOST_COLORS}')
-    labels = range(first, first + len(names))
-    colors = [palette[label] for label in labels if label in palette]
-    if len(set(colors)) < len(names):
-        colors = class_palette(names)
-    layout = 'ADE20K' if is_ade else 'images and segmentation masks of indices'
-    pixels = [counts[label] for label in labels]
-    return LabelMaps(layout, names, colors, pixels, notes, reduce_zero_label=reduce_zero_label)
+            share = unknown / sum(found.counts.values())
+            kind = 'segmentation masks with colours that are in no list: ignored'
+            defects.warn(kind, f'{name} ({share:.1%} of its pixels)')
 
 
 # Pairs of files
@@ -314,8 +272,6 @@ def find_pairs(
             files_of_kind = 'images' if kind == 'image' else 'segmentation masks'
             what = f'{files_of_kind} with the name of another'
             defects.add(what, f'{name} ({other})', is_error=kind == 'image')
-    if not labels:
-        raise NotRecognized(files.root)
     match_by_name(images, labels)
     paired = {key: Pair(images[key], labels[key]) for key in labels if key in images}
     by_name = {}
@@ -431,42 +387,44 @@ def match_by_name(images: dict[tuple, str], labels: dict[tuple, str]) -> None:
 # Values and names
 
 
-def values_of(root: Path, names: Sequence[str], defects: Defects) -> dict[str, Values]:
-    """What occurs in each label map."""
-    readings = in_threads(lambda name: values_in(root / name), names, 'reading segmentation masks')
+def values_of(
+    root: Path, names: Sequence[str], in_colors: bool, defects: Defects
+) -> dict[str, Values]:
+    """What occurs in each label map: colours, or the values of its one channel."""
+
+    def read(name: str) -> Optional[Values]:
+        return values_in(root / name, in_colors)
+
     found = {}
-    for name, values in zip(names, readings):
+    for name, values in zip(names, in_threads(read, names, 'reading segmentation masks')):
         if values and values.is_jpeg:
             defects.warn(JPEG, name)
         if values is None:
             defects.add('segmentation masks that are not complete images', name)
-        elif len(values.counts) > 16 * MOST_COLORS:
-            defects.add('segmentation masks that have thousands of colours', name)
         else:
             found[name] = values
     return found
 
 
-def values_in(path: Path) -> Optional[Values]:
+def values_in(path: Path, in_colors: bool) -> Optional[Values]:
     """What occurs in a label map; None if it is not a complete image."""
     try:
         with open_image(path) as image:
             is_color = image.mode not in ('1', 'L', 'P') and not image.mode.startswith('I')
-            pixels = packed_pixels(image) if is_color else np.asarray(image)
+            pixels = packed_pixels(image) if is_color or in_colors else np.asarray(image)
             colors = np.reshape(image.getpalette('RGB') if image.mode == 'P' else [], (-1, 3))
             is_jpeg = image.format == 'JPEG'
     except Exception:  # Pillow raises many kinds on a truncated file
         return None
     counts = counted(pixels)
-    solid = {}
-    if len(counts) > 2 and (is_color or {0, IGNORED_LABEL} <= counts.keys()):
-        solid = counted(pixels[1:-1, 1:-1][equal_their_neighbours(pixels)])
     palette = {value: tuple(colors[value].tolist()) for value in counts if value < len(colors)}
-    return Values(counts, solid, is_color, palette, pixels.shape, is_jpeg)
+    return Values(counts, is_color, palette, pixels.shape, is_jpeg)
 
 
 def counted(pixels: np.ndarray) -> dict[int, int]:
     """How often each value occurs."""
+    if pixels.dtype == bool:
+        pixels = pixels.astype(np.uint8)
     if pixels.itemsize == 1:  # seven times as fast
         by_value = np.bincount(pixels.ravel())
         values = np.flatnonzero(by_value)
@@ -474,13 +432,6 @@ def counted(pixels: np.ndarray) -> dict[int, int]:
     else:
         values, counts = np.unique(pixels, return_counts=True)
     return dict(zip(map(int, values), counts.tolist()))
-
-
-def equal_their_neighbours(pixels: np.ndarray) -> np.ndarray:
-    """(H - 2, W - 2): whether pixels that are not at the border equal the four next to them."""
-    inner = pixels[1:-1, 1:-1]
-    equal = (inner == pixels[:-2, 1:-1]) & (inner == pixels[2:, 1:-1])
-    return equal & (inner == pixels[1:-1, :-2]) & (inner == pixels[1:-1, 2:])
 
 
 def packed_pixels(image: Image.Image) -> np.ndarray:
@@ -496,15 +447,7 @@ def unpacked(code: int) -> Color:
     return code >> 16, code >> 8 & 255, code & 255
 
 
-def are_indices(counts: Counter, names: int) -> bool:
-    """Whether values are class indices, and not gray values such as 0 and 255 for two classes."""
-    values = set(counts) - {IGNORED_LABEL}
-    if max(counts) > IGNORED_LABEL or values <= {0} and IGNORED_LABEL in counts:
-        return False
-    return max(values, default=0) <= (names or 3 * len(values) + 10)
-
-
-def names_and_colors(files: Files) -> tuple[list[str], list[Color]]:
+def class_table(files: Files) -> ClassTable:
     """The names of the classes, and their colours, from a file that lists them; or nothing."""
     for name in files.names:
         path = files.root / name
@@ -513,7 +456,8 @@ def names_and_colors(files: Files) -> tuple[list[str], list[Color]]:
             names = [row.get('Name') or '' for row in table]
             if not all(names):
                 raise UserError(f'{path} must have a column Name')
-            return distinct([name.split(',')[0].strip() for name in names]), []
+            first_names = distinct([name.split(',')[0].strip() for name in names])
+            return ClassTable(first_names, [], is_ade=True)
         if path.name == 'labelmap.txt':  # CVAT: name:r,g,b:parts:actions
             rows = [line.split(':') for line in text_of(path).splitlines() if line[:1] != '#']
             return listed_colors(path, [[r[0], *r[1].split(',')] for r in rows if len(r) > 1])
@@ -523,36 +467,39 @@ def names_and_colors(files: Files) -> tuple[list[str], list[Color]]:
             if head[1:4] == ['r', 'g', 'b']:  # name, r, g, b
                 return listed_colors(path, rows)
             if head == ['pixel value', 'class']:  # Roboflow
-                return distinct([row[1].strip() for row in rows if len(row) > 1]), []
-    return named_classes(files), []
+                return ClassTable(distinct([row[1].strip() for row in rows if len(row) > 1]), [])
+    return ClassTable(named_classes(files), [])
 
 
-def listed_colors(path: Path, rows: Sequence[Sequence[str]]) -> tuple[list[str], list[Color]]:
+def listed_colors(path: Path, rows: Sequence[Sequence[str]]) -> ClassTable:
     rows = [row for row in rows if row]
     try:
         colors = [(int(red), int(green), int(blue)) for _, red, green, blue, *_ in rows]
     except ValueError:
         colors = [(-1, -1, -1)]
-    if not all(0 <= value <= 255 for color in colors for value in color):
+    if not rows or not all(0 <= value <= 255 for color in colors for value in color):
         raise UserError(f'{path} must list a name and three numbers, 0 to 255, for each class')
-    return distinct([row[0].strip() for row in rows]), colors
+    if len({*colors}) < len(colors):
+        raise UserError(f'{path} has two classes of one colour')
+    if len(colors) > MOST_CLASSES:
+        raise UserError(f'{path} has {len(colors)} classes; there can be {MOST_CLASSES}')
+    return ClassTable(distinct([row[0].strip() for row in rows]), colors)
 
 
 def write_indices(source: Path, target: Path, found: LabelMaps) -> None:
     """Write a label map as one of class indices, with its palette."""
     with open_image(source) as image:
-        if found.by_color:
+        if found.codes is None:
+            labels = np.asarray(image)
+        else:
+            codes = np.array(found.codes)
+            order = codes.argsort()
             pixels = packed_pixels(image)
-        else:  # gray values, perhaps in three channels
-            pixels = np.asarray(image)
-            pixels = pixels[..., 0] if pixels.ndim == 3 else pixels
-    codes = np.array(found.codes or range(256))
-    order = codes.argsort()
-    place = codes[order].searchsorted(pixels).clip(0, len(codes) - 1)
-    labels = np.where(codes[order][place] == pixels, order[place], IGNORED_LABEL)
-    image = Image.fromarray(labels.astype(np.uint8))
-    image.putpalette([value for color in found.palette for value in color])
-    image.save(target, 'PNG', bits=8)  # by default only as many as the palette needs
+            place = codes[order].searchsorted(pixels).clip(0, len(codes) - 1)
+            labels = np.where(codes[order][place] == pixels, order[place], IGNORED_LABEL)
+    indices = Image.fromarray(labels.astype(np.uint8))
+    indices.putpalette([value for color in found.palette for value in color])
+    indices.save(target, 'PNG', bits=8)  # by default only as many as the palette needs
 
 
 # Checks

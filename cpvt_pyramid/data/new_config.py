@@ -5,7 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from itertools import compress
 from keyword import iskeyword
@@ -20,23 +20,12 @@ from ..config.load import load_config
 from ..config.parts import kind_of
 from ..tooling.command import UserError, one_line
 from ..tooling.files import atomic_write, check_file, files_below
-from .coco import (
-    COUNTED_IN_AP,
-    Objects,
-    Split,
-    content_of_images,
-    may_be_coco,
-    objects_by_class,
-    read_coco,
-    read_coco_files,
-    warn_about_classes,
-)
+from .coco import COUNTED_IN_AP, Objects, Split, content_of_images, objects_by_class
 from .defects import Defects, Problem
-from .folder import GENERATED, SPLITS, Files, NotRecognized
-from .label_maps import LabelMaps, Pair, find_label_maps, write_indices
+from .folder import GENERATED, SPLITS
+from .label_maps import LabelMaps, Pair, write_indices
+from .readers import find_data, found_for_task
 from .recipes import Scales, adapted_recipe, pipeline_of, steps
-from .voc import read_voc
-from .yolo import read_yolo
 
 HERE = '{{ fileDirname }}'
 WIDTH = 100  # characters in a line of a config
@@ -45,7 +34,6 @@ CONFIG_SUFFIXES = '.py', '.yaml', '.yml', '.json'  # that mmengine reads
 SEED = 0  # of the validation split
 IGNORING = 'MaxIoUAssigner', 'ATSSAssigner', 'ApproxMaxIoUAssigner'  # with `ignore_iof_thr`
 IGNORED_FROM = 0.5  # share of an anchor or proposal on objects to be ignored
-READERS = read_coco_files, read_yolo, read_voc  # the first that finds its layout counts
 
 
 class Code(str):
@@ -183,70 +171,13 @@ def reported(defects: Defects, skip_bad: bool) -> Iterator[Defects]:
     defects.stop(skip_bad)
 
 
-def found_for_task(
-    task: str, data: Path, base: Path, defects: Defects, assigned: Optional[Mapping[str, str]]
-) -> Union[Objects, LabelMaps]:
-    """What the data have for a task, without what `defects` collects.
-
-    Raises:
-        UserError: a file is broken as a whole, or the data are for another kind of base.
-    """
-    if task == 'segmentation':
-        try:
-            return find_label_maps(data, defects, assigned)
-        except NotRecognized as error:
-            with suppress(NotRecognized):
-                layout = find_objects(data, Defects(), assigned).layout
-                raise UserError(
-                    f'{data} has objects ({layout}), but {base} segments images; choose a detector '
-                    'as the base, such as retinanet_cpvt_s.py'
-                ) from error
-            raise
-    try:
-        found = find_objects(data, defects, assigned)
-    except NotRecognized as error:
-        with suppress(NotRecognized):
-            layout = find_label_maps(data, Defects(), assigned).layout
-            raise UserError(
-                f'{data} has {layout}, but {base} detects objects; choose a segmentor as the base, '
-                'such as semantic_fpn_cpvt_s.py'
-            ) from error
-        raise
-    return with_masks(found, defects) if task == 'instance' else found
-
-
-def find_objects(
-    root: Path, defects: Defects, assigned: Optional[Mapping[str, str]] = None
-) -> Objects:
-    """Read the boxes and polygons in a folder, without what `defects` collects; for `assigned`, see
-    `Files`.
-
-    Raises:
-        NotRecognized: no layout is recognized.
-        UserError: a file is broken as a whole.
-    """
-    files = Files(root, assigned)
-    for read in READERS:
-        found = read(files, defects)
-        if found:
-            warn_about_classes(found.splits, defects)
-            return found
-    for name in files.with_suffix('.json'):
-        if may_be_coco(files.root / name):
-            read_coco(files.root / name)  # raises an error: none is complete
-    raise NotRecognized(root)
-
-
 def config_of_folder(
     data: Path, generated: str, assigned: Optional[Mapping[str, str]] = None
 ) -> tuple[Config, list[Problem]]:
     """A config with the data in a folder, for their check, and what was found wrong so far; writes
     converted annotations to the folder `generated`."""
     with reported(Defects(), skip_bad=True) as defects:
-        try:
-            found = find_objects(data, defects, assigned)
-        except NotRecognized:
-            found = find_label_maps(data, defects, assigned)
+        found = find_data(data, defects, assigned)
         described = describe(found, data, Generated(Path(generated), generated))
     print('\n'.join(described.lines))
     settings = {'default_scope': 'mmdet' if isinstance(found, Objects) else 'mmseg'}
@@ -316,27 +247,6 @@ def divided(items: Sequence) -> tuple[list, list]:
     chosen = np.zeros(len(items), bool)
     chosen[np.random.default_rng(SEED).permutation(len(items))[:count]] = True
     return list(compress(items, ~chosen)), list(compress(items, chosen))
-
-
-def with_masks(found: Objects, defects: Defects) -> Objects:
-    """Report objects that have no mask, and leave them out."""
-    splits = dict(found.splits)
-    for name, (content, folder, _) in found.splits.items():
-        good = []
-        for annotation in content['annotations']:
-            if annotation.get('segmentation') or annotation.get('iscrowd'):
-                good.append(annotation)
-            else:
-                at = f'annotation {annotation["id"]} of the {name} data'
-                defects.add('objects without a mask', at)
-        if len(good) < len(content['annotations']):
-            splits[name] = Split({**content, 'annotations': good}, folder)
-    if not any(split.content['annotations'] for split in splits.values()):
-        raise UserError(
-            f'the base trains masks, but the {found.layout} data have boxes only; choose a base '
-            'such as retinanet_cpvt_s.py'
-        )
-    return found._replace(splits=splits)
 
 
 def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Generated) -> Data:

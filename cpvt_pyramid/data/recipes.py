@@ -148,7 +148,7 @@ def adapted_recipe(cfg: Config, images: int) -> Recipe:
         batch = min(per_gpu * times, max(recipe_batch, per_gpu))
         machine = f'one GPU of {memory / 2**30:.0f} GiB'
     length = length_of(cfg, images, batch, recipe_batch)
-    scaled_loop = scaled_counts(cfg.train_cfg, length.factor)
+    scaled_loop = scale_counts(cfg.train_cfg, length.factor)
     interval = scaled_loop.setdefault('val_interval', max(round(length.factor), 1))
     settings: dict[str, Any] = {
         'train_cfg': scaled_loop,
@@ -219,7 +219,7 @@ def adapted_scheduler(scheduler: dict, length: Length, lr_factor: float) -> dict
     by epochs, as warm-ups do, is kept as far as the training is long enough."""
     scheduler = deepcopy(dict(scheduler))
     if scheduler.get('by_epoch', True) == length.by_epoch:
-        after = scheduler | scaled_counts(scheduler, length.factor)
+        after = scheduler | scale_counts(scheduler, length.factor)
         if str(scheduler.get('type')).startswith('Exponential'):
             after['gamma'] = scheduler['gamma'] ** (1 / length.factor)
     else:
@@ -233,16 +233,16 @@ def adapted_scheduler(scheduler: dict, length: Length, lr_factor: float) -> dict
     return after
 
 
-def scaled_counts(settings: dict, factor: float) -> dict[str, Any]:
+def scale_counts(settings: dict, factor: float) -> dict[str, Any]:
     """The settings that count epochs or iterations, for a training that is `factor` as long."""
-    return {key: scaled_count(settings[key], factor) for key in COUNTS if settings.get(key)}
+    return {key: scale_count(settings[key], factor) for key in COUNTS if settings.get(key)}
 
 
-def scaled_count(count: Any, factor: float) -> Any:
+def scale_count(count: Any, factor: float) -> Any:
     """A count, or all counts in a list. 0, infinity and -1, which means never, are kept; others are
     at least 1."""
     if isinstance(count, (list, tuple)):
-        return [scaled_count(inner, factor) for inner in count]
+        return [scale_count(inner, factor) for inner in count]
     if count <= 0 or count == math.inf:
         return count
     return max(round(count * factor), 1)

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from contextlib import suppress
 from os.path import dirname
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Optional
 from xml.etree import ElementTree
 
@@ -16,31 +16,54 @@ from .defects import Defects
 from .folder import SPLITS, Files, ImageSets, stem_of
 from .images import Size, sizes_of
 
+ROOT_TAG = 'annotation'
 
-def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
-    """The objects of a folder in this layout, or None."""
+
+def is_voc_folder(files: Files) -> bool:
+    """Whether there is such an XML file, perhaps with its root in capital letters."""
+    paths = files.with_suffix('.xml')
+    return any(root_tag(files.root / path).lower() == ROOT_TAG for path in paths)
+
+
+def root_tag(path: Path) -> str:
+    """The name of the first element of an XML file; of a torn one, perhaps ''."""
+    try:
+        with path.open('rb') as file:
+            for _, element in ElementTree.iterparse(file, ['start']):
+                return element.tag
+    except (ElementTree.ParseError, ValueError, LookupError):
+        pass
+    return ''
+
+
+def read_voc(files: Files, defects: Defects, masks: bool = False) -> Objects:
+    """The objects of a folder in this layout, which has no masks."""
     paths = files.with_suffix('.xml')
     parsed = {}  # by annotation file: image, names and outlines of objects
     declared = {}  # by annotation file: the size of the image
+    trees = {}
     for path in tqdm(paths, 'reading annotations', leave=False, delay=3):
         try:
             tree = ElementTree.parse(files.root / path).getroot()
         except (ElementTree.ParseError, ValueError, LookupError):
             defects.add('annotation files that are not complete XML', path)
             continue
-        if tree.tag != 'annotation':
-            continue
-        found = image_of(files, tree, path, defects)
-        if len(found) == 1:
-            parsed[path] = found[0], voc_objects(tree, path, defects)
-            declared[path] = declared_size(tree)
-        elif found:
-            kind = 'annotation files that fit several images'
-            defects.add(kind, f'{path} ({" and ".join(found[:3])})')
-        else:
+        if tree.tag == ROOT_TAG:
+            trees[path] = tree
+        elif tree.tag.lower() == ROOT_TAG:
+            kind = f'XML files with the root <{tree.tag}> in place of <{ROOT_TAG}>'
+            defects.add(kind, path)
+    places = images_of_annotations(files, trees)
+    for path, tree in trees.items():
+        place = places[path]
+        if place is None:
             defects.add('annotation files without an image', path)
-    if not parsed and not defects.problems():
-        return None
+            continue
+        given = stem_of((tree.findtext('filename') or '').strip())
+        if given and given not in (stem_of(path), stem_of(place)):
+            defects.warn('annotation files that name another image', f'{path} ({given})')
+        parsed[path] = place, voc_objects(tree, path, defects)
+        declared[path] = declared_size(tree)
     every = [found for _, objects in parsed.values() for found in objects]
     if not every:
         raise UserError(f'{files.root}: none of {len(paths)} XML files has an image and objects')
@@ -72,7 +95,7 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
             )
     lists.warn('an annotation file', defects)
     splits = {
-        split: Split(coco_content(outlines[split], sizes, classes, defects), files.root)
+        split: Split(coco_content(outlines[split], sizes, classes, defects, masks), files.root)
         for split in SPLITS
         if split in outlines
     }
@@ -82,7 +105,8 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
     notes = []
     if left:
         notes.append(
-            f'{len(left)} images are left out: no annotation file, or no list of ImageSets has them'
+            f'{len(left)} images are left out: no annotation file that was read, or no list of '
+            'ImageSets, has them'
         )
     by_name = {}
     if not lists.splits:
@@ -90,22 +114,25 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
     return Objects('Pascal VOC', splits, classes, notes, by_name)
 
 
-def image_of(files: Files, tree: ElementTree.Element, path: str, defects: Defects) -> list[str]:
-    """The image of an annotation file: that of the same name, else the one that it names; [] or
-    several if it is not clear."""
-    split = files.split_of(dirname(path))
-    given = (tree.findtext('filename') or '').strip()
-    suffix = PurePosixPath(given).suffix or '.jpg'
-    size = declared_size(tree)
-    same_name = PurePosixPath(path).with_suffix(suffix).as_posix()
-    alike = files.find_images(same_name, split, size, any_suffix=True)
-    folder = (tree.findtext('folder') or '').strip()
-    named = files.find_images(f'{folder}/{given}', split, size) if given else []
-    if len(alike) == 1 and named and alike[0] not in named:
-        defects.warn('annotation files that name another image', f'{path} ({given})')
-    if alike and (not named or len(alike) <= len(named)):
-        return alike
-    return named
+def images_of_annotations(
+    files: Files, trees: dict[str, ElementTree.Element]
+) -> dict[str, Optional[str]]:
+    """The image of each annotation file: that of the same name, or if fewer files have one, that
+    which the file names. The images of the files in one folder are in one folder."""
+    by_folder = defaultdict(list)
+    for path in trees:
+        by_folder[dirname(path)].append(path)
+    images: dict[str, Optional[str]] = {}
+    for paths in by_folder.values():
+        alike = [str(PurePosixPath(path).with_suffix('')) for path in paths]
+        found = files.find_images(alike, paths[0], by_stem=True)
+        if None in found:
+            given = [(trees[path].findtext('filename') or '').strip() for path in paths]
+            named = files.find_images(given, paths[0])
+            if named.count(None) < found.count(None):
+                found = named
+        images.update(zip(paths, found))
+    return images
 
 
 def declared_size(tree: ElementTree.Element) -> Optional[Size]:

@@ -5,7 +5,6 @@ Read here and not with supervision, which skips or raises where a file has error
 
 import math
 import os
-import re
 from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -32,32 +31,33 @@ from .folder import (
 )
 from .images import sizes_of
 
-IMAGE_FOLDERS = ('images', 'jpegimages', 'img', 'imgs')
+MOST_CLASSES = 100_000
 ROUNDING = 0.01  # share of an image by which a box may reach beyond it
-FILLED = 0.55  # share of the sides of boxes that their keypoints span
 
 
-def read_yolo(files: Files, defects: Defects) -> Optional[Objects]:
-    """The objects of a folder in this layout, or None."""
+def is_yolo_folder(files: Files) -> bool:
+    """Whether there is a data.yaml or obj.data, or a label file of an image."""
+    if yolo_settings(files)[1]:
+        return True
+    labels = LabelFiles(files)
+    return any(labels.find(image) for image in files.images)
+
+
+def read_yolo(files: Files, defects: Defects, masks: bool = False) -> Objects:
+    """The objects of a folder in this layout; with `masks` every object must be a polygon."""
     settings, path = yolo_settings(files)
+    label_files = LabelFiles(files)
     by_name = {}
     notes = []
     if path:
         images = listed_images(files, settings, path)
     else:
-        images = images_of_lists(files)
-    is_listed = bool(images)
-    if not is_listed:
-        images, by_name = labelled_images(files)
-    if not images:
-        return None
-    labels = {name: label_file(files, name) for names in images.values() for name in names}
+        images, by_name = labelled_images(files, label_files)
+    labels = {name: label_files.find(name) for names in images.values() for name in names}
     sizes = sizes_of(files.root, labels, defects)
     rows = {image: rows_of(files.root, labels[image], defects) for image in sizes}
-    every = [row for found in rows.values() for row in found or ()]
     boxes_only = 'kpt_shape' in settings
-    if not boxes_only and are_poses(every):
-        boxes_only = True
+    if boxes_only:
         notes.append('the lines have keypoints after a box: only the boxes are used')
     objects = {
         image: parse_outlines(rows[image], size, boxes_only, defects)
@@ -67,15 +67,15 @@ def read_yolo(files: Files, defects: Defects) -> Optional[Objects]:
     check_that_boxes_have_centers(files.root, objects, sizes)
     highest = max((o.label for found in objects.values() for o in found), default=-1)
     classes, about_names = yolo_classes(files, settings, path, highest, defects)
-    warn_of_labels(files, labels, defects)
-    if is_listed:
-        unlisted = [name for name in files.images if name not in labels and label_file(files, name)]
+    warn_of_labels(files, labels, label_files, defects)
+    if path:
+        unlisted = [n for n in files.images if n not in labels and label_files.find(n)]
         if unlisted:
             notes.append(f'{len(unlisted)} labelled images are left out: no list has them')
     splits = {}
     for split, names in images.items():
         good = {name: objects[name] for name in names if name in objects}
-        splits[split] = Split(coco_content(good, sizes, classes, defects), files.root)
+        splits[split] = Split(coco_content(good, sizes, classes, defects, masks), files.root)
     return Objects('YOLO', splits, classes, [*notes, *about_names], by_name)
 
 
@@ -85,12 +85,12 @@ def yolo_settings(files: Files) -> tuple[dict, Optional[Path]]:
         path = files.root / name
         try:
             settings = yaml.safe_load(path.read_text(encoding='utf-8-sig'))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             if path.stem in ('data', 'dataset'):
                 raise UserError(f'{path} is not YAML: {one_line(error, 120)}') from error
             continue
-        train = as_list(settings.get('train')) if isinstance(settings, dict) else []
-        if train and all(isinstance(entry, str) for entry in train):
+        if isinstance(settings, dict) and is_list_of_texts(settings.get('train')):
+            check_settings_of_yaml(settings, path)
             return settings, path
     for name in files.with_suffix('.data'):
         settings = {}
@@ -100,6 +100,29 @@ def yolo_settings(files: Files) -> tuple[dict, Optional[Path]]:
         if settings.get('train'):
             return darknet_settings(settings, files.root / name), files.root / name
     return {}, None
+
+
+def is_list_of_texts(value: Any) -> bool:
+    """Whether a setting is a text, or a list of texts that is not empty."""
+    values = as_list(value)
+    return bool(values) and all(isinstance(item, str) for item in values)
+
+
+def check_settings_of_yaml(settings: dict, path: Path) -> None:
+    """Check the types of what is used of data.yaml. Messages show no values: a YAML file of a few
+    lines can hold gigabytes."""
+    for key in sorted(set.union(*SPLITS.values())):
+        if settings.get(key) and not is_list_of_texts(settings[key]):
+            raise UserError(f'{path}: {key} must be a path or a list of paths')
+    if not isinstance(settings.get('path') or '', str):
+        raise UserError(f'{path}: path must be a path')
+    names = settings.get('names')
+    if isinstance(names, dict):
+        names = [*names, *names.values()]
+    if names and not (
+        isinstance(names, list) and all(isinstance(name, (str, int, float)) for name in names)
+    ):
+        raise UserError(f'{path}: names must be a list of names, or number them')
 
 
 def darknet_settings(settings: dict[str, str], path: Path) -> dict[str, Any]:
@@ -117,46 +140,30 @@ def darknet_settings(settings: dict[str, str], path: Path) -> dict[str, Any]:
 
 def listed_images(files: Files, settings: dict, path: Path) -> dict[str, list[str]]:
     """The images of each split, relative to the root, that data.yaml or obj.data names."""
-    base = path.parent / str(settings.get('path') or '')
+    base = path.parent / (settings.get('path') or '')
     found = defaultdict(list)
     for split, keys in SPLITS.items():
-        entries = [str(entry) for key in sorted(keys) for entry in as_list(settings.get(key))]
+        entries = [entry for key in sorted(keys) for entry in as_list(settings.get(key))]
         for entry in entries:
             entry = entry.replace('\\', '/')
-            inside = re.sub(r'^(\.\./)+', '', entry)  # Roboflow writes ../ too many
-            candidates = [base / entry, path.parent / entry, path.parent / inside]
-            if path.suffix == '.data':  # paths are relative to wherever Darknet is started
-                candidates.append(path.parent / PurePosixPath(entry).name)
+            inside = entry
+            while inside.startswith('../'):  # Roboflow writes one too many
+                inside = inside.removeprefix('../')
+            # Darknet's are relative to wherever it is started.
+            candidates = [
+                base / entry,
+                path.parent / entry,
+                path.parent / inside,
+                path.parent / PurePosixPath(entry).name,
+            ]
             sources = [candidate for candidate in candidates if candidate.exists()]
             if sources:
-                found[split] += images_at(sources[0], base, files)
+                found[split] += images_at(sources[0], files)
             elif split != 'test':
-                raise UserError(f'{path}: {split} is {entry}, which does not exist')
+                raise UserError(f'{path}: {split} is {entry}, which does not exist'[:300])
     if not any(found.values()):
         raise UserError(f'{path} names no images')
     return as_assigned(files, found)
-
-
-def images_of_lists(files: Files) -> dict[str, list[str]]:
-    """The images of each split in text files such as train.txt and valid.txt next to each other;
-    empty if there are none for both training and validation, or their images have no labels."""
-    found = defaultdict(list)
-    for name in files.with_suffix('.txt'):
-        path = PurePosixPath(name)
-        split = files.split_of(path.name)
-        if split is None or path.name in NAME_FILES:
-            continue
-        try:
-            lines = lines_of(files.root / name)
-        except UserError:  # not text
-            continue
-        if lines and all(PurePosixPath(line).suffix.lower() in IMAGE_ENDINGS for line in lines):
-            found[split] += images_at(files.root / name, files.root, files)
-    listed = as_assigned(files, found)
-    if 'train' not in listed or 'val' not in listed:
-        return {}
-    is_labelled = any(label_file(files, image) for image in listed['train'])
-    return listed if is_labelled else {}
 
 
 def as_assigned(files: Files, images: dict[str, list[Path]]) -> dict[str, list[str]]:
@@ -169,24 +176,22 @@ def as_assigned(files: Files, images: dict[str, list[Path]]) -> dict[str, list[s
     return {split: list(found[split]) for split in SPLITS if split in found}
 
 
-def images_at(source: Path, base: Path, files: Files) -> list[Path]:
+def images_at(source: Path, files: Files) -> list[Path]:
     """The images of a folder, or those that a text file lists."""
     if source.is_dir():
         return [path for path in files_below(source) if path.suffix.lower() in IMAGE_ENDINGS]
-    found = []
-    for line in lines_of(source):
-        places = [place / line for place in (source.parent, base) if (place / line).is_file()]
-        if not places:  # a path of another machine
-            names = files.find_images(line, files.split_of(source.name))
-            places = [files.root / name for name in names]
-        found.append(places[0] if places else source.parent / line)
-    return found
+    lines = lines_of(source)
+    here = Path(os.path.relpath(source, files.root)).as_posix()
+    places = files.find_images(lines, here)
+    return [files.root / (place or line) for place, line in zip(places, lines)]
 
 
-def labelled_images(files: Files) -> tuple[dict[str, list[str]], dict[str, str]]:
+def labelled_images(
+    files: Files, label_files: 'LabelFiles'
+) -> tuple[dict[str, list[str]], dict[str, str]]:
     """The images of each split by the names of folders, of folders with labelled images only; and
     the splits of folders whose names say it."""
-    folders = {os.path.dirname(name) for name in files.images if label_file(files, name)}
+    folders = {os.path.dirname(name) for name in files.images if label_files.find(name)}
     found = defaultdict(list)
     for name in files.images:
         folder = os.path.dirname(name)
@@ -197,35 +202,37 @@ def labelled_images(files: Files) -> tuple[dict[str, list[str]], dict[str, str]]
     return images, files.splits_by_name(sorted(folders))
 
 
-def label_file(files: Files, image: str) -> Optional[str]:
-    """The label file of an image, both relative to the root, or None."""
-    path = PurePosixPath(image)
-    if f'{path.stem}.txt' in NAME_FILES:
-        return None
-    folders = path.parent.parts
-    places = [path.parent, path.parent / 'labels']
-    for i, folder in enumerate(folders):
-        if folder.lower() in IMAGE_FOLDERS:
-            for labels in ('LABELS', 'Labels', 'labels'):
-                places.insert(0, PurePosixPath(*folders[:i], labels, *folders[i + 1 :]))
-    for place in places:
-        for suffix in ('.txt', '.TXT'):
-            name = place / f'{path.stem}{suffix}'
-            if (files.root / name).is_file():
-                return str(name)
-    return None
+class LabelFiles:
+    """The label files of a folder, by their images."""
+
+    def __init__(self, files: Files) -> None:
+        names = files.with_suffix('.txt')
+        self.names = {name for name in names if PurePosixPath(name).name not in NAME_FILES}
+
+    def find(self, image: str) -> Optional[str]:
+        """The label file of an image, both relative to the root, or None: in the folder `labels`
+        instead of the last `images` of its path, or next to it."""
+        path = PurePosixPath(image).with_suffix('.txt')
+        folders = list(path.parent.parts)
+        if 'images' in folders:
+            last = len(folders) - 1 - folders[::-1].index('images')
+            folders[last] = 'labels'
+            name = str(PurePosixPath(*folders, path.name))
+            if name in self.names:
+                return name
+        return str(path) if str(path) in self.names else None
 
 
-def warn_of_labels(files: Files, labels: dict[str, Optional[str]], defects: Defects) -> None:
+def warn_of_labels(
+    files: Files, labels: dict[str, Optional[str]], label_files: LabelFiles, defects: Defects
+) -> None:
     """Warn about label files without an image, and with several of those with `labels`."""
     for name, count in Counter(labels.values()).items():
         if name and count > 1:
             defects.warn('label files of several images', name)
-    used = {label_file(files, name) for name in files.images}
-    for name in files.with_suffix('.txt'):
-        path = PurePosixPath(name.lower())
-        is_label = 'labels' in path.parts[:-1] and path.name not in NAME_FILES
-        if is_label and name not in used:
+    used = {label_files.find(name) for name in files.images}
+    for name in sorted(label_files.names - used):
+        if 'labels' in PurePosixPath(name).parts[:-1]:
             defects.warn('label files without an image', name)
 
 
@@ -254,35 +261,6 @@ def rows_of(root: Path, name: Optional[str], defects: Defects) -> Optional[list[
             values = [float(value) for value in line.split()]
         rows.append(Row(values, f'{name} line {number}'))
     return rows
-
-
-def are_poses(rows: list[Row]) -> bool:
-    """Whether all lines are a class, a box and keypoints, which can look like a polygon.
-
-    A keypoint is x, y and perhaps 0, 1 or 2 for its visibility. Without that, all keypoints but
-    those at 0 must be in the box, and fill it: most span more than half of its width and height.
-    Polygons do not: their first corner, which would be the center, is mostly an outer one.
-    """
-    lengths = {len(row.values) for row in rows}
-    if len(lengths) != 1 or len(rows) < ENOUGH or min(lengths) < 8:
-        return False
-    values = np.array([row.values for row in rows])
-    number = values.shape[1] - 5
-    if number % 3 == 0 and np.isin(values[:, 7::3], (0, 1, 2)).all():
-        return True
-    if number % 2 or number < 6:
-        return False
-    points = values[:, 5:].reshape(len(rows), -1, 2)
-    is_labelled = points.any(-1)
-    center = values[:, None, 1:3]
-    sides = values[:, 3:5]
-    is_inside = (np.abs(points - center) <= sides[:, None] / 2 + ROUNDING).all(-1)
-    if not (is_inside | ~is_labelled).all() or not (sides > 0).all():
-        return False
-    low = np.where(is_labelled[..., None], points, np.inf).min(1)
-    high = np.where(is_labelled[..., None], points, -np.inf).max(1)
-    spans = ((high - low) / sides)[is_labelled.any(1)]
-    return len(spans) > 0 and bool((np.median(spans, 0) > FILLED).all())
 
 
 def parse_outlines(
@@ -349,6 +327,8 @@ def yolo_classes(
             names = {int(key): str(name) for key, name in names.items()}
         except (TypeError, ValueError) as error:
             raise UserError(f'{path}: names must number the classes') from error
+        if max(names, default=0) >= MOST_CLASSES:
+            raise UserError(f'{path}: names must number the classes from 0, got {max(names)}'[:300])
         names = [names.get(i, f'class_{i}') for i in range(max(names, default=-1) + 1)]
     if isinstance(names, list) and names:
         if isinstance(declared, int) and declared != len(names):
@@ -367,6 +347,8 @@ def yolo_classes(
     count = max(highest + 1, declared if isinstance(declared, int) else 0)
     if not count:
         raise UserError(f'{files.root} has no objects and no names of classes')
+    if count > MOST_CLASSES:
+        raise UserError(f'{files.root} has labels or an nc beyond {MOST_CLASSES} classes')
     return [f'class_{i}' for i in range(count)], [
         'no file names the classes; add a classes.txt with a name in each line and repeat this'
     ]

@@ -20,11 +20,11 @@ from cpvt_pyramid.data.defects import Defects
 from cpvt_pyramid.data.folder import Files, split_of
 from cpvt_pyramid.data.label_maps import kinds_and_keys
 from cpvt_pyramid.data.new_config import (
-    find_objects,
     new_config,
     set_classes,
     text_of_settings,
 )
+from cpvt_pyramid.data.readers import find_objects
 from cpvt_pyramid.data.recipes import Scales, adapted_recipe
 from cpvt_pyramid.tooling.command import UserError
 

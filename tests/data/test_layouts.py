@@ -178,7 +178,7 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
         ['boxes that reach beyond their image; bbox is x, y, width and height'],
     ),
     (coco_of(TEN_OF_CORNERS), 0, ['must be x, y, width and height, but these are x1, y1, x2, y2']),
-    (coco_same_names, 0, ['images whose name fits several files: 000.png (a/000.png and b/']),
+    (coco_same_names, 0, ['the images of all.json are in several folders: a and b; keep one']),
     # The other split has another image of this name.
     (
         changed(layouts.coco_of_splits, lambda root: (root / 'train2017/001.png').unlink()),
@@ -230,10 +230,10 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
     ),
     (
         changed(
-            layouts.voc_of_folders, lambda root: layouts.voc(root / 'both.xml', MORE[0], 'both.png')
+            layouts.voc_of_folders, lambda root: layouts.voc(root / 'c/lost.xml', MORE[0], 'x.png')
         ),
-        7,
-        ['annotation files that fit several images: both.xml (c/both.png and d'],
+        8,
+        ['annotation files without an image: c/lost.xml'],
     ),
     (
         changed(layouts.voc_of_two_years, voc_shared_image),

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Optional
@@ -20,10 +21,10 @@ from cpvt_pyramid.data.checks import check_dataset
 from cpvt_pyramid.data.coco import Objects
 from cpvt_pyramid.data.defects import Defects
 from cpvt_pyramid.data.folder import NotRecognized, assigned_splits
-from cpvt_pyramid.data.label_maps import LabelMaps, check_label_maps, find_label_maps
-from cpvt_pyramid.data.new_config import find_objects, new_config
+from cpvt_pyramid.data.label_maps import LabelMaps, check_label_maps
+from cpvt_pyramid.data.new_config import new_config
+from cpvt_pyramid.data.readers import find_label_maps, find_objects
 from cpvt_pyramid.data.recipes import Scales
-from cpvt_pyramid.data.yolo import Row, are_poses
 from cpvt_pyramid.tooling.command import UserError
 
 DETECTOR = ROOT / 'configs/demo/pages_retinanet_cpvt_nano.py'
@@ -128,14 +129,38 @@ def test_coco_without_areas_and_ids_from_0(coco):
     ]
 
 
-def test_coco_with_another_case_of_suffix(coco):
+def test_coco_with_ids_of_two_types(coco):
     root, content = coco
-    for image in content['images']:
-        image['file_name'] = image['file_name'].replace('.png', '.PNG')
+    for annotation in content['annotations']:
+        annotation['image_id'] = str(annotation['image_id'])
     write(root / 'all.json', json.dumps(content))
+    defects = Defects()
+    find_objects(root, defects)
+    kind = 'annotations whose image_id is a string, but the ids of images are numbers'
+    assert defects.problems()[0].kind == kind
+    for image in content['images']:
+        image['id'] = str(image['id'])
+    write(root / 'all.json', json.dumps(content))
+    assert counts(objects_in(root)[0]) == {'train': (4, 8)}
+
+
+def test_images_are_in_one_folder(coco):
+    """The nearest of those that have as many, without folders of another split."""
+    root, content = coco
+    write(root / 'train.json', json.dumps(content))
+    fill(root, SCENES, 'val/images/{}.png')
+    assert objects_in(root)[0].splits['train'].folder == root / 'images'
+    fill(root, SCENES, 'copies/{}.png')
+    with pytest.raises(UserError, match='of train.json are in several folders: copies and images'):
+        objects_in(root)
+    (root / 'copies/000.png').unlink()
+    assert objects_in(root)[0].splits['train'].folder == root / 'images'
+    for path in (root / 'images').iterdir():
+        if path.name != '000.png':
+            path.unlink()
     found, problems = objects_in(root)
-    assert not problems
-    assert found.splits['train'].content['images'][0]['file_name'] == 'images/000.png'
+    assert found.splits['train'].folder == root / 'copies'
+    assert problems[0] == 'error: images that are missing: 000.png (train.json)'
 
 
 def test_coco_objects_that_mm_leaves_out(coco):
@@ -207,7 +232,7 @@ def test_category_that_was_added_after_the_config(tmp_path):
 # YOLO
 
 
-def darknet(root: Path, with_data_file: bool) -> None:
+def darknet(root: Path) -> None:
     fill(root, SCENES[:3], 'obj_train_data/{}.png', yolo, 'obj_train_data/{}.txt')
     fill(root, [scene(8, 'v')], 'obj_train_data/{}.png', yolo, 'obj_train_data/{}.txt')
     fill(root, [scene(9, 'w')], 'obj_train_data/{}.png', yolo, 'obj_train_data/{}.txt')
@@ -215,16 +240,12 @@ def darknet(root: Path, with_data_file: bool) -> None:
         text = ''.join(f'data/obj_train_data/{image}.png\n' for image in images)
         write(root / f'{name}.txt', text)
     write(root / 'my.names', '\n'.join(CLASSES))
-    if with_data_file:
-        lines = 'classes = 3', 'train = data/train.txt', 'valid= data/valid.txt', 'names=my.names'
-        write(root / 'obj.data', '\r\n'.join(lines))
-    else:
-        (root / 'my.names').rename(root / 'obj.names')
+    lines = 'classes = 3', 'train = data/train.txt', 'valid= data/valid.txt', 'names=my.names'
+    write(root / 'obj.data', '\r\n'.join(lines))
 
 
-@pytest.mark.parametrize('with_data_file', [True, False])
-def test_yolo_of_darknet_with_splits(with_data_file, tmp_path):
-    darknet(tmp_path, with_data_file)
+def test_yolo_of_darknet_with_splits(tmp_path):
+    darknet(tmp_path)
     found, problems = objects_in(tmp_path)
     assert counts(found) == {'train': (3, 6), 'val': (1, 2)} and not problems
     assert found.classes == list(CLASSES)
@@ -281,31 +302,45 @@ def test_yolo_of_corners(tmp_path):
         objects_in(tmp_path)
 
 
-@pytest.mark.parametrize(
-    'keypoints', ['0.19 0.27 {0} 0.34 0.31 0.3 0 0', '0.2 0.3 1 {0} 0.3 0', '0.2 0.3 2']
-)
-def test_yolo_poses_without_data_yaml(keypoints, tmp_path):
-    """They are not read as polygons; polygons are."""
+def test_yolo_poses(tmp_path):
+    """data.yaml says it; only their boxes are used."""
 
     def pose(path: Path, picture: layouts.Scene) -> None:
-        x = 0.22 + path.name.count('1') / 100
-        line = '0 0.25 0.3 0.16 0.1 ' + keypoints.format(x)
-        write(path, f'{line}\n{line}')
+        write(path, '0 0.25 0.3 0.16 0.1 0.2 0.3 1 0.22 0.3 0')
 
-    fill(tmp_path / 'a', SCENES, '{}.png', pose, '{}.txt')
-    found, problems = objects_in(tmp_path / 'a')
+    fill(tmp_path, SCENES, 'images/{}.png', pose, 'labels/{}.txt')
+    names = 'train: images\nval: images\nnames: [cat]\n'
+    write(tmp_path / 'data.yaml', names + 'kpt_shape: [2, 3]')
+    found, problems = objects_in(tmp_path)
     assert not problems and 'only the boxes are used' in found.notes[0]
     annotations = found.splits['train'].content['annotations']
-    assert [a['bbox'] for a in annotations] == [[13.6, 15, 12.8, 6]] * 8
-    fill(tmp_path / 'b', SCENES, '{}.png', yolo, '{}.txt', 'polygon')
-    found, problems = objects_in(tmp_path / 'b')
-    assert all('segmentation' in a for a in found.splits['train'].content['annotations'])
+    assert [a['bbox'] for a in annotations] == [[13.6, 15, 12.8, 6]] * 4
+
+
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        ('train: images\nnames: {}', 'data.yaml: names must be a list of names, or number them'),
+        ('train: images\nval: {}', 'data.yaml: val must be a path or a list of paths'),
+        ('train: images\npath: {}', 'data.yaml: path must be a path'),
+        ('train: images\nnames: {{1000000000000: cat}}', 'names must number the classes from 0'),
+    ],
+)
+def test_yaml_bombs(text, message, tmp_path):
+    """A few lines that stand for gigabytes, and numbers that stand for lists."""
+    layouts.yolo_of_splits(tmp_path)
+    levels = [f'l{n}: &l{n} [{", ".join([f"*l{n - 1}"] * 9)}]' for n in range(1, 9)]
+    bomb = '\n'.join(['l0: &l0 [lol, lol]', *levels, text.format('*l8')])
+    write(tmp_path / 'data.yaml', bomb)
+    with pytest.raises(UserError, match=message) as raised:
+        objects_in(tmp_path)
+    assert len(str(raised.value)) < 400
 
 
 def test_yolo_of_windows(tmp_path):
-    """Backslashes, line ends and suffixes; and a list of CreateML, which is no torn COCO file."""
+    """Backslashes and line ends; and a list of CreateML, which is no torn COCO file."""
     for split, scenes in layouts.SPLITS:
-        fill(tmp_path, scenes, f'images/{split}/{{}}.PNG', yolo, f'labels/{split}/{{}}.TXT')
+        fill(tmp_path, scenes, f'images/{split}/{{}}.PNG', yolo, f'labels/{split}/{{}}.txt')
     settings = 'train: images\\train\r\nval: images\\val\r\nnames: [cat, dog, owl]\r\n'
     write(tmp_path / 'data.yaml', settings)
     write(tmp_path / 'a.json', '[{"image": "000.PNG", "annotations": [{"label": "cat"}]}]')
@@ -320,37 +355,45 @@ def test_yolo_of_windows(tmp_path):
 
 def test_voc_of_another_size_than_its_images(tmp_path):
     layouts.voc_of_folders(tmp_path)
-    path = tmp_path / 'both.xml'
+    path = tmp_path / 'c/other.xml'
     path.write_text(path.read_text().replace('<width>80', '<width>160'))
-    assert 'with another size than their image: both.xml' in objects_in(tmp_path)[1][-1]
+    assert 'with another size than their image: c/other.xml' in objects_in(tmp_path)[1][-1]
 
 
-def test_polygons_are_not_taken_for_poses():
-    """Around any place; poses are found if their keypoints fill their boxes."""
-    random = np.random.default_rng(0)
-    for count in range(5, 15):
-        polygons, poses = [], []
-        place = random.uniform(0.2, 0.8, 2)
-        for _ in range(20):
-            angles = np.sort(random.uniform(0, 2 * np.pi, count))
-            center = place + random.normal(0, 0.05, 2)
-            radius = random.uniform(0.01, 0.2)
-            points = center + radius * np.stack([np.cos(angles), np.sin(angles)], 1)
-            polygons.append(Row([0, *points.ravel()], ''))
-            sides = random.uniform(0.05, 0.4, 2)
-            points = place + sides * random.uniform(-0.5, 0.5, (count, 2))
-            poses.append(Row([0, *place, *sides, *points.ravel()], ''))
-        assert not are_poses(polygons) and are_poses(poses)
+def test_xml_and_json_of_other_tools(tmp_path, capsys):
+    """They are named as what they are."""
+    for picture in SCENES:
+        layouts.voc(tmp_path / f'{picture.name}.xml', picture)
+        picture.write(tmp_path / f'{picture.name}.png')
+    path = tmp_path / '000.xml'
+    path.write_text(path.read_text().replace('annotation>', 'Annotation>'))
+    assert objects_in(tmp_path)[1] == [
+        'error: XML files with the root <Annotation> in place of <annotation>: 000.xml'
+    ]
+    for path in tmp_path.glob('*.xml'):
+        path.unlink()
+    write(tmp_path / 'annotations.xml', '<annotations><version>1.1</version></annotations>')
+    with pytest.raises(NotRecognized, match='annotations.xml is of CVAT; export the task as COCO'):
+        objects_in(tmp_path)
+    (tmp_path / 'annotations.xml').unlink()
+    write(tmp_path / '000.json', '{"version": "5.0", "shapes": [], "imagePath": "000.png"}')
+    with pytest.raises(NotRecognized, match='000.json is of LabelMe; convert its files to COCO'):
+        objects_in(tmp_path)
+
+
+def test_names_that_are_not_utf8(tmp_path, capsys):
+    """They are shown escaped, and left out."""
+    layouts.voc_of_2007(tmp_path)
+    for suffix in ('xml', 'png'):
+        folder = tmp_path / 'VOC2007' / ('Annotations' if suffix == 'xml' else 'JPEGImages')
+        shutil.copy(folder / f'000.{suffix}', os.fsencode(folder) + b'/\xff.' + suffix.encode())
+    command = [str(tmp_path), '--base', str(DETECTOR), '--out', str(tmp_path / 'my.py')]
+    assert load_tool('new_config').main(command) == 0
+    printed = capsys.readouterr()
+    assert printed.err == '' and 'not UTF-8: left out: ' in printed.out and 'udcff' in printed.out
 
 
 # Label maps
-
-
-def soft_mask(path: Path, picture: layouts.Scene) -> None:
-    """0 and 255, after a resize."""
-    label_map(path, picture, 'binary')
-    mask = Image.open(path)
-    mask.resize((27, 20), Image.Resampling.BILINEAR).resize(SIZE[::-1], 2).save(path)
 
 
 def soft_colors(path: Path, picture: layouts.Scene) -> None:
@@ -359,18 +402,41 @@ def soft_colors(path: Path, picture: layouts.Scene) -> None:
     mask.resize((27, 20), Image.Resampling.BILINEAR).resize(SIZE[::-1], 2).save(path)
 
 
-@pytest.mark.parametrize('mask', [soft_mask, soft_colors])
-def test_masks_with_soft_edges(mask, tmp_path):
-    fill(tmp_path, SCENES[:3], 'images/{}.png', mask, 'masks/{}.png')
-    with pytest.raises(UserError, match='no pair of an image and a segmentation mask'):
+def test_colors_need_a_table(tmp_path):
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'colors')
+    with pytest.raises(
+        UserError, match='add a class_dict.csv, .* The colours are 0,0,0 '
+    ) as raised:
         maps_in(tmp_path)
-    defects = Defects()
-    kind = 'binary' if mask is soft_mask else 'colors'
-    fill(tmp_path, SCENES[3:], 'images/{}.png', label_map, 'masks/{}.png', kind)
-    found = find_label_maps(tmp_path, defects)
-    assert len(found.classes) == (2 if mask is soft_mask else 3)
-    (problem,) = defects.problems()
-    assert 'along the edges of objects' in problem.kind and len(problem.items) == 3
+    assert '200,60,0' in str(raised.value) and '\n' not in str(raised.value)
+    layouts.color_table(tmp_path, ('ground', *CLASSES), [(0, 0, 0), *layouts.COLORS.tolist()])
+    found, problems = maps_in(tmp_path)
+    assert found.classes == ['ground', *CLASSES] and not problems and found.ignored == 0
+    fill(tmp_path, SCENES[:1], 'images/{}.png', soft_colors, 'masks/{}.png')
+    found, (problem,) = maps_in(tmp_path)
+    assert 'colours that are in no list: ignored: masks/000.png (' in problem and found.ignored > 0
+
+
+@pytest.mark.parametrize(
+    'values, message',
+    [
+        ([0, 255], 'are 0 and 255 only, and 255 is ignored'),
+        (
+            [0, 85, 170],
+            'have the values 0 85 170, and no file says of which classes: add a classes',
+        ),
+        ([1, 2], 'have the values 1 2, and no file says of which classes'),
+        ([0, 300], 'have values up to 300, above 255'),
+    ],
+)
+def test_values_that_are_not_certainly_indices(values, message, tmp_path):
+    fill(tmp_path, SCENES, 'images/{}.png')
+    (tmp_path / 'masks').mkdir()
+    for picture in SCENES:
+        labels = np.resize(values, SIZE).astype(np.uint16 if max(values) > 255 else np.uint8)
+        Image.fromarray(labels).save(tmp_path / f'masks/{picture.name}.png')
+    with pytest.raises(UserError, match=message):
+        maps_in(tmp_path)
 
 
 def test_masks_of_two_scales(tmp_path):
@@ -380,16 +446,9 @@ def test_masks_of_two_scales(tmp_path):
         Image.fromarray(np.array(Image.open(path)) // 255).save(path)
     _, problems = maps_in(tmp_path)
     assert problems == [
-        'warning: segmentation masks of 0 and 255, whose 255 is ignored because others are of 0 '
-        'and 1: masks/002.png, masks/003.png'
+        'warning: segmentation masks of 0 and 255 only, whose 255 is ignored: masks/002.png, '
+        'masks/003.png'
     ]
-
-
-def test_maps_in_gray_among_others_in_colours(tmp_path):
-    fill(tmp_path, SCENES[:2], 'images/{}.png', label_map, 'masks/{}.png', 'colors')
-    fill(tmp_path, SCENES[2:], 'images/{}.png', label_map, 'masks/{}.png')
-    warning = 'warning: segmentation masks in gray among others in colours: masks/002'
-    assert warning in maps_in(tmp_path)[1][0]
 
 
 def test_share_of_ignored_pixels(tmp_path):

@@ -19,7 +19,7 @@ from support import load_tool, save_tiff
 
 from cpvt_pyramid.data.coco import check_coco
 from cpvt_pyramid.data.defects import Defects
-from cpvt_pyramid.data.new_config import find_objects
+from cpvt_pyramid.data.readers import find_objects
 from cpvt_pyramid.predict import Detections, LabelMap
 from cpvt_pyramid.predict.formats import Output
 from cpvt_pyramid.predict.openmmlab.prediction import INSTANCE_OFFSET, to_prediction

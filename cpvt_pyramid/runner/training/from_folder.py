@@ -7,9 +7,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Optional
 
-from ...data.defects import Defects
-from ...data.folder import NotRecognized, assigned_splits
-from ...data.new_config import find_objects, new_config
+from ...data.folder import Files, assigned_splits
+from ...data.new_config import new_config
+from ...data.readers import layout_of
 from ...tooling.command import PACKAGE, ROOT, UserError
 from ...tooling.files import make_folder
 
@@ -67,11 +67,7 @@ def config_of_data(
 
 
 def has_objects(data: Path, assigned: Mapping[str, str]) -> bool:
-    try:
-        find_objects(data, Defects(), assigned)
-    except NotRecognized:
-        return False
-    return True
+    return layout_of(Files(data, assigned)) is not None
 
 
 def shipped_config(name: str) -> Path:

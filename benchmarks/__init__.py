@@ -1,7 +1,6 @@
 """What we measure: `python -m benchmarks.speed --help`, for example, in the checkout.
 
-A module with a `main` is a command; notes.md has the results. `models` has models of other
-libraries, also for the tests.
+A module with a `main` is a command. `models` has models of other libraries, also for the tests.
 """
 
 from pathlib import Path

@@ -1,9 +1,7 @@
-"""The measurements of speed.py: time, peak memory, arithmetic, and differences of maps."""
+"""The measurements of speed.py: time, peak memory, and differences of maps."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import ctypes
 import functools
 import gc
@@ -14,27 +12,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from os import environ
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer, timer
 
-from benchmarks.contestants import COMPILED, OURS, VARIANTS, build_all
+from benchmarks.models import ports
 from benchmarks.models.ports import ports_of
-from benchmarks.runtimes import RUNTIMES
-from cpvt_pyramid import ARCHS
-from cpvt_pyramid.flops import Counter
+from cpvt_pyramid import ARCHS, CPVTPyramid
 from cpvt_pyramid.tooling.command import UserError
 
+OURS = ('ours', 'ours_cp')  # as is; with activation checkpointing
+NAMES = (*OURS, *ports.PORTS, *ports.OTHERS)
+COMPILED = '_compiled'  # suffix of the name of a compiled model
 STEPS = ('forward', 'train')
-DTYPES = ('float32', 'tf32', 'bfloat16', 'float16')
+DTYPES = ('float32', 'bfloat16', 'float16')
 TOLERANCE = 1e-4  # for float32 maps that must be equal, relative to their maximum
 WARM_UP = 2  # steps
-RUN_TIME = 0.5  # seconds, of a function whose fastest call counts
 MIB = 2**20
 # A process that calls a function; what the function prints is not its result.
 CALL = """
@@ -55,26 +50,17 @@ class Case(NamedTuple):
     width: int
     batch: int
     device: str
-    config: str | None = None  # measure its model; None: backbones only
 
     def __str__(self) -> str:
-        model = f'{Path(self.config).stem}, ' if self.config else ''
         size = f'{self.height}x{self.width}'
-        return f'{model}{self.step}, {self.dtype}, {size}, batch {self.batch}, {self.device}'
+        return f'{self.step}, {self.dtype}, {size}, batch {self.batch}, {self.device}'
 
     def image(self) -> Tensor:
         image = torch.randn(self.batch, 3, self.height, self.width)
-        return image.to(self.device, torch_dtype(self.dtype))
+        return image.to(self.device, getattr(torch, self.dtype))
 
     def prepared(self, model: nn.Module) -> nn.Module:
-        model = model.to(self.device, torch_dtype(self.dtype))
-        if self.config:
-            model.annotate((self.height, self.width), self.batch, self.device)
-        return model.train(self.step == 'train')
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    return torch.float32 if name == 'tf32' else getattr(torch, name)
+        return model.to(self.device, getattr(torch, self.dtype)).train(self.step == 'train')
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -94,58 +80,93 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+# Models
+
+
+def build_all(names: Sequence[str], arch: str, compile: bool = False) -> dict[str, nn.Module]:
+    """Models of NAMES by name, which make four maps of an image; those with the same parameters
+    have the same random weights. With `compile`, each is followed by itself, compiled.
+
+    Args:
+        names: of NAMES.
+        arch: that of ours and of ports.
+        compile: compile for each size.
+    """
+    tensors = ports.randomize(build('ours', arch)).state_dict()
+    models = {}
+    for name in names:
+        models[name] = build(name, arch, tensors)
+        if compile:
+            models[name + COMPILED] = torch.compile(models[name], dynamic=False)
+    return models
+
+
+def build(name: str, arch: str, tensors: dict[str, Tensor] | None = None) -> nn.Module:
+    """The model of a name; `tensors` are the state dict of ours, for those that have the same
+    parameters."""
+    if name in OURS:
+        model = CPVTPyramid(arch, stage_norm=False, with_cp=name == 'ours_cp')
+        if tensors:
+            model.load_state_dict(tensors)
+        return ports.with_eps(model).eval()
+    tensors = tensors if name in ports_of(arch) else None
+    try:
+        return ports.with_eps(ports.build(name, arch, tensors, stage_norm=False))
+    except (ImportError, ValueError) as error:
+        raise UserError(str(error)) from error
+
+
+# Rows
+
+
 def measure(
-    contestants: dict[str, nn.Module], arch: str, case: Case, rounds: int, memory: bool
+    models: dict[str, nn.Module], arch: str, case: Case, rounds: int, memory: bool
 ) -> list[dict]:
     """A row for each model; if one runs out of memory or rejects the size, the row says so.
 
     `arch` is the architecture of ours and of ports.
     """
-    rows = {name: {'model': name, **case._asdict()} for name in contestants}
+    rows = {name: {'model': name, **case._asdict()} for name in models}
     image = case.image()
     steps: dict[str, Callable[[], None]] = {}
     first = None  # maps of the first model that has our weights
-    eager_maps = None  # of the model whose variants, compiled and in runtimes, come after it
-    for name, model in contestants.items():
+    for name, model in models.items():
         row = rows[name]
-        eager_name = VARIANTS.sub('', name)
-        eager = contestants[eager_name]
+        is_compiled = name.endswith(COMPILED)
         compiled_before = compilations()
         try:
             model = case.prepared(model)
-            if memory and (model is eager or case.device != 'cpu'):
+            if memory and (not is_compiled or case.device != 'cpu'):
                 row['peak_mib'] = peak_memory(name, arch, case, model, image)
-            # On the meta device heads and losses fail in many ways; backbones must not.
-            with contextlib.suppress(*[Exception] if case.config else []):
-                row['gflops'], row['gbytes'] = cost(eager, case)
             with torch.inference_mode():
                 maps = model.eval()(image)
-            if name == eager_name:
-                eager_maps = maps
-            has_our_weights = eager_name in (*OURS, *ports_of(arch))
-            if has_our_weights and first is None:
-                first = maps
-            elif has_our_weights:
-                expected = eager_maps if name.endswith(RUNTIMES) else first
-                row['difference'] = difference(maps, expected)
+            if name.removesuffix(COMPILED) in (*OURS, *ports_of(arch)):
+                if first is None:
+                    first = maps
+                else:
+                    row['difference'] = difference(maps, first)
             del maps
             steps[name] = warmed_up(case.prepared(model), image, case)
-            if name.endswith(COMPILED):
+            if is_compiled:
                 row['graphs'], row['graph_breaks'] = (compilations() - compiled_before).tolist()
         except (RuntimeError, MemoryError, AssertionError, TypeError, ValueError) as error:
             row['failed'] = ' '.join(str(error).split())[:100]
         check_difference(name, row, arch, case)
     times = time_in_turns(steps, case, rounds)
-    for name, of_model in times.items():
+    for name, seconds in times.items():
         base = next(iter(times.values()))
-        rows[name] |= compared(of_model.seconds, base.seconds)
-        rows[name]['cpu_ms'] = 1e3 * statistics.median(of_model.cpu_seconds)
+        rows[name] |= {
+            'ms': 1e3 * statistics.median(seconds),
+            'rounds_ms': [1e3 * t for t in seconds],
+            'ratio': statistics.median(seconds) / statistics.median(base),
+            'ratio_spread': np.percentile(np.divide(seconds, base), [25, 75]).tolist(),
+        }
     return list(rows.values())
 
 
 def check_difference(name: str, row: dict, arch: str, case: Case) -> None:
     """Raise a `UserError` if maps differ from the first model's where they must not."""
-    if 'difference' not in row or name.endswith('bf16') or not must_be_equal(arch, case):
+    if 'difference' not in row or not must_be_equal(arch, case):
         return
     found = row['difference']
     if found is None or found > TOLERANCE:
@@ -153,6 +174,31 @@ def check_difference(name: str, row: dict, arch: str, case: Case) -> None:
             f'{case}: {name} must equal the first model within {TOLERANCE}, differs by '
             f'{shown(found)}'
         )
+
+
+def must_be_equal(arch: str, case: Case) -> bool:
+    """Whether all libraries agree: at sizes that need no padding, where each library does its
+    own."""
+    multiple = 32 * (ARCHS[arch].window or 1)
+    fits = not (case.height % multiple or case.width % multiple)
+    return fits and case.dtype == 'float32'
+
+
+def difference(maps: Sequence[Tensor], first: Sequence[Tensor]) -> float | None:
+    """The largest difference relative to the largest value; None if the shapes differ."""
+    if [x.shape for x in maps] != [x.shape for x in first]:
+        return None
+    return max(((x - y).abs().max() / y.abs().max()).item() for x, y in zip(maps, first))
+
+
+def shown(difference: float | None) -> str:
+    return 'in size' if difference is None else f'{difference:.0e}' if difference else '0'
+
+
+def compilations() -> np.ndarray:
+    """Graphs compiled in this process so far, and graph breaks."""
+    counters = torch._dynamo.utils.counters
+    return np.array([counters['stats']['unique_graphs'], sum(counters['graph_break'].values())])
 
 
 # Time
@@ -164,16 +210,8 @@ def run(model: nn.Module, image: Tensor, step: str) -> None:
         with torch.inference_mode():
             model(image)
         return
-    loss(model, image).backward()
+    sum(x.float().square().mean() for x in model(image)).backward()
     model.zero_grad(set_to_none=True)
-
-
-def loss(model: nn.Module, image: Tensor) -> Tensor:
-    """The mean square of all maps, or the loss of a config's model."""
-    outputs = model(image)
-    if isinstance(outputs, Tensor):
-        return outputs
-    return sum(x.float().square().mean() for x in outputs)
 
 
 def warmed_up(model: nn.Module, image: Tensor, case: Case) -> Callable[[], None]:
@@ -184,27 +222,15 @@ def warmed_up(model: nn.Module, image: Tensor, case: Case) -> Callable[[], None]
     return step
 
 
-class Times(NamedTuple):
-    """Of a model in each round."""
-
-    seconds: list[float]
-    cpu_seconds: list[float]  # of all threads
-
-
 def time_in_turns(
     steps: Mapping[str, Callable[[], None]], case: Case, rounds: int
-) -> dict[str, Times]:
-    """Run the steps in turns (A B C, A B C, ...), so that a slower machine is slower for all.
-
-    `torch.utils.benchmark.Timer` is not made for it: each measurement of one call runs two others
-    to warm up, and measures one clock.
-    """
-    times = {name: Times([], []) for name in steps}
+) -> dict[str, list[float]]:
+    """The seconds of each step in each round. The steps take turns (A B C, A B C, ...), so that a
+    slower machine is slower for all."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for i in range(rounds):
         for name, step in steps.items():
-            cpu_before = time.process_time()
-            times[name].seconds.append(elapsed(step, case.device))
-            times[name].cpu_seconds.append(time.process_time() - cpu_before)
+            times[name].append(elapsed(step, case.device))
         say(f'{case}: round {i + 1} of {rounds}')
     return times
 
@@ -218,73 +244,9 @@ def elapsed(function: Callable[[], object], device: str) -> float:
     return time.perf_counter() - start
 
 
-def least_seconds(function: Callable[[], object], clock: Callable[[], float] = timer) -> float:
-    """Seconds of a call when the machine has nothing else to do.
-
-    Args:
-        function: is called for `RUN_TIME`.
-        clock: by default, of time, after the work of the GPU.
-    """
-    measured = Timer(
-        'function()',
-        globals={'function': function},
-        timer=clock,
-        num_threads=torch.get_num_threads(),
-    )
-    return min(measured.blocked_autorange(min_run_time=RUN_TIME).times)
-
-
 def synchronize(device: str) -> None:
     if device.startswith('cuda'):
         torch.cuda.synchronize(device)
-
-
-def compared(seconds: Sequence[float], base: Sequence[float]) -> dict:
-    """What a row says about the times of its rounds and of the first model's."""
-    return {
-        'ms': 1e3 * statistics.median(seconds),
-        'rounds_ms': [1e3 * t for t in seconds],
-        'ratio': statistics.median(seconds) / statistics.median(base),
-        'ratio_spread': np.percentile(np.divide(seconds, base), [25, 75]).tolist(),
-    }
-
-
-def ratio_text(row: dict) -> str:
-    return '{:.2f} ({:.2f} to {:.2f})'.format(row['ratio'], *row['ratio_spread'])
-
-
-# A process of its own
-
-
-def in_process(
-    function: Callable, *arguments: object, environment: Mapping[str, str] = environ
-) -> Any:
-    """What a function of a file in this folder returns in a process that runs nothing else."""
-    done = subprocess.run(
-        [sys.executable, '-c', CALL],
-        input=pickle.dumps(sys.path) + pickle.dumps((function, arguments)),
-        capture_output=True,
-        env=environment,
-    )
-    if done.returncode:
-        lines = done.stderr.decode().strip().splitlines()
-        raise MemoryError(lines[-1] if lines else f'killed by signal {-done.returncode}')
-    return pickle.loads(done.stdout)
-
-
-def build_step(name: str, arch: str, case: Case, threads: int) -> Callable[[], None]:
-    """A step of a model, with an image and weights that are always the same."""
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)  # the number of proposals depends on weights and image
-    image = case.image()
-    model = case.prepared(build_all([name], arch, case.config)[name])
-    return functools.partial(run, model, image, case.step)
-
-
-def time_rounds(rounds: int, *what: Any) -> list[float]:
-    """The seconds of some steps of what `build_step` takes."""
-    step = build_step(*what)
-    return [elapsed(step, 'cpu') for _ in range(WARM_UP + rounds)][WARM_UP:]
 
 
 # Memory
@@ -301,12 +263,28 @@ def peak_memory(name: str, arch: str, case: Case, model: nn.Module, image: Tenso
     return in_process(peak_of_this_process, name, arch, case, torch.get_num_threads())
 
 
-def peak_of_this_process(*what: Any) -> float:
-    """`peak_memory` on a CPU, of what `build_step` takes, in a process that runs nothing else."""
+def in_process(function: Callable, *arguments: object) -> Any:
+    """What a function of a file in this folder returns in a process that runs nothing else."""
+    done = subprocess.run(
+        [sys.executable, '-c', CALL],
+        input=pickle.dumps(sys.path) + pickle.dumps((function, arguments)),
+        capture_output=True,
+    )
+    if done.returncode:
+        lines = done.stderr.decode().strip().splitlines()
+        raise MemoryError(lines[-1] if lines else f'killed by signal {-done.returncode}')
+    return pickle.loads(done.stdout)
+
+
+def peak_of_this_process(name: str, arch: str, case: Case, threads: int) -> float:
+    """`peak_memory` on a CPU, in a process that runs nothing else."""
     from cpvt_pyramid.tooling import memory
 
-    step = build_step(*what)
-    limit_memory()
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    image = case.image()
+    model = case.prepared(build_all([name], arch)[name])
+    step = functools.partial(run, model, image, case.step)
     step()
     gc.collect()
     malloc_trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)  # of glibc
@@ -316,58 +294,3 @@ def peak_of_this_process(*what: Any) -> float:
     before = memory.resident()
     step()
     return max(memory.peak() - before, 0) / MIB
-
-
-def limit_memory() -> None:
-    """Make allocations fail before the machine runs out of memory. No effect on Windows."""
-    import psutil
-
-    from cpvt_pyramid.tooling import memory
-
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        most = memory.available() + psutil.Process().memory_info().vms
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-
-
-# Arithmetic, graphs and maps
-
-
-def cost(model: nn.Module, case: Case) -> tuple[float, float]:
-    """Billions of multiply-additions and of bytes in a step."""
-    on_meta = case._replace(device='meta')
-    model = on_meta.prepared(copy.deepcopy(model))
-    image = on_meta.image()
-    with Counter() as counter:
-        if case.step == 'train':
-            loss(model, image).backward()
-        else:
-            model(image)
-    return counter.total / 1e9, counter.bytes / 1e9
-
-
-def compilations() -> np.ndarray:
-    """Graphs compiled in this process so far, and graph breaks."""
-    counters = torch._dynamo.utils.counters
-    return np.array([counters['stats']['unique_graphs'], sum(counters['graph_break'].values())])
-
-
-def difference(maps: Sequence[Tensor], first: Sequence[Tensor]) -> float | None:
-    """The largest difference relative to the largest value; None if the shapes differ."""
-    if [x.shape for x in maps] != [x.shape for x in first]:
-        return None
-    return max(((x - y).abs().max() / y.abs().max()).item() for x, y in zip(maps, first))
-
-
-def shown(difference: float | None) -> str:
-    return 'in size' if difference is None else f'{difference:.0e}' if difference else '0'
-
-
-def must_be_equal(arch: str, case: Case) -> bool:
-    """Whether all libraries agree: at sizes that need no padding, where each library does its own,
-    and in backbones, because heads may select by scores that are almost equal."""
-    multiple = 32 * (ARCHS[arch].window or 1)
-    fits = not (case.height % multiple or case.width % multiple)
-    return fits and case.dtype == 'float32' and not case.config

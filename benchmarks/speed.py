@@ -1,9 +1,8 @@
-"""Measures time and memory of our backbones, other libraries', and a lower bound.
+"""Measures time and memory of our backbones and of other libraries'.
 
     python -m benchmarks.speed
-    python -m benchmarks.speed --models ours timm pvt_v2_b2 swin_tiny resnet50 \\
-        --sizes 224 512 1024 2048 --steps forward train --json speed.json --plot speed.png
-    python -m benchmarks.speed --config configs/retinanet_cpvt_s.py --sizes 800x1333 --batch 2
+    python -m benchmarks.speed --arch svt_small --sizes 448 --steps forward train --with-cp
+    python -m benchmarks.speed --models ours timm swin_tiny resnet50 --sizes 224 512 1024
 
 Every model turns an image into four maps. `ours`, `timm` and `mmseg` (Twins) and `mmdet` (PVT) are
 the same architecture with the same weights and LayerNorm eps, and their maps are compared before
@@ -12,72 +11,67 @@ PVT of the same shape. As in timm, SVT has no stage norms. A training step is a 
 mean square of all maps, and a backward pass; there is no optimizer. After a warm-up the models take
 turns in one process (A B C, A B C, ...).
 
-With --config, the model is the detector or segmentor of a config, from normalized images to raw
-outputs, with each backbone in turn and the same random weights in neck and heads. A training step
-is then a backward pass of its loss on random targets. No backbone drops paths, and all four maps
-are computed. Where a model selects by score, small differences become large ones.
-
     ms      median over the rounds
-    cpu ms  median of the processor time of all threads, on which other processes have less effect
     ratio   to the first model: ratio of the medians, and quartiles of the rounds' ratios
     MiB     peak memory of a step beyond the model, after an identical step that loads and compiles
             whatever happens only once. On a GPU, of torch's allocator; on a CPU, resident memory
-            of a separate process that runs nothing else
-    GFLOPs  billions of multiply-additions (get_flops.py)
-    floor   ms / the time of the arithmetic alone, or of the memory traffic alone, whichever is
-            longer, at the highest rates so far, which are measured first and after each table: of
-            matrix products, and of a copy. Traffic is the operands and results of matrix products
-            with weights and of convolutions, once each. Operations that depend on values, such as
-            losses and proposals, are not counted
-    differs maximum difference from the first model's maps / maximum value; of a model in a runtime
-            from the maps of the same model in PyTorch
-    graphs  number of graphs compiled for this size (0: earlier ones are reused), and graph breaks;
-            training needs one more, to compare the maps
+            of a separate process that runs nothing else; of compiled models on a GPU alone
+    differs maximum difference from the first model's maps / maximum value
+    graphs  number of graphs compiled for this size, and graph breaks; training needs one more, to
+            compare the maps
 
---plain adds ours with plain PyTorch operations (`cpvt_pyramid.ops.plain`) instead of the fast ones.
---compile adds each model compiled: with dynamic sizes, or, if training steps are measured, which
-torch 2.13 cannot compile so, for each size. --runtimes adds each model in onnxruntime, in OpenVINO,
-and in OpenVINO with products in bfloat16: ours as one file for all sizes (cpvt export), the
-others exported by torch.onnx.export for each size. Runtimes are in the tables of float32. Memory of
-these is not measured on a CPU.
+benchmarks.host counts what the host does for a model, benchmarks.gpu measures on a GPU.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from json import dumps
 from pathlib import Path
 from typing import Literal
 
-from cpvt_pyramid.tooling.command import (
-    UserError,
-    imports_of,
-    prepare_for_torch,
-    run_command,
-)
+from cpvt_pyramid.tooling.command import UserError, imports_of, prepare_for_torch, run_command
 from cpvt_pyramid.tooling.files import write_text
+from cpvt_pyramid.tooling.report import text_table
 
 prepare_for_torch()  # before torch is imported
 
 with imports_of('speed'):
     import torch
 
-    from benchmarks.contestants import NAMES, build_all, read_config, with_variants
-    from benchmarks.machine import floor, machine, machine_rates, rates_line
-    from benchmarks.measuring import DTYPES, STEPS, Case, measure, parse_size, say
+    from benchmarks.machine import machine
+    from benchmarks.measuring import (
+        DTYPES,
+        NAMES,
+        STEPS,
+        Case,
+        build_all,
+        measure,
+        parse_size,
+        say,
+        shown,
+    )
     from benchmarks.models.ports import ports_of
-    from benchmarks.runtimes import RUNTIMES
-    from benchmarks.speed_output import draw, table
     from cpvt_pyramid import ARCHS
+
+COLUMNS = {
+    'model': lambda row: row['model'],
+    'ms': lambda row: f'{row["ms"]:.1f}',
+    'images/s': lambda row: f'{1e3 * row["batch"] / row["ms"]:.1f}' if row['batch'] > 1 else '',
+    'ratio': lambda row: '{:.2f} ({:.2f} to {:.2f})'.format(row['ratio'], *row['ratio_spread']),
+    'MiB': lambda row: f'{row["peak_mib"]:.0f}',
+    'differs': lambda row: shown(row['difference']),
+    'graphs, breaks': lambda row: f'{row["graphs"]}, {row["graph_breaks"]}',
+    '': lambda row: row['failed'],
+}
 
 
 def speed(
     *,
     models: Sequence[Literal[NAMES]] = (),
-    arch: str | None = None,
-    config: str | None = None,
+    arch: str = 'pcpvt_small',
     sizes: Sequence[str] = ('512',),
     dtypes: Sequence[Literal[DTYPES]] = ('float32',),
     steps: Sequence[Literal[STEPS]] = ('forward',),
@@ -86,118 +80,75 @@ def speed(
     threads: int | None = None,
     rounds: int = 7,
     compile: bool = False,
-    runtimes: bool = False,
     with_cp: bool = False,
-    plain: bool = False,
     no_memory: bool = False,
     json: str | None = None,
-    plot: str | None = None,
 ) -> None:
     """Measure all combinations of steps, dtypes and sizes, printing a table after each.
 
     Args:
-        models: ours, ours_cp, ours_plain, timm, mmseg, mmdet, pvt_v2_b2, swin_tiny,
-            convnext_tiny, resnet50; by default ours and all ports of the architecture
-        arch: of ours and of the ports; by default that of the config, or pcpvt_small
-        config: measure the detector or segmentor of this config file, with each model as its
-            backbone, instead of backbones alone
+        models: ours, ours_cp, timm, mmseg, mmdet, pvt_v2_b2, swin_tiny, convnext_tiny, resnet50; by
+            default ours and all ports of the architecture
+        arch: of ours and of the ports
         sizes: of the images, in pixels, each as SIDE or HEIGHTxWIDTH
-        dtypes: of weights and images; tf32 is float32 whose products a GPU rounds to TF32
+        dtypes: of weights and images
         steps: what to measure
         batch: images per step
         device: torch device, for example cuda
         threads: CPU threads; by default as many as torch takes
         rounds: timed steps of each model
-        compile: add each model compiled
-        runtimes: add each model in onnxruntime and in OpenVINO, in float32
+        compile: add each model compiled, for each size
         with_cp: add ours with activation checkpointing, as ours_cp
-        plain: add ours with plain operations, as ours_plain
         no_memory: measure time only
-        json: write machine, options, rates and rows to this file, after each table
-        plot: draw cost over resolution into this file
+        json: write machine, options and rows to this file, after each table
     """
-    if config and compile:
-        raise UserError('--compile measures backbones; leave --config out')
-    plain_case = (device, *steps) == ('cpu', 'forward') and 'float32' in dtypes
-    if runtimes and (config or not plain_case):
-        raise UserError('--runtimes measures float32 forward passes of backbones on a CPU')
-    if config and arch:
-        raise UserError('--config determines the architecture; leave --arch out')
-    if config:
-        arch = read_config(config).model.backbone.get('arch')
-    arch = arch or 'pcpvt_small'
     pixels = [parse_size(text) for text in sizes]
-    check(arch, batch, device, threads, rounds, json, plot)
+    check(arch, batch, device, threads, rounds, json)
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or threads_before)
-    names = names_of(models or ['ours', *ports_of(arch)], with_cp, plain)
+    first = ['ours', 'ours_cp'] if with_cp else []
+    names = list(dict.fromkeys([*first, *(models or ['ours', *ports_of(arch)])]))
     torch.manual_seed(0)
-    rates = {}
     rows = []
-    results = {
-        'machine': machine(device),
-        'options': {
-            'arch': arch,
-            'config': config,
-            'threads': torch.get_num_threads(),
-            'rounds': rounds,
-            'compiled': compile,
-        },
-        'rates': rates,
-        'rows': rows,
-    }
+    options = {'arch': arch, 'threads': torch.get_num_threads(), 'rounds': rounds}
+    results = {'machine': machine(device), 'options': options, 'rows': rows}
     try:
-        contestants = build_all(names, arch, config)
-        contestants = with_variants(contestants, compile, runtimes, dynamic='train' not in steps)
+        built = build_all(names, arch, compile)
         for step, dtype, (height, width) in itertools.product(steps, dtypes, pixels):
-            case = Case(step, dtype, height, width, batch, device, config)
+            case = Case(step, dtype, height, width, batch, device)
             say(f'{case} ...')
-            select_tf32(dtype == 'tf32')
-            before = rates.get(dtype) or machine_rates(device, dtype)
-            fitting = contestants
-            if dtype != 'float32':  # which runtimes take alone
-                fitting = {k: v for k, v in contestants.items() if not k.endswith(RUNTIMES)}
-            new = measure(fitting, arch, case, rounds, not no_memory)
-            # A machine with other work is slower at times.
-            after = machine_rates(device, dtype)
-            rates[dtype] = {name: max(rate, after[name]) for name, rate in before.items()}
-            for row in new:
-                if 'gflops' in row:
-                    row['floor_ms'] = 1e3 * floor(row, rates[dtype])
+            new = measure(built, arch, case, rounds, not no_memory)
             rows += new
-            print(f'{results["machine"]["processor"]}, {rates_line(dtype, rates[dtype])}')
+            print(f'{results["machine"]["processor"]}, {torch.get_num_threads()} threads')
             print(table(case, new), flush=True)
             if json:
                 write_text(json, dumps(results, indent=1) + '\n')
     finally:
         torch.set_num_threads(threads_before)
-        select_tf32(False)
-        if plot and rows:
-            draw(results, plot)
 
 
-def names_of(models: Sequence[str], with_cp: bool, plain: bool) -> list[str]:
-    """The models to build, each once: ours and its variants, if there are any, first."""
-    names = []
-    if with_cp or plain:
-        names.append('ours')
-    if with_cp:
-        names.append('ours_cp')
-    if plain:
-        names.append('ours_plain')
-    return list(dict.fromkeys([*names, *models]))
+def table(case: Case, rows: Sequence[dict]) -> str:
+    """The rows of a case in aligned columns, without empty columns."""
+    columns = []
+    for name, text_of in COLUMNS.items():
+        cells = [cell(text_of, row) for row in rows]
+        if any(cells):
+            columns.append([name, *cells])
+    head, *lines = zip(*columns)
+    return f'\n{case}\n{text_table(head, lines)}'
 
 
-def select_tf32(enable: bool) -> None:
-    """Whether a GPU may round the factors of float32 products and convolutions to TF32."""
-    torch.backends.cuda.matmul.allow_tf32 = enable
-    torch.backends.cudnn.allow_tf32 = enable
+def cell(text_of: Callable[[dict], str], row: dict) -> str:
+    try:
+        return text_of(row)
+    except KeyError:  # not measured
+        return ''
 
 
 def check(
-    arch: str, batch: int, device: str, threads: int | None, rounds: int, *files: str | None
+    arch: str, batch: int, device: str, threads: int | None, rounds: int, file: str | None
 ) -> None:
-    if arch not in list(ARCHS):  # not hashable if a config spells its arch out
+    if arch not in ARCHS:
         raise UserError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
     if min(batch, rounds, threads or 1) < 1:
         raise UserError('--batch, --rounds and --threads must be at least 1')
@@ -205,11 +156,10 @@ def check(
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f'no device {device}: {str(error).splitlines()[0]}') from error
-    for path in filter(None, files):
-        if Path(path).exists():
-            raise UserError(f'{path} already exists; remove it or name another file')
-        if not Path(path).parent.is_dir():
-            raise UserError(f'{path}: no such directory')
+    if file and Path(file).exists():
+        raise UserError(f'{file} already exists; remove it or name another file')
+    if file and not Path(file).parent.is_dir():
+        raise UserError(f'{file}: no such directory')
 
 
 def main(argv: Sequence[str] | None = None) -> int:

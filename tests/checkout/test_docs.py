@@ -24,7 +24,6 @@ FOLDERS = (
     'examples',
     'experiments/position/findings',
     'experiments/unpadded/findings',
-    'benchmarks',
 )
 PAGES = [page for folder in FOLDERS for page in (ROOT / folder).glob('*.md')]
 

@@ -52,7 +52,7 @@ def host(
         'pcpvt_small',
         'svt_small',
     ),
-    rounds: int = 300,
+    rounds: int = 100,
 ) -> None:
     """Print the three tables.
 

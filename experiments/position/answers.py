@@ -29,7 +29,7 @@ class PositionSettings(Settings):
     """What the runs of both questions have in common.
 
     Args:
-        position: as in `Column`.
+        position: as in `LabModel`, or in `CPVT`.
         peg: fields of the `PEGConfig` that differ from the defaults, as (name, value) pairs.
         options: of the encoding, as (name, value) pairs.
         class_token: whether the classifiers read a class token instead of the mean of the map.

@@ -23,7 +23,6 @@ ENCODINGS = {
     'relative': Variant('relative', paper='70.5'),
     'peg': Variant('peg', paper='72.4'),
     'rope': Variant('rope'),
-    'rope-mixed': Variant('rope-mixed'),
     'alibi': Variant('alibi'),
     'lookhere': Variant('lookhere'),
     'peg, replicated border': Variant('peg', REPLICATED, paper='70.5'),

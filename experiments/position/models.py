@@ -13,6 +13,7 @@ from cpvt_pyramid.archs import ColumnarArch
 from cpvt_pyramid.columnar import Column
 from cpvt_pyramid.position import PEGConfig
 
+from .biases import ALiBi, LookHere
 from .scenes import LEFTMOST, NOTHING, OTHER
 from .tasks import TASKS
 
@@ -36,7 +37,7 @@ class LabModel(nn.Module):
     """A backbone and linear heads: a classifier for each task, a detector and a segmentor.
 
     Args:
-        position: as in `Column`.
+        position: as in `Column`; or 'alibi' or 'lookhere', which the package does not have.
         peg: as there.
         position_options: as there.
         class_token: whether the classifiers read a class token; else the mean of the map (GAP).
@@ -52,14 +53,20 @@ class LabModel(nn.Module):
         side: int = 48,
     ) -> None:
         super().__init__()
+        is_bias = position in ('alibi', 'lookhere')
         self.backbone = Column(
             COLUMN,
-            position=position,
+            position='none' if is_bias else position,
             peg=peg,
             position_options=position_options,
             pretrain_img_size=side,
             class_token=class_token,
         )
+        for i, block in enumerate(self.backbone.blocks):
+            if position == 'alibi':
+                block.attn.position = ALiBi(COLUMN.heads)
+            elif position == 'lookhere':
+                block.attn.position = LookHere(COLUMN.heads, i / (COLUMN.depth - 1))
         dim = COLUMN.dim
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.tasks = nn.ModuleDict({name: nn.Linear(dim, t.classes) for name, t in TASKS.items()})

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import ttest_rel
 
-from cpvt_pyramid.position import RoPE
+from cpvt_pyramid.model import Scope
 from experiments import runs
 from experiments.position import answers
 from experiments.position.answers import RunSettings, digit_precision, mean_accuracy
+from experiments.position.biases import ALiBi, LookHere
 from experiments.position.encodings import ENCODINGS
 from experiments.position.models import Answers
 from experiments.position.tasks import TASKS, answers_of
@@ -93,8 +94,20 @@ def test_every_encoding_trains():
 
     for name in ('rope', 'rope, normalized'):  # options reach the encoding
         model = replace(TINY, **ENCODINGS[name].of_model).build()
-        ropes = [module for module in model.modules() if isinstance(module, RoPE)]
-        assert {rope.normalized for rope in ropes} == {name == 'rope, normalized'}
+        assert model.backbone.rope.normalized == (name == 'rope, normalized')
+
+
+def test_biases_by_hand():
+    """Of a map of 1 x 3 tokens after a class token."""
+    q = torch.zeros(1, 2, 4, 8)
+    *_, bias = ALiBi(2)(q, q, Scope(1, 3, class_tokens=1))
+    assert torch.equal(bias[0, 0, 0], torch.zeros(4)) and torch.equal(bias[..., 0], bias[..., 0, :])
+    assert bias[0, 0, 1].tolist() == [0, 0, -(2**-4), -(2**-3)]
+    assert bias[0, 1, 2].tolist() == [0, -(2**-8), 0, -(2**-8)]
+    *_, bias = LookHere(2, depth=0.5, view=90)(q, q, Scope(1, 3, class_tokens=1))
+    hidden = LookHere.HIDDEN
+    assert bias[0, 0, 2].tolist() == [0, hidden, 0, -0.5]  # its first head looks to the right
+    assert bias[0, 1, 2].tolist() == [0, -0.5, 0, hidden]
 
 
 # Metrics

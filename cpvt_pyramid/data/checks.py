@@ -52,7 +52,7 @@ def check_dataset(
     steps = [step for step in dataset.get('pipeline') or () if isinstance(step, dict)]
     effort = Effort(seconds, prints, are_read_by_opencv(steps))
     if is_coco(dataset):
-        masks = any(step.get('with_mask') for step in steps)
+        masks = any(step.get('with_mask') for step in steps) or evaluates_masks(cfg, split)
         path = annotation_file(dataset)
         content = read_coco(path)
         problems = []
@@ -65,6 +65,14 @@ def check_dataset(
     if is_segmentation(dataset, cfg.default_scope):
         return check_label_maps(dataset, cfg.default_scope, effort)
     return None
+
+
+def evaluates_masks(cfg: Config, split: str) -> bool:
+    """Whether a metric of a split reads the masks of all objects, as COCO's for `segm` does."""
+    for metric in as_list(cfg.get(f'{split}_evaluator')):
+        if kind_of(metric) == 'CocoMetric' and 'segm' in as_list(metric.get('metric')):
+            return True
+    return False
 
 
 def are_read_by_opencv(steps: Sequence[dict]) -> bool:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from pycocotools.coco import COCO
 
-from ..predict.drawing import Color, class_palette
 from ..tooling.command import UserError
 from .defects import Checked, Defects
 from .folder import SPLITS, Files, words
@@ -55,10 +54,6 @@ class Objects(NamedTuple):
     classes: list[str]
     notes: list[str]  # what a person should know, one line each
     by_name: dict[str, str] = {}  # the splits of the files and folders whose names say it
-
-    @property
-    def palette(self) -> list[Color]:
-        return class_palette(self.classes)
 
 
 class Outline(NamedTuple):

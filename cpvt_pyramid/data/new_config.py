@@ -31,6 +31,7 @@ HERE = '{{ fileDirname }}'
 WIDTH = 100  # characters in a line of a config
 INDENT = 4
 CONFIG_SUFFIXES = '.py', '.yaml', '.yml', '.json'  # that mmengine reads
+MASKS = 'labels'  # folder of converted label maps
 SEED = 0  # of the validation split
 IGNORING = 'MaxIoUAssigner', 'ATSSAssigner', 'ApproxMaxIoUAssigner'  # with `ignore_iof_thr`
 IGNORED_FROM = 0.5  # share of an anchor or proposal on objects to be ignored
@@ -53,7 +54,11 @@ class Data(NamedTuple):
 
     @property
     def metainfo(self) -> dict[str, Any]:
-        return dict(classes=tuple(self.found.classes), palette=list(self.found.palette))
+        """The classes; and the colours of label maps, which a file may list."""
+        metainfo: dict[str, Any] = dict(classes=tuple(self.found.classes))
+        if isinstance(self.found, LabelMaps):
+            metainfo['palette'] = list(self.found.palette)
+        return metainfo
 
 
 class Generated(NamedTuple):
@@ -106,6 +111,8 @@ def new_config(
             if partial.exists():
                 move_files(partial, folder)
     written = f'{out} and {folder}/' if folder.exists() else str(out)
+    if (folder / MASKS).exists():
+        lines.append(f'note: {folder / MASKS}/ has the segmentation masks as class indices')
     return [*described.lines, *lines, f'wrote {written}']
 
 
@@ -312,17 +319,15 @@ def label_map_data(
     are no indices or the files are not as BaseSegDataset expects them."""
     datasets = {}
     lines = []
-    is_converted = False
     for key, pairs in splits.items():
         places = [place_of(pair) for pair in pairs]
         names = [name for name, _ in places]
         ends = {end for _, end in places}
         if found.codes or len(ends) > 1:
-            is_converted = True
             names = [pair.image for pair in pairs]
-            end = Ends('', '', f'{target.name}/labels', '.png')
+            end = Ends('', '', f'{target.name}/{MASKS}', '.png')
             for image, label in pairs:
-                path = target.path / f'labels/{image}.png'
+                path = target.path / f'{MASKS}/{image}.png'
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_indices(data / label, path, found)
         else:
@@ -343,8 +348,6 @@ def label_map_data(
     if found.ignored:
         line += f'; {found.ignored:.1%} of all are ignored'
     lines.append(line)
-    if is_converted:
-        lines.append('note: segmentation masks were written as class indices next to the config')
     sizes = np.array([found.sizes[pair.image] for pair in splits['train']], float)
     return Data(found, datasets, lines, sizes)
 

@@ -8,15 +8,18 @@ import shutil
 from pathlib import Path
 
 import imagehash
+import layouts
 import numpy as np
 import pytest
 from layouts import CLASSES, SIZE, coco_content, fill, label_map, scene
 from mmengine.config import Config
 from PIL import Image
-from support import load_tool, save_tiff
+from pycocotools.cocoeval import COCOeval
+from support import ROOT, load_tool, save_tiff
 
 from cpvt_pyramid.config.load import load_config
-from cpvt_pyramid.data.coco import check_coco
+from cpvt_pyramid.data.checks import check_dataset
+from cpvt_pyramid.data.coco import check_coco, indexed_coco
 from cpvt_pyramid.data.images import Effort, inspect, shared_images, shown_image
 from cpvt_pyramid.data.label_maps import check_label_maps
 from cpvt_pyramid.tooling.command import UserError
@@ -168,6 +171,55 @@ def test_masks_that_training_cannot_use(coco, mask, is_error):
     (problem,) = checked.problems
     assert problem.is_error == is_error and 'annotation 4 of b' in str(problem)
     assert len(checked.good['annotations']) == 8 - is_error
+
+
+BAD_MASKS = {
+    'flat': [1, 1, 9, 1, 9, 9],
+    'short': [[1, 1, 9, 9]],
+    'nested': [[[1, 1], [9, 1], [9, 9]]],
+    'empty': [],
+    'of an empty polygon': [[]],
+    'text': 'torn',
+}
+
+
+@pytest.mark.parametrize('mask', BAD_MASKS.values(), ids=BAD_MASKS)
+@pytest.mark.parametrize('is_crowd', [0, 1])
+def test_masks_that_the_evaluation_cannot_read(coco, mask, is_crowd):
+    """Of validation data whose pipeline loads none; without them, it reads the rest."""
+    folder, content = coco
+    content['annotations'][2].update(segmentation=mask, iscrowd=is_crowd)
+    (folder / 'coco.json').write_text(json.dumps(content))
+    dataset = dict(type='CocoDataset', ann_file='coco.json', data_root=str(folder), pipeline=[])
+    dataset['metainfo'] = dict(classes=CLASSES)
+    settings = dict(default_scope='mmdet', val_dataloader=dict(dataset=dataset))
+    for metric, is_error in (('bbox', False), (['bbox', 'segm'], True)):
+        cfg = Config(settings | dict(val_evaluator=dict(type='CocoMetric', metric=metric)))
+        checked = check_dataset(cfg, 'val', cfg.val_dataloader.dataset)
+        assert any(problem.is_error for problem in checked.problems) == is_error
+    truth = indexed_coco(checked.good)
+    found = [
+        dict(image_id=a['image_id'], category_id=a['category_id'], score=0.5)
+        | dict(segmentation=truth.annToRLE(a), bbox=a['bbox'])
+        for a in truth.anns.values()
+    ]
+    evaluation = COCOeval(truth, truth.loadRes(found), 'segm')
+    evaluation.evaluate()
+    assert len(found) == 7
+
+
+def test_masks_of_validation_data_in_a_new_config(tmp_path, capsys):
+    layouts.coco_of_splits(tmp_path / 'data')
+    path = tmp_path / 'data/annotations/instances_val2017.json'
+    content = json.loads(path.read_text())
+    content['annotations'][0]['segmentation'] = BAD_MASKS['flat']
+    path.write_text(json.dumps(content))
+    base, out = str(ROOT / 'configs/mask_rcnn_cpvt_s.py'), str(tmp_path / 'my.py')
+    command = [str(tmp_path / 'data'), '--base', base, '--out', out]
+    assert load_tool('new_config').main(command) == 2
+    assert 'error: masks with a polygon that is no list of pairs' in capsys.readouterr().out
+    assert load_tool('new_config').main([*command, '--skip-bad']) == 0
+    assert load_tool('check_data').main([out]) == 0
 
 
 def test_out_of_time_it_still_finds_missing_files(coco):

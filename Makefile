@@ -21,9 +21,8 @@ packages:
 # An interrupted demo continues; existing data and trainings are kept.
 define run_demo
 	.venv/bin/cpvt train $(1) --work-dir $(2) --resume
-	.venv/bin/cpvt test $(1) $$(cat $(2)/last_checkpoint) --work-dir $(2)/test --out $(2)/results.pkl --show-dir $(2)/pictures
-	.venv/bin/cpvt analyse $(1) $(2)/results.pkl --out $(2)/analysis.html
-	@echo 'Open $(2)/analysis.html, $(2)/curves.png, $(2)/validation.html and the pictures in $(2)/pictures'
+	.venv/bin/cpvt test $(1) $$(cat $(2)/last_checkpoint) --work-dir $(2)/test --report $(2)/report.html
+	@echo 'Open $(2)/report.html, $(2)/curves.png and $(2)/validation.html'
 endef
 
 demo: setup  ## train a detector of the parts of pages, evaluate it, draw its predictions

@@ -15,10 +15,11 @@ from support import ROOT, clear_global_instances
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background process of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-IN_EMPTY_FOLDERS = {'data', 'exported', 'predict', 'runner', 'tooling'}
+IN_EMPTY_FOLDERS = {'data', 'exported', 'predict', 'tooling', 'training'}
 HAS_MM = importlib.util.find_spec('mmengine') is not None
 IMPORTS_MM = re.compile(
-    r'^\s*(from|import) (foreign|mm\w+|cpvt_pyramid\.(config|data|mm|runner|predict\.openmmlab))\b',
+    r'^\s*(from|import) (foreign|mm\w+|'
+    r'cpvt_pyramid\.(config|data|mm|training|predict\.openmmlab))\b',
     re.M,
 )
 

@@ -4,11 +4,19 @@ default_scope = 'mmdet'
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50),
-    param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='CheckpointHook', interval=1, max_keep_ckpts=2, save_best='auto'),
+    param_scheduler=dict(type='PlateauSchedulerHook'),
+    checkpoint=dict(
+        type='CheckpointHook', interval=1, max_keep_ckpts=2, save_best='auto',
+        backend_args=dict(backend='atomic')),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='DetVisualizationHook'),
-    load_from=dict(type='LoadWhatFitsHook'))
+    # registered by cpvt_pyramid.mm; docs/training.md says what they do
+    load_from=dict(type='LoadWhatFitsHook'),
+    seed=dict(type='IterationSeedHook'),
+    divergence=dict(type='StopOnDivergenceHook'),
+    pictures=dict(type='ResultPicturesHook'),
+    signals=dict(type='StopOnSignalHook'),
+    resume=dict(type='EvaluateOnResumeHook'))
 env_cfg = dict(
     cudnn_benchmark=False,  # sizes vary from batch to batch
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),

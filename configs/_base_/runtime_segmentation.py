@@ -4,13 +4,19 @@ default_scope = 'mmseg'
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
-    param_scheduler=dict(type='ParamSchedulerHook'),
+    param_scheduler=dict(type='PlateauSchedulerHook'),
     checkpoint=dict(
         type='CheckpointHook', by_epoch=False, interval=8000, max_keep_ckpts=2,
-        save_best='mIoU'),
+        save_best='mIoU', backend_args=dict(backend='atomic')),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='SegVisualizationHook'),
-    load_from=dict(type='LoadWhatFitsHook'))
+    # registered by cpvt_pyramid.mm; docs/training.md says what they do
+    load_from=dict(type='LoadWhatFitsHook'),
+    seed=dict(type='IterationSeedHook'),
+    divergence=dict(type='StopOnDivergenceHook'),
+    pictures=dict(type='ResultPicturesHook'),
+    signals=dict(type='StopOnSignalHook'),
+    resume=dict(type='EvaluateOnResumeHook'))
 env_cfg = dict(
     cudnn_benchmark=True,  # all training crops have the same size
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),

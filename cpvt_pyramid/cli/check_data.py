@@ -4,8 +4,7 @@ Prints a line for each kind of problem and writes all file names to a report. An
 training or teaches it something wrong; a warning is about what OpenMMLab silently leaves out, and
 about images that training and other data share. data.html shows the classes, the sizes
 and samples of the images. The exit status is 1 if there are errors. cpvt train makes the same check
-for some seconds; with --skip-bad it trains without what has errors. For the layouts of folders, see
-docs/own_data.md.
+for some seconds. For the layouts of folders, see docs/own_data.md.
 """
 
 from collections.abc import Sequence
@@ -57,7 +56,7 @@ def check_data(
             found = []
             check_data(cfg, *splits)
         make_folder(folder)
-        errors, _ = check_contents(cfg, *splits, folder=folder, found=found, compare=True)
+        errors = check_contents(cfg, *splits, folder=folder, found=found, compare=True)
         write_data_page(cfg, splits, folder / 'data.html', source, samples)
     print('no errors' if not errors else f'{errors} kinds of errors')
     return min(errors, 1)

@@ -6,7 +6,7 @@ some never: objects of an unknown category or with NaN coordinates train silentl
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -16,13 +16,10 @@ from ..checkpoints.reading import listed
 from ..config.parts import (
     as_list,
     data_of,
-    data_paths,
     dataset_class,
     is_local,
-    items_of,
     kind_of,
 )
-from ..config.plan import Change, set_value
 from ..tooling.command import UserError
 from ..tooling.files import make_folder, write_text
 from ..training.processes import of_first_process
@@ -84,30 +81,20 @@ def are_read_by_opencv(steps: Sequence[dict]) -> bool:
     return kind_of(loads[0]) == 'LoadImageFromFile' and backend == 'cv2'
 
 
-def check_before_run(
-    cfg: Config, *splits: str, folder: Path, skip_bad: bool = False
-) -> dict[tuple[str, int], str]:
-    """Check the contents of the data sets of a run, in its first process.
+def check_before_run(cfg: Config, *splits: str, folder: Path) -> None:
+    """Check the contents of the data sets of a run, in its first process, for some seconds.
 
     Args:
         cfg: the config.
         splits: names of the splits.
         folder: gets a report.
-        skip_bad: read all images, and write lists of what is good.
-
-    Returns:
-        With `skip_bad`, the list for each data set with errors, for `plan_good_parts`.
 
     Raises:
         UserError: there are errors, which have been printed.
     """
-    seconds = math.inf if skip_bad else SECONDS
-    errors, good_parts = of_first_process(
-        lambda: check_contents(cfg, *splits, folder=folder, seconds=seconds, write_good=skip_bad)
-    )
-    if errors and not skip_bad:
+    errors = of_first_process(lambda: check_contents(cfg, *splits, folder=folder, seconds=SECONDS))
+    if errors:
         stop_with_errors()
-    return good_parts
 
 
 def check_contents(
@@ -115,21 +102,18 @@ def check_contents(
     *splits: str,
     folder: Path,
     seconds: float = math.inf,
-    write_good: bool = False,
     found: Sequence[Problem] = (),
     compare: bool = False,
-) -> tuple[int, dict[tuple[str, int], str]]:
+) -> int:
     """Check the contents of the data sets of a config, and print a line for each problem.
 
     `folder` gets a report with all items of all problems, those `found` before included. After
     `seconds` of a data set, no further images are read completely. `compare` looks for training
-    images in the other splits. `write_good` writes lists of what is good, for `plan_good_parts`.
+    images in the other splits.
 
     Returns:
-        The number of kinds of errors, and the list of what is good in each data set with errors, by
-        its split and number.
+        The number of kinds of errors.
     """
-    good = {}
     prints: dict[str, Prints] = {split: {} for split in splits} if compare else {}
     every = [('', problem) for problem in found]
 
@@ -140,7 +124,7 @@ def check_contents(
 
     for split in splits:
         check_evaluators(cfg, split)
-    for split, number, dataset in distinct_data(cfg, splits, repeat=write_good):
+    for split, number, dataset in distinct_data(cfg, splits):
         checked = check_dataset(cfg, split, dataset, seconds, prints.get(split))
         if checked is None:
             continue
@@ -151,12 +135,6 @@ def check_contents(
                 'cpvt check-data reads all'
             )
         report(name, checked.problems)
-        if write_good and any(problem.is_error for problem in checked.problems):
-            suffix = 'json' if is_coco(dataset) else 'txt'
-            path = make_folder(folder).absolute() / f'good_{name}.{suffix}'
-            if not checked.write_clean(path):
-                raise UserError(f'none of the images of the {split} data is without error')
-            good[split, number] = str(path)
     training = prints.pop('train', {})
     for split, images in prints.items():
         if shared := shared_images(images, training):
@@ -167,35 +145,17 @@ def check_contents(
         lines = [name + '\n'.join(problem.lines) for name, problem in every]
         write_text(path, '\n'.join(lines) + '\n')
         print(f'all of them: {path}')
-    return sum(problem.is_error for _, problem in every), good
+    return sum(problem.is_error for _, problem in every)
 
 
-def plan_good_parts(cfg: Config, good_parts: Mapping[tuple[str, int], str]) -> list[Change]:
-    """Let data sets, and the metrics on them, read lists of what is good, by split and number."""
-    changes = []
-    for (split, number), good in good_parts.items():
-        path, dataset = data_paths(cfg, split)[number]
-        reason = 'without images and annotations that have errors (--skip-bad)'
-        changes.append(set_value(f'{path}.ann_file', good, reason))
-        before = annotation_file(dataset).resolve()
-        for metric_path, metric in items_of(cfg, f'{split}_evaluator', ''):
-            read = metric.get('ann_file')
-            if read and Path(read).resolve() == before:
-                changes.append(set_value(f'{metric_path}.ann_file', good, 'as the data'))
-    return changes
-
-
-def distinct_data(
-    cfg: Config, splits: Sequence[str], repeat: bool = False
-) -> Iterator[tuple[str, int, dict]]:
+def distinct_data(cfg: Config, splits: Sequence[str]) -> Iterator[tuple[str, int, dict]]:
     """The innermost data sets of some splits, with the split and their number in it. One that
-    differs only in its pipeline from one before, as test often from val, is left out unless
-    `repeat`."""
+    differs only in its pipeline from one before, as test often from val, is left out."""
     seen = []
     for split in splits:
         for number, dataset in enumerate(data_of(cfg, split)):
             contents = {k: v for k, v in dataset.items() if k not in ('pipeline', 'test_mode')}
-            if repeat or contents not in seen:
+            if contents not in seen:
                 yield split, number, dataset
             seen.append(contents)
 

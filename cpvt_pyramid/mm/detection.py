@@ -4,7 +4,10 @@ from mmdet.models.data_preprocessors import DetDataPreprocessor
 from mmengine.registry import MODELS
 
 from . import bands  # noqa: F401 (it registers transforms)
+from .backbone import CPVTPyramid, DenseCPVT
 from .valid_region import AppendsValidity
+
+__all__ = ['CPVTPyramid', 'DenseCPVT', 'ValidRegionDetDataPreprocessor']
 
 
 @MODELS.register_module()

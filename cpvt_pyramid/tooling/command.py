@@ -11,7 +11,7 @@ with the options of `measure IMAGE [--size SIZE SIZE] [--amp]`. The text above t
     positional                            a positional argument
     keyword-only                          an option; without a default it is required
     bool = False                          a flag
-    bool | str = False                    a flag with an optional value; True without a value
+    bool | str = False                    a flag with an optional value, --flag=VALUE; True without
     Sequence[T]                           one or more values
     tuple[T, T]                           as many values
     Literal['a', 'b']                     a choice
@@ -290,13 +290,28 @@ def one_line(error: Exception, length: int = 300) -> str:
 
 
 class OneLineParser(ArgumentParser):
-    """Reports a mistake in one line, without the usage."""
+    """Reports a mistake in one line, without the usage. Flags with an optional value take it as
+    --flag=VALUE alone, so that they never take the next argument."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+        self.flags: set[str] = set()  # with an optional value
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args(
+            [f'{word}=' if word in self.flags else word for word in words], namespace
+        )
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith('the following arguments are required'):
+            message += ' (options of several values take all that follows them)'
+        if message.startswith('unrecognized arguments') and self.flags:
+            message += f' ({", ".join(sorted(self.flags))} takes a value after =)'
         self.exit(2, f'{self.prog}: {message}; see --help\n')
 
 
-def parser_of(function: Callable) -> ArgumentParser:
+def parser_of(function: Callable) -> OneLineParser:
     """The parser of the options that a function declares."""
     parser = OneLineParser(
         prog=program_name(function),
@@ -307,7 +322,7 @@ def parser_of(function: Callable) -> ArgumentParser:
     kinds = get_type_hints(function)
     for name, parameter in inspect.signature(function).parameters.items():
         settings = argparse_settings(kinds[name])
-        text = texts[name].replace('%', '%%')
+        text = texts.get(name, '').replace('%', '%%')  # none with `python -OO`
         if parameter.kind is not parameter.KEYWORD_ONLY:
             if 'choices' not in settings:
                 settings['metavar'] = name.upper()
@@ -318,6 +333,9 @@ def parser_of(function: Callable) -> ArgumentParser:
             settings['default'] = parameter.default
             text += shown_default(parameter.default)
         flag = f'--{name.replace("_", "-")}'
+        if settings.get('nargs') == '?':
+            parser.flags.add(flag)
+            settings['metavar'] = f'={name.upper()}'
         parser.add_argument(flag, required=is_required, help=text, **settings)
     return parser
 
@@ -339,7 +357,7 @@ def argparse_settings(kind: Any) -> dict[str, Any]:
         (member,) = (k for k in inner if k not in (bool, type(None)))
         settings = argparse_settings(member)
         if bool in inner:
-            settings |= {'nargs': '?', 'const': True}
+            settings |= {'nargs': '?', 'type': lambda text: text or True}
         return settings
     if kind is bool:
         return {'action': 'store_true'}

@@ -1,24 +1,18 @@
-"""Several processes: joining and leaving them, and the option to train on their total batch."""
+"""Several processes: joining and leaving them."""
 
 import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any, Optional
 
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.dist import all_reduce, broadcast_object_list, get_dist_info, init_dist
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
-from mmengine.runner import Runner
+from mmengine.dist import broadcast_object_list, get_dist_info, init_dist
 from mmengine.utils.dl_utils import set_multi_processing
-from torch import Tensor
 
 from ..config.parts import dicts_in, kind_of
-from ..config.plan import Change, set_value
 from ..tooling.command import RANKS, Stopped, UserError
 
 SYNC_BATCH_NORMS = 'SyncBN', 'MMSyncBN', 'SyncBatchNorm'
@@ -93,30 +87,22 @@ def of_first_process(function: Callable[[], Any]) -> Any:
     return result[0]
 
 
-def plan_processes(cfg: Config, launcher: str) -> list[Change]:
-    """What a launcher (none, pytorch, slurm or mpi) needs."""
-    changes = []
-    if cfg.get('launcher', 'none') != launcher:
-        changes.append(set_value('launcher', launcher, '--launcher'))
+def use_launcher(cfg: Config, launcher: str) -> None:
+    """Set a config to run in the processes of a launcher: none, pytorch, slurm or mpi."""
+    cfg.launcher = launcher
     if launcher == 'none' or get_device() != 'cpu':
-        return changes
+        return
     if kind_of(cfg.get('model_wrapper_cfg') or {}) in ('', 'MMDistributedDataParallel'):
-        wrapper = {
+        cfg.model_wrapper_cfg = {
             'type': 'MMDistributedDataParallel',
-            'device_ids': None,
+            'device_ids': None,  # mmengine assumes a GPU for each process
             'broadcast_buffers': False,
             'find_unused_parameters': cfg.get('find_unused_parameters', False),
         }
-        reason = 'on CPUs; mmengine assumes a GPU for each process'
-        if cfg.get('model_wrapper_cfg') != wrapper:
-            changes.append(set_value('model_wrapper_cfg', wrapper, reason))
-    reason = 'SyncBN has no CPU kernel'
-    if cfg.get('sync_bn'):
-        changes.append(set_value('sync_bn', None, reason))
-    for path, settings in dicts_in(cfg.model, 'model'):
+    cfg.sync_bn = None  # SyncBN has no CPU kernel
+    for _, settings in dicts_in(cfg.model):
         if kind_of(settings) in SYNC_BATCH_NORMS:
-            changes.append(set_value(f'{path}.type', 'BN', reason))
-    return changes
+            settings['type'] = 'BN'
 
 
 def connect(launcher: str, env_cfg: dict) -> None:
@@ -150,52 +136,3 @@ def leave_processes() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
-
-
-@HOOKS.register_module()
-class TotalBatchHook(Hook):
-    """Make several processes train, and log, like one process with their total batch.
-
-    Off by default, because published recipes train without it. A config turns it on, see below.
-
-    mmdet's anchor heads (RetinaNet) divide the loss of each process by its own number of positive
-    anchors, and mmengine logs the losses of the first process. With this hook both are averaged
-    over the processes, so that the mean of the gradients, which DDP takes, is the gradient of the
-    total batch.
-
-    Examples:
-        >>> custom_imports = dict(
-        ...     imports=['cpvt_pyramid.mm.detection', 'cpvt_pyramid.training.processes']
-        ... )
-        >>> custom_hooks = [dict(type='TotalBatchHook')]
-    """
-
-    priority = 'HIGHEST'  # before mmengine's RuntimeInfoHook reads the losses
-
-    def before_run(self, runner: Runner) -> None:
-        if runner.cfg.get('default_scope') != 'mmdet':
-            return
-        from mmdet.models.dense_heads import AnchorHead
-
-        for module in runner.model.modules():
-            if getattr(type(module), 'get_targets', None) is AnchorHead.get_targets:
-                module.get_targets = with_mean_positives(module.get_targets)
-
-    def after_train_iter(self, runner: Runner, outputs: dict, **_: Any) -> None:
-        names = [name for name, value in outputs.items() if isinstance(value, Tensor)]
-        values = torch.stack([outputs[name].detach().float() for name in names])
-        all_reduce(values, 'mean')
-        outputs.update(zip(names, values))
-
-
-def with_mean_positives(get_targets: Callable[..., tuple]) -> Callable[..., tuple]:
-    """An anchor head's `get_targets`, returning the mean number of positives of all processes."""
-
-    @wraps(get_targets)
-    def wrapped(*args: Any, **options: Any) -> tuple:
-        labels, label_weights, boxes, box_weights, positives, *rest = get_targets(*args, **options)
-        positives = torch.tensor(float(positives), device=labels[0].device)
-        all_reduce(positives, 'mean')
-        return labels, label_weights, boxes, box_weights, positives, *rest
-
-    return wrapped

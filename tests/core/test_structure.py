@@ -25,7 +25,6 @@ LAYERS = (
     'predict/__init__',
     'training/processes',
     'data',
-    'runner/training',
     'training',
     'runner',
     'app',

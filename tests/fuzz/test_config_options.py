@@ -9,7 +9,7 @@ from support import load_tool
 
 from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.config.parts import dicts_in
-from cpvt_pyramid.runner.tool_runner import ToolRunner
+from cpvt_pyramid.training.runner import CommandRunner
 
 FUZZ = settings.get_profile('fuzz')
 train, test = load_tool('train'), load_tool('test')
@@ -84,7 +84,7 @@ def test_the_checks_pass_or_say_what_is_wrong(
     checkpoint = untrained[name][1:] if tool is test else []
     command = [str(configs[name]), *checkpoint, '--work-dir', str(work_dir), '--cfg-options']
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ToolRunner, 'from_cfg', mock.Mock(side_effect=Begun))
+        patch.setattr(CommandRunner, 'from_cfg', mock.Mock(side_effect=Begun))
         try:
             status = tool.main([*command, *options])
         except Begun:

@@ -24,10 +24,8 @@ from benchmarks.models.families import FAMILIES, batch, build, shrink
 from benchmarks.models.ports import randomize
 from benchmarks.models.samples import random_data
 from cpvt_pyramid.archs import ARCHS, COLUMNAR_ARCHS
-from cpvt_pyramid.config.plan import apply
 from cpvt_pyramid.mm.amp import BFloat16OptimWrapper, bfloat16
-from cpvt_pyramid.runner.training import plan
-from cpvt_pyramid.runner.training.plan import plan_mixed_precision
+from cpvt_pyramid.training import train as run
 
 # What the original mm packages cannot do.
 UPSTREAM = {
@@ -122,7 +120,7 @@ def test_shipped_configs(name, request):
         error, reason = UPSTREAM[name]
         request.applymarker(pytest.mark.xfail(raises=error, reason=reason, strict=True))
     cfg = Config.fromfile(ROOT / 'configs' / name)
-    apply(cfg, plan_mixed_precision(cfg))
+    run.use_mixed_precision(cfg)
     assert cfg.optim_wrapper.type == 'BFloat16OptimWrapper'
     result = trained(cfg.default_scope, json.dumps(tiny(cfg)))
     expected, near = result.logs
@@ -225,8 +223,8 @@ def test_a_compiled_training_step():
     ids=str,
 )
 def test_amp_keeps_the_choice_of_a_config_and_is_float16_on_a_gpu(given, monkeypatch):
-    monkeypatch.setattr(plan, 'get_device', lambda: 'cuda')
+    monkeypatch.setattr(run, 'get_device', lambda: 'cuda')
     cfg = Config({'optim_wrapper': {**given, 'accumulative_counts': 2}})
-    apply(cfg, plan_mixed_precision(cfg))
+    run.use_mixed_precision(cfg)
     used = given if given.get('type', OptimWrapper) != OptimWrapper else {'type': 'AmpOptimWrapper'}
     assert cfg.optim_wrapper == dict(**used, accumulative_counts=2)

@@ -168,4 +168,4 @@ def test_the_documented_commands(untrained, sample_dataset):
     assert written >= {'.csv', '.json', '.geojson', '.jpg'}
     assert {path.name for path in Path('predictions/yolo').iterdir()} == {'labels', 'classes.txt'}
     assert Path('predictions/labelme').is_dir() and Path('predictions/coco.json').is_file()
-    assert Path('analysis.html').is_file() and Path('analysis.json').is_file()
+    assert Path('report.html').is_file()

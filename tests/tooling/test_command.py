@@ -121,7 +121,8 @@ def test_options_come_from_the_signature(capsys):
         ('x b --to-file y --size 3 4 --amp --scale -2', {'size': [3, 4], 'amp': True, 'scale': -2}),
         ('x b --to-file y --resume', {'resume': True}),
         ('x b --resume --to-file y', {'resume': True}),
-        ('x b --to-file=y --resume p', {'resume': 'p'}),
+        ('x b --to-file=y --resume=p', {'resume': 'p'}),
+        ('--to-file=y --resume x b', {'resume': True}),
         ('- b --to-file -', {'image': '-', 'to_file': '-'}),
     ):
         assert vars(parser_of(measure).parse_args(line.split())) == given | options
@@ -129,6 +130,8 @@ def test_options_come_from_the_signature(capsys):
         ('x.png a', '--to-file'),
         ('x a c --to-file y', "'c'"),
         ('x a --to-file y --siez 3 4', '--siez'),
+        ('x a --to-file y --scal 3', '--scal'),
+        ('x a b --to-file y --resume p', 'p (--resume takes a value after =)'),
         ('x a --to-file y --size 3', '--size: expected 2'),
         ('x a --to-file y --size 3.5 4', "'3.5'"),
         ('x a --to-file y --scale much', "'much'"),
@@ -144,12 +147,12 @@ def test_help_comes_from_the_docstrings(capsys):
     with pytest.raises(SystemExit, match='0'):
         run_command(measure, ['--help'])
     said = ' '.join(capsys.readouterr().out.split())
-    assert said.startswith('usage: test_command [-h] [--size SIZE SIZE] [--resume [RESUME]]')
+    assert said.startswith('usage: test_command [-h] [--size SIZE SIZE] [--resume [=RESUME]]')
     assert 'Command lines from functions, and how they end.' in said
     for text in (
         'IMAGE an image, 100% of it',
         'height and width (default: 512 640)',
-        '--resume [RESUME] resume: from this file, if given --amp mixed precision --scale SCALE',
+        '--resume [=RESUME] resume: from this file, if given --amp mixed precision --scale SCALE',
     ):
         assert text in said
     assert 'really' not in said

@@ -1,1 +1,0 @@
-"""What the results of a test say, as an HTML page: of detectors, and of semantic segmentors."""

@@ -1,0 +1,40 @@
+"""mmengine's Runner as the commands use it."""
+
+import logging
+import re
+from typing import Any, Union
+
+from mmengine.logging import MMLogger
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader
+
+# What mmengine logs at length: kept in the log file, not shown in the terminal.
+FILE_ONLY = re.compile(
+    r'\n-{20}|Config:\n|Hooks will be executed|Distributed training is not used|'
+    r'paramwise_options -- |'
+    r'"(FileClient|HardDiskBackend)"'
+)
+
+
+class CommandRunner(Runner):
+    """mmengine's Runner, with a short log in the terminal; it trains as that does."""
+
+    def build_logger(self, *args: Any, **options: Any) -> MMLogger:
+        logger = super().build_logger(*args, **options)
+        for handler in logger.handlers:
+            if isinstance(handler, logging.FileHandler):
+                handler.handleError = raise_active  # else a full disk is a traceback for each line
+            else:
+                handler.addFilter(lambda record: not FILE_ONLY.match(record.getMessage()))
+        return logger
+
+    @staticmethod
+    def build_dataloader(dataloader: Union[DataLoader, dict], **options: Any) -> DataLoader:
+        loader = Runner.build_dataloader(dataloader, **options)
+        if not len(loader.dataset):  # over which an InfiniteSampler would iterate forever
+            raise ValueError('there are no images in the data set, or all are filtered out')
+        return loader
+
+
+def raise_active(record: logging.LogRecord) -> None:
+    raise  # logging calls this while it handles an error

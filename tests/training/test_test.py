@@ -1,0 +1,150 @@
+"""test.py: evaluation, with and without test-time augmentation."""
+
+import errno
+import logging
+import os
+import pickle
+import re
+import sys
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from PIL import Image
+from support import assert_same, in_processes, load_tool
+
+from cpvt_pyramid.config.load import load_config
+from cpvt_pyramid.training.augmentation import augmented
+from cpvt_pyramid.training.predictions import results_dump
+from cpvt_pyramid.training.report.page import analyse
+from cpvt_pyramid.training.runner import CommandRunner
+
+test_tool = load_tool('test')
+
+
+# By the kind of model: the metric of a report, its names of mm's metrics, and mm's unit.
+METRICS = {
+    'detector': ('bbox', {'mAP': 'AP', 'mAP_50': 'AP50', 'mAP_s': 'AP small'}, 1),
+    'segmentor': ('labels', {'mIoU': 'mIoU', 'mAcc': 'mAcc', 'aAcc': 'aAcc'}, 100),
+}
+
+
+@pytest.mark.parametrize('tta', [(), ('--tta',)])
+@pytest.mark.parametrize('kind', METRICS)
+def test_evaluation(untrained, kind, tta, capsys):
+    """Its metrics are those of its report."""
+    files = ['--out', 'found/all.pkl', '--report', 'page.html']
+    assert test_tool.main([*untrained[kind], *files, *tta]) == 0
+    table = capsys.readouterr().out
+    assert table.endswith('\npage.html\n') and '<svg' in Path('page.html').read_text()
+    metric, names, unit = METRICS[kind]
+    found = analyse(load_config(untrained[kind][0]), Path('found/all.pkl')).numbers[metric]
+    for name, ours in names.items():
+        reported = float(re.search(rf'\n(?:coco/bbox_)?{name} +([\d.e-]+)\n', table)[1])
+        assert unit * found[ours] == pytest.approx(reported, abs=6e-4 if unit == 1 else 6e-3)
+    samples = pickle.loads(Path('found/all.pkl').read_bytes())
+    assert len(samples) == 4
+    for sample in samples:
+        if kind == 'detector':
+            assert len(sample['pred_instances']['bboxes'])
+        else:
+            with Image.open(sample['img_path']) as image:
+                assert sample['pred_sem_seg']['data'].shape[-2:] == image.size[::-1]
+            assert 'seg_logits' not in sample
+    assert list(Path('work_dirs', kind, 'test').glob('*/*.json'))
+
+
+@pytest.mark.parametrize('tta', [(), ('--tta',)])
+@pytest.mark.parametrize('kind', METRICS)
+def test_metrics_do_not_depend_on_the_batch_size(untrained, kind, tta, capsys):
+    """Of images of several sizes."""
+    resize = 'test_dataloader.dataset.pipeline.1.keep_ratio=True'
+    tables, samples = [], []
+    for size in (1, 4):
+        command = [*untrained[kind], *tta, '--out', f'{size}.pkl', '--cfg-options', resize]
+        assert test_tool.main([*command, f'test_dataloader.batch_size={size}']) == 0
+        tables.append(capsys.readouterr().out.splitlines()[-3:])
+        samples.append(pickle.loads(Path(f'{size}.pkl').read_bytes()))
+    assert tables[0] == tables[1]
+    for alone, found in zip(*samples):
+        assert alone['img_path'] == found['img_path']
+        if kind == 'segmentor':
+            pixels = [sample['pred_sem_seg']['data'] for sample in (alone, found)]
+            assert torch.equal(*pixels) and len(pixels[0].unique()) > 1
+            continue
+        alone, found = (sample['pred_instances'] for sample in (alone, found))
+        assert len(found['labels']) and torch.equal(found['labels'], alone['labels'])
+        torch.testing.assert_close(found['bboxes'], alone['bboxes'], rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize('kind', METRICS)
+def test_two_processes_find_what_one_finds(untrained, configs, kind):
+    """Of an odd number of images of several sizes, of which the second process gets one twice."""
+    load_config(configs[kind])  # imports mm once, and not in each process
+    command = [*untrained[kind], '--cfg-options', 'test_dataloader.batch_size=2']
+    command += ['test_dataloader.dataset.pipeline.1.keep_ratio=True']
+    command += ['test_dataloader.dataset.indices=3']
+    files = ['--out', 'all.pkl', '--report', 'page.html', '--work-dir', 'work']
+    for folder in 'one', 'two':
+        Path(folder).mkdir()
+
+    def work(rank: int, folder: str, *options: str) -> int:
+        os.chdir(folder)
+        with Path(f'out{rank}').open('w') as sys.stdout:
+            return test_tool.main([*command, *files, *options])
+
+    assert in_processes(1, partial(work, folder='one')) == [(0, mock.ANY)]
+    found = in_processes(2, lambda rank: work(rank, 'two', '--launcher', 'pytorch'))
+    assert [status for status, _ in found] == [0, 0], found
+    tables = [
+        re.findall(r'^[\w/]+ +-?[\d.e-]+$', Path(folder, 'out0').read_text(), re.M)
+        for folder in ('one', 'two')
+    ]
+    assert tables[0] == tables[1] and len(tables[0]) >= 3
+    one, two = (pickle.loads(Path(folder, 'all.pkl').read_bytes()) for folder in ('one', 'two'))
+    assert len(one) == 3
+    assert_same(one, two)
+    dates = r'<dc:date>.*?</dc:date>'  # of the pictures
+    pages = [re.sub(dates, '', Path(f, 'page.html').read_text()) for f in ('one', 'two')]
+    assert pages[0] == pages[1]
+
+
+def test_predictions_are_written_whole_or_not_at_all(untrained, capsys):
+    dump = results_dump('mmseg', 'all.pkl')
+    assert dump.compute_metrics([{'a': 1}]) == {}
+    with pytest.raises(Exception, match='pickle'):
+        dump.compute_metrics([{'a': 2}, (i for i in ())])
+    assert pickle.loads(Path('all.pkl').read_bytes()) == [{'a': 1}]
+    os.remove('all.pkl')
+    os.mkdir('all.pkl')
+    assert test_tool.main([*untrained['detector'], '--out', 'all.pkl']) == 2
+    assert 'cpvt test: all.pkl must be a file to write' in capsys.readouterr().err
+    assert os.listdir() == ['all.pkl']  # no folder for a log
+
+
+def test_a_log_on_a_full_disk_raises_an_error(monkeypatch):
+    """By default, logging prints a traceback for each line."""
+    runner = CommandRunner.__new__(CommandRunner)
+    runner._log_dir, runner._timestamp, runner._experiment_name = '.', 'now', 'name'
+    logger = runner.build_logger()
+    (file,) = (h for h in logger.handlers if isinstance(h, logging.FileHandler))
+    logger.info('one')
+    full = mock.Mock(write=mock.Mock(side_effect=OSError(errno.ENOSPC, 'No space left')))
+    monkeypatch.setattr(file, 'stream', full)
+    with pytest.raises(OSError, match='No space'):
+        logger.info('two')
+    assert 'one' in Path(file.baseFilename).read_text()
+
+
+def test_the_augmented_pipeline_is_the_test_pipeline_at_three_sizes_and_flipped():
+    resize = {'type': 'Resize', 'scale': (200, 100), 'keep_ratio': True}
+    pack = {'type': 'PackDetInputs', 'meta_keys': ('img_id',)}
+    first, many = augmented([{'type': 'LoadImageFromFile'}, resize, pack])
+    assert first == {'type': 'LoadImageFromFile'}
+    assert many['transforms'] == [
+        [resize | {'scale': scale} for scale in ((150, 75), (200, 100), (250, 125))],
+        [{'type': 'RandomFlip', 'prob': 0.0}, {'type': 'RandomFlip', 'prob': 1.0}],
+        [{'type': 'PackDetInputs'}],
+    ]

@@ -29,7 +29,8 @@ EXTRAS = {
     'cpvt_pyramid/registry.py': ['mm'],
     'cpvt_pyramid/predict/openmmlab/': ['mm'],
     'cpvt_pyramid/predict/': ['runtime', 'openvino'],
-    'cpvt_pyramid/runner/': ['mm'],
+    'cpvt_pyramid/config/': ['mm'],
+    'cpvt_pyramid/training/': ['mm'],
     'cpvt_pyramid/timm_models.py': ['timm'],
     'cpvt_pyramid/tooling/': [],
     'cpvt_pyramid/torchvision_models.py': ['torchvision'],
@@ -50,9 +51,9 @@ OPTIONAL = {
     'cpvt_pyramid/predict/formats.py': {'rasterio'},
     'cpvt_pyramid/predict/predictions.py': {'pandas', 'supervision'},
     'cpvt_pyramid/predict/openmmlab/': {'rasterio', 'ray'},
-    'cpvt_pyramid/tooling/files.py': {'filelock'},  # for runner/
+    'cpvt_pyramid/tooling/files.py': {'filelock'},  # for training/
     'cpvt_pyramid/tooling/charts.py': {'markupsafe', 'matplotlib'},
-    'cpvt_pyramid/tooling/pages.py': {'jinja2', 'markupsafe'},  # for runner/
+    'cpvt_pyramid/tooling/pages.py': {'jinja2', 'markupsafe'},  # for training/
     'cpvt_pyramid/tooling/rasters.py': {'rasterio'},
     'cpvt_pyramid/checkpoints/reading.py': {'safetensors'},
 }

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
+from ..accelerate import use_winograd
 from ..config import check
 from ..config.load import load_config, work_dir_of
 from ..data.checks import check_before_run
-from ..ops import use_winograd
 from ..predict.openmmlab.grouping import divide_batches
 from ..predict.openmmlab.models import fetch_checkpoint, load_whole_model
 from ..tooling.command import UserError, rank

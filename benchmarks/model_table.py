@@ -288,7 +288,8 @@ def formats() -> Iterator[list[str]]:
         'mm_pvt_v2': (
             'mmdetection (`PyramidVisionTransformerV2`), mmsegmentation (`MixVisionTransformer`)'
         ),
-        'transformers': 'transformers (SegFormer)',
+        'transformers': 'files of transformers (SegFormer)',
+        'transformers_5': 'the modules of SegFormer in transformers 5',
     }
     with torch.device('meta'):
         samples = {

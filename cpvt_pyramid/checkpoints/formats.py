@@ -121,7 +121,7 @@ FORMATS = {
         linear=True,
     ),
     'timm_pvt_v2': Format(  # timm's PVTv2
-        r'stages\.\d+\.blocks\.\d+\.mlp\.dwconv\.',
+        r'stages\.\d+\.blocks\.\d+\.mlp\.dwconv\.(weight|bias)$',
         STAGES,
         (
             ('patch_embeds.0.', 'patch_embed.'),
@@ -132,7 +132,7 @@ FORMATS = {
         conv_in_mlp=True,
         linear=True,
     ),
-    'transformers': Format(  # transformers' SegFormer
+    'transformers': Format(  # files of transformers' SegFormer
         r'encoder\.block\.\d+\.\d+\.attention\.self\.',
         STAGES,
         (
@@ -151,6 +151,29 @@ FORMATS = {
             ('.mlp.fc1.', '.mlp.dense1.'),
             ('.mlp.dwconv.', '.mlp.dwconv.dwconv.'),
             ('.mlp.fc2.', '.mlp.dense2.'),
+            ('head.', 'classifier.'),
+        ),
+        conv_in_mlp=True,
+        split_kv=True,
+        prefix='segformer.',
+    ),
+    'transformers_5': Format(  # the modules of SegFormer since transformers 5
+        r'stages\.\d+\.blocks\.\d+\.attention\.q_proj\.',
+        STAGES,
+        (
+            ('patch_embeds.{i}.proj.', 'stages.{i}.patch_embeddings.proj.'),
+            ('patch_embeds.{i}.norm.', 'stages.{i}.patch_embeddings.layer_norm.'),
+            ('blocks.{i}.{j}.', 'stages.{i}.blocks.{j}.'),
+            ('norm_list.{i}.', 'stages.{i}.layer_norm.'),
+            ('.norm1.', '.layernorm_before.'),
+            ('.norm2.', '.layernorm_after.'),
+            ('.attn.q.', '.attention.q_proj.'),
+            ('.attn.key.', '.attention.k_proj.'),
+            ('.attn.value.', '.attention.v_proj.'),
+            ('.attn.sr.', '.attention.sequence_reduction.sequence_reduction.'),
+            ('.attn.norm.', '.attention.sequence_reduction.layer_norm.'),
+            ('.attn.proj.', '.attention.o_proj.'),
+            ('.mlp.dwconv.', '.mlp.dwconv.dwconv.'),
             ('head.', 'classifier.'),
         ),
         conv_in_mlp=True,

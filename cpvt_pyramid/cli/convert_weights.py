@@ -41,6 +41,7 @@ Format = Literal[
     'timm_pvt_v2',
     'mm_pvt_v2',
     'transformers',
+    'transformers_5',
 ]
 
 

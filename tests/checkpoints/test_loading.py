@@ -84,6 +84,28 @@ def segformer_of_transformers(arch: str) -> dict:
     return random_tensors(shapes)
 
 
+def segformer_of_transformers_5(arch: str) -> dict:
+    """The names that the same tensors have in the modules of transformers 5."""
+    names = {
+        r'encoder\.patch_embeddings\.(\d)': r'stages.\1.patch_embeddings',
+        r'encoder\.block\.(\d)': r'stages.\1.blocks',
+        r'encoder\.layer_norm\.(\d)': r'stages.\1.layer_norm',
+        r'attention\.self\.(query|key|value)': lambda match: f'attention.{match[1][0]}_proj',
+        r'attention\.self\.sr': 'attention.sequence_reduction.sequence_reduction',
+        r'attention\.self\.layer_norm': 'attention.sequence_reduction.layer_norm',
+        r'attention\.output\.dense': 'attention.o_proj',
+        'layer_norm_1': 'layernorm_before',
+        'layer_norm_2': 'layernorm_after',
+        'mlp.dense': 'mlp.fc',
+    }
+    tensors = {}
+    for name, value in segformer_of_transformers(arch).items():
+        for pattern, replacement in names.items():
+            name = re.sub(pattern, replacement, name)
+        tensors[name] = value
+    return tensors
+
+
 def official_pvt_v2(arch: str) -> dict:
     """Names and shapes of the code of PVTv2's and of SegFormer's authors, written out here."""
     shapes = {}
@@ -142,6 +164,7 @@ SOURCES = {
     'official-pvt_v2_li': ('pvt_v2_li', 'pvt_v2', official_pvt_v2),
     'official-mit': ('mit', 'pvt_v2', official_pvt_v2),
     'transformers-mit': ('mit', 'transformers', segformer_of_transformers),
+    'transformers-5-mit': ('mit', 'transformers_5', segformer_of_transformers_5),
 }
 
 
@@ -218,8 +241,8 @@ def test_round_trips_are_exact(source):
     ours = {name: value.bfloat16() for name, value in ours.items()}
     keys = {
         'pvt': ['ours', 'mmdet', 'pvt'],
-        'pvt_v2': ['ours', 'mm_pvt_v2', 'pvt_v2', 'timm_pvt_v2', 'transformers'],
-        'mit': ['ours', 'mm_pvt_v2', 'pvt_v2', 'timm_pvt_v2', 'transformers'],
+        'pvt_v2': ['ours', 'mm_pvt_v2', 'timm_pvt_v2', 'transformers_5'],
+        'mit': ['ours', 'mm_pvt_v2', 'pvt_v2', 'transformers'],
         'pvt_v2_li': ['ours', 'pvt_v2', 'timm_pvt_v2'],
     }.get(SOURCES[source][0], ['ours', 'mmseg', 'mmpretrain'])
     for key in keys:

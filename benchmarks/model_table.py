@@ -26,6 +26,7 @@ from benchmarks.published import (
     PAPERS,
     RECIPES,
     RETINANET_1X,
+    SEGFORMER,
     SEMANTIC_FPN,
     Recipe,
 )
@@ -48,8 +49,11 @@ def readme_table() -> str:
 
     rows = []
     for arch in ARCHS:
-        results = [recipe.results.get(arch, ('',))[0] for recipe in (RETINANET_1X, SEMANTIC_FPN)]
-        rows.append([*pyramid_row(arch), *results])
+        box_ap = RETINANET_1X.results.get(arch, ('',))[0]
+        miou = SEMANTIC_FPN.results.get(arch, ('',))[0]
+        if arch in SEGFORMER.results:
+            miou = f'{SEGFORMER.results[arch][0]:.1f} (SegFormer)'
+        rows.append([*pyramid_row(arch), box_ap, miou])
     head = ['`arch`', 'published as', *HEAD, 'RetinaNet 1x AP', 'Semantic FPN mIoU']
     return markdown_table(head, rows)
 
@@ -89,14 +93,13 @@ def count(model_class: type, arch: Arch | ColumnarArch, **options: object) -> It
     """Counts a pass of one image of each of SIZES."""
     import torch
 
-    from cpvt_pyramid import ops
     from cpvt_pyramid.flops import Counter
 
     with torch.device('meta'):
         model = model_class(arch, **options)
     for size in SIZES:
         image = torch.empty(1, 3, *size, device='meta')
-        with Counter() as counter, torch.no_grad(), ops.plain():  # which is quicker to count
+        with Counter() as counter, torch.no_grad():
             model(image)
         yield counter
 
@@ -129,7 +132,9 @@ figures are the backbone's.
 
 {pyramids}
 PCPVT and SVT: Twins, [2104.13840](https://arxiv.org/abs/2104.13840), tables 1 and 2. PVT:
-[2102.12122](https://arxiv.org/abs/2102.12122), table 2.
+[2102.12122](https://arxiv.org/abs/2102.12122), table 2. PVTv2:
+[2106.13797](https://arxiv.org/abs/2106.13797), table 2. MiT, the backbone of SegFormer:
+[2105.15203](https://arxiv.org/abs/2105.15203), table 6.
 
 ## Published weights
 
@@ -142,9 +147,34 @@ file on the Hugging Face hub, and any `https://` address can take the place of `
 A file is downloaded once, into the cache of huggingface_hub or, from an address, of torch.hub,
 which finds it by its file name alone: files at different addresses need different names.
 If an address ends in a SHA-256 or the beginning of one (`NAME-HASH.pth`), the download is checked.
-None of the names below has a hash. Sizes are computed from the number of parameters, in float32.
+Of the names below, those of MiT have a hash. Sizes are computed from the number of parameters, in float32.
 
 {weights}
+## Trained detectors and segmentors
+
+OpenMMLab has trained and published these models. `cpvt models` prints the table. Each name stands for
+a config and a file, in `cpvt infer NAME photos/`, `Predictor(NAME)` and `cpvt export NAME`; as
+`load_from` of a training on your own classes; and in `load_weights(backbone, NAME)`, which takes the
+backbone out of the file:
+
+```bash
+cpvt infer retinanet_pvt_v2_b2_coco photos/
+cpvt infer segformer_b0_ade20k photos/
+```
+
+{trained}
+Results are the published ones, at a single scale. The sizes of files are computed from the number of
+parameters. SegFormer's models start from weights of MiT that NVIDIA licenses for research only.
+
+None of the files could be downloaded where this package is developed. Tested are files of the same
+layout: MMDetection's and MMSegmentation's own models, built from their own configs with random
+weights, and saved as the published files are. Boxes and label maps are those of their own test
+pipelines, with scores to 1e-4, on images whose resized sides 32 divides and, with SVT, on which windows
+need padding on both sides or on none. Elsewhere they differ: sub-sampling here keeps the last rows and
+columns of a map, which theirs drops ([ports.md](ports.md)), and the padding of an image to a multiple of
+32 is masked. Two of their LayerNorms have another eps than here (1e-6 and 1e-5). With `--cfg-options model.data_preprocessor.valid_region=False` RetinaNet's boxes are
+theirs at every size.
+
 ## The columnar CPVT
 
 These are classifiers: `from cpvt_pyramid import CPVT`, or in timm's registry `cpvt_tiny_0to5`,
@@ -159,7 +189,8 @@ results are in [`position/settings.py`](../cpvt_pyramid/position/settings.py), c
 ## Recipes
 
 {recipes}
-PCPVT and SVT: Twins, tables 3 to 6; PVT: its section 5. Parameters are those of the whole model;
+PCPVT and SVT: Twins, tables 3 to 6; PVT: its section 5; PVTv2 with RetinaNet: MMDetection, and else
+its section 4; SegFormer: MMSegmentation. Parameters are those of the whole model;
 the papers' numbers are higher by half a million or more, because their code keeps the classifier.
 
 ## Checkpoints
@@ -188,6 +219,10 @@ def models_page() -> str:
         weights=markdown_table(
             ['name', 'model', 'source', 'licence', 'size', 'format'], published_weights()
         ),
+        trained=markdown_table(
+            ['name', 'config', 'data', 'classes', 'published', 'parameters', 'download'],
+            trained_models(),
+        ),
         columns=markdown_table(['code', 'published as', *HEAD], column_rows()),
         recipes=markdown_table(
             ['config', 'backbone', 'head', 'data', 'parameters', 'published'],
@@ -195,6 +230,22 @@ def models_page() -> str:
         ),
         formats=markdown_table(['format', 'whose files', 'models'], formats()),
     )
+
+
+def trained_models() -> Iterator[list[object]]:
+    """The rows of `cpvt models`, with links to the configs and files."""
+    from cpvt_pyramid.trained import CLASSES, METRICS, TRAINED
+
+    for name, model in TRAINED.items():
+        yield [
+            f'`{name}`',
+            f'[{model.config}](../configs/{model.config}.py)',
+            model.data,
+            CLASSES[model.data],
+            f'{model.result} {METRICS[model.data]}',
+            f'{model.parameters / 1e6:.1f}M',
+            f'[{model.megabytes:.0f} MB]({model.url})',
+        ]
 
 
 def column_rows() -> Iterator[list[object]]:
@@ -229,32 +280,49 @@ def recipe_row(model: dict) -> list[str]:
     ]
 
 
+def weights_of(arch: str) -> str:
+    """The name of the published weights of a backbone, from a config that starts from them."""
+    for recipe in RECIPES:
+        if arch in recipe.results:
+            config = read(recipe.config.format(BACKBONES[arch].short))
+            return config.model.backbone.init_cfg.checkpoint
+    return f'timm://{arch}.in1k'
+
+
 def published_weights() -> Iterator[list[str]]:
     """For each file that a config starts from: name, model, source, licence, size and format."""
     import timm
     import torch
 
     import cpvt_pyramid.timm_models  # noqa: F401  registers the models
+    from cpvt_pyramid import CPVTPyramid
     from cpvt_pyramid.checkpoints.downloads import IN_PACKAGE
 
-    for arch, backbone in BACKBONES.items():
-        cfg = read(SEMANTIC_FPN.config.format(backbone.short))
-        name = cfg.model.backbone.init_cfg.checkpoint
+    for arch in BACKBONES:
+        name = weights_of(arch)
         model = f'`{arch}`'
         timm_name = arch
         source = 'timm'
         form = 'ours'
-        if arch.startswith('pvt'):
+        licence = 'Apache-2.0'
+        if arch.startswith('pvt_v2'):
+            form = 'timm_pvt_v2'
+        elif arch.startswith('pvt'):
             source = "PVT's authors"
             form = 'pvt'
+        elif arch.startswith('mit'):
+            timm_name = ''
+            source = "MMSegmentation, converted from SegFormer's authors"
+            form = 'mm_pvt_v2'
+            licence = "NVIDIA's, for research only"
         elif arch == 'cpvt_tiny':
             model = "`cpvt_tiny` with `position='learned'` (DeiT-Ti)"
             timm_name = 'deit_tiny_patch16_224'
             form = 'vit'
         with torch.device('meta'):
-            published = timm.create_model(timm_name)
+            published = timm.create_model(timm_name) if timm_name else CPVTPyramid(arch)
         megabytes = 4 * size_of(published) / 1e6
-        yield [f'`{name}`', model, source, 'Apache-2.0', f'{megabytes:.0f} MB', f'`{form}`']
+        yield [f'`{name}`', model, source, licence, f'{megabytes:.0f} MB', f'`{form}`']
     for path in sorted(IN_PACKAGE.glob('*.safetensors')):
         megabytes = path.stat().st_size / 1e6
         source = 'this package, [distilled](pretraining.md#distilled-weights)'
@@ -322,9 +390,10 @@ def with_table(text: str) -> str:
     return before + BEGIN + readme_table() + END + after
 
 
+DATA = {'CocoDataset': 'COCO', 'ADE20KDataset': 'ADE20K', 'CityscapesDataset': 'Cityscapes'}
 METAFILE_HEADER = """\
 # The configs, for mim. Generated by benchmarks/model_table.py. Results are the backbones'
-# published ones, not reproduced here; there are no weights of whole models. Parameters are counted.
+# published ones, not reproduced here; `cpvt models` lists trained models. Parameters are counted.
 """
 
 
@@ -352,7 +421,7 @@ def models() -> list[dict]:
 def metafile_entry(recipe: Recipe, arch: str) -> dict:
     name = recipe.config.format(BACKBONES[arch].short)
     cfg = read(name)
-    dataset = 'COCO' if cfg.default_scope == 'mmdet' else 'ADE20K'
+    dataset = DATA[cfg.train_dataloader.dataset.type]
     meta = {
         'Architecture': [*BACKBONES[arch].name.split(', '), recipe.head],
         'Parameters': parameters_of(name.removesuffix('_3x')),  # the same model

@@ -2,7 +2,8 @@
 our configs train.
 
 PCPVT and SVT: Twins, arXiv 2104.13840, tables 1 to 6; PVT: arXiv 2102.12122, section 5; CPVT: arXiv
-2102.10882, section 5.
+2102.10882, section 5; PVTv2: arXiv 2106.13797, section 4, and, with RetinaNet, MMDetection; MiT: arXiv
+2105.15203, table 1, and MMSegmentation.
 """
 
 from typing import NamedTuple
@@ -36,6 +37,19 @@ BACKBONES = {
     'svt_small': Backbone('Twins-SVT-S', 'svt_s', 81.7),
     'svt_base': Backbone('Twins-SVT-B', 'svt_b', 83.2),
     'svt_large': Backbone('Twins-SVT-L', 'svt_l', 83.7),
+    'pvt_v2_b0': Backbone('PVTv2-B0', 'pvt_v2_b0', 70.5),
+    'pvt_v2_b1': Backbone('PVTv2-B1', 'pvt_v2_b1', 78.7),
+    'pvt_v2_b2': Backbone('PVTv2-B2', 'pvt_v2_b2', 82.0),
+    'pvt_v2_b2_li': Backbone('PVTv2-B2-Li', 'pvt_v2_b2_li', 82.1),
+    'pvt_v2_b3': Backbone('PVTv2-B3', 'pvt_v2_b3', 83.1),
+    'pvt_v2_b4': Backbone('PVTv2-B4', 'pvt_v2_b4', 83.6),
+    'pvt_v2_b5': Backbone('PVTv2-B5', 'pvt_v2_b5', 83.8),
+    'mit_b0': Backbone('MiT-B0', 'b0', 70.5),
+    'mit_b1': Backbone('MiT-B1', 'b1', 78.7),
+    'mit_b2': Backbone('MiT-B2', 'b2', 81.6),
+    'mit_b3': Backbone('MiT-B3', 'b3', 83.1),
+    'mit_b4': Backbone('MiT-B4', 'b4', 83.6),
+    'mit_b5': Backbone('MiT-B5', 'b5', 83.8),
     'cpvt_tiny': Backbone('CPVT-Ti', 'columnar_cpvt_ti', 73.4),
 }
 # Tasks, as mim calls them.
@@ -54,6 +68,12 @@ RETINANET_1X = Recipe(
         pvt_small=(40.4,),
         pvt_medium=(41.9,),
         pvt_large=(42.6,),
+        pvt_v2_b0=(37.1,),
+        pvt_v2_b1=(41.2,),
+        pvt_v2_b2=(44.6,),
+        pvt_v2_b3=(46.0,),
+        pvt_v2_b4=(46.3,),
+        pvt_v2_b5=(46.1,),
         svt_small=(43.0,),
         svt_base=(45.3,),
         svt_large=(45.7,),
@@ -71,10 +91,25 @@ SEMANTIC_FPN = Recipe(
         pvt_small=(39.8,),
         pvt_medium=(41.6,),
         pvt_large=(42.1,),
+        pvt_v2_b2=(45.2,),
         svt_small=(43.2,),
         svt_base=(45.3,),
         svt_large=(46.7,),
         cpvt_tiny=(),
+    ),
+)
+_MIOU = {'mIoU': SEMANTIC, 'mIoU(ms+flip)': SEMANTIC}
+SEGFORMER = Recipe(
+    'segformer_{}',
+    'SegFormer',
+    _MIOU,
+    dict(
+        mit_b0=(37.41, 38.34),
+        mit_b1=(40.97, 42.54),
+        mit_b2=(45.58, 47.03),
+        mit_b3=(47.82, 48.81),
+        mit_b4=(48.46, 49.76),
+        mit_b5=(49.13, 50.22),
     ),
 )
 RECIPES = (
@@ -104,6 +139,7 @@ RECIPES = (
             pvt_small=(40.4, 37.8),
             pvt_medium=(42.0, 39.0),
             pvt_large=(42.9, 39.5),
+            pvt_v2_b2=(45.3, 41.2),
             svt_small=(43.4, 40.3),
             svt_base=(45.2, 41.5),
             svt_large=(45.9, 41.6),
@@ -126,7 +162,7 @@ RECIPES = (
     Recipe(
         'upernet_{}',
         'UPerNet',
-        {'mIoU': SEMANTIC, 'mIoU(ms+flip)': SEMANTIC},
+        _MIOU,
         dict(
             pcpvt_small=(46.2, 47.5),
             pcpvt_base=(47.1, 48.4),
@@ -134,6 +170,21 @@ RECIPES = (
             svt_small=(46.2, 47.1),
             svt_base=(47.7, 48.9),
             svt_large=(48.8, 50.2),
+        ),
+    ),
+    SEGFORMER,
+    Recipe('segformer_{}_640', 'SegFormer', _MIOU, dict(mit_b5=(49.62, 50.36))),
+    Recipe(
+        'segformer_{}_cityscapes',
+        'SegFormer',
+        _MIOU,
+        dict(
+            mit_b0=(76.54, 78.22),
+            mit_b1=(78.56, 79.73),
+            mit_b2=(81.08, 82.18),
+            mit_b3=(81.94, 83.14),
+            mit_b4=(81.89, 83.38),
+            mit_b5=(82.25, 83.48),
         ),
     ),
     Recipe('dino_{}', 'DINO', {'box AP': BOX}, dict(pcpvt_small=())),
@@ -144,6 +195,7 @@ PAPERS = {  # that introduced the heads; arXiv
     'Mask R-CNN': '1703.06870',
     'Semantic FPN': '1901.02446',
     'UPerNet': '1807.10221',
+    'SegFormer': '2105.15203',
     'DINO': '2203.03605',
     'Mask2Former': '2112.01527',
 }

@@ -15,6 +15,7 @@ from mmdet.datasets import CocoDataset
 from mmengine.config import Config
 from mmengine.registry import MODELS as ROOT_MODELS
 from mmengine.runner import Runner
+from PIL import Image
 from safetensors.torch import save_file
 from support import CONFIGS, ROOT, run
 
@@ -22,13 +23,19 @@ from cpvt_pyramid import ARCHS, CPVTPyramid, mm
 from cpvt_pyramid.checkpoints.formats import to_format
 from cpvt_pyramid.ops.dispatch import HAS_FAST_OPS
 
+MIT = 'https://mmassets.onedl.ai/mmsegmentation/v0.5/pretrain/segformer/'
+
+
+def smallest(name: str) -> str:
+    if name.startswith(('mask_rcnn', 'retinanet')):
+        return re.sub(r'_([csp]+vt_[tsmbl]|pvt_v2_b\d)(?=_|.py)', '_cpvt_s', name)
+    name = re.sub(r'segformer_b\d(?=.py|_cityscapes)', 'segformer_b0', name)
+    name = re.sub(r'(?<!c)pvt_([sml]|v2_b\d)', 'pvt_t', name)
+    return re.sub('(cpvt|svt)_[bl]', r'\1_s', name)
+
+
 # Each config, and the one from which it differs in the architecture alone, which is trained.
-SMALLEST = {
-    name: re.sub('_[csp]+vt_[tsmbl](?=_|.py)', '_cpvt_s', name)
-    if name.startswith(('mask_rcnn', 'retinanet'))
-    else re.sub('(cpvt|svt)_[bl]', r'\1_s', re.sub('(?<!c)pvt_[sml]', 'pvt_t', name))
-    for name in CONFIGS
-}
+SMALLEST = {name: smallest(name) for name in CONFIGS}
 
 
 def load(name: str) -> Config:
@@ -46,9 +53,20 @@ def parts(config: object) -> list:
 
 @pytest.fixture(scope='session')
 def data(sample_dataset, tmp_path_factory):
-    """The sample data under the class names of COCO; ADE20K's are known by number alone."""
+    """The sample data under the class names of COCO, and in the layout of Cityscapes. Classes of
+    label maps are known by number alone."""
     root = tmp_path_factory.mktemp('named') / 'sample'
     shutil.copytree(sample_dataset, root)
+    ade = root / 'ade/ADEChallengeData2016'
+    for split, short in (('training', 'train'), ('validation', 'val')):
+        for kind, folder, suffix in (
+            ('images', 'leftImg8bit', 'leftImg8bit'),
+            ('annotations', 'gtFine', 'gtFine_labelTrainIds'),
+        ):
+            target = root / 'cityscapes' / folder / short
+            target.mkdir(parents=True)
+            for path in (ade / kind / split).iterdir():
+                Image.open(path).save(target / f'{path.stem}_{suffix}.png')
     for path in root.glob('coco/annotations/*.json'):
         annotations = json.loads(path.read_text())
         annotations['categories'] = [
@@ -121,6 +139,9 @@ def downloads(tmp_path, monkeypatch):
 
     def from_address(url: str, **options: object) -> dict:
         asked.append(url)
+        if url.startswith(MIT):
+            arch = Path(url).name[: len('mit_b0')]
+            return to_format(CPVTPyramid(arch).half().state_dict(), 'mm_pvt_v2')
         tensors = to_format(CPVTPyramid(Path(url).stem).half().state_dict(), 'pvt')
         token = torch.zeros(1, 1, 512).half()  # of the classifier, with a place in the last table
         tensors['pos_embed4'] = torch.cat([token, tensors['pos_embed4']], dim=1)
@@ -140,12 +161,15 @@ def test_numbers_are_the_models_and_weights_of_its_architecture(name):
     backbone = cfg.model.backbone
     if not name.startswith('demo/'):
         published = {
+            'pvt_v2': f'timm://{backbone.arch}.in1k',
             'pvt': f'https://github.com/whai362/PVT/releases/download/v2/{backbone.arch}.pth',
+            'mit': rf'{MIT}{backbone.arch}_20220624-[0-9a-f]{{8}}\.pth',
             'cpvt': 'timm://deit_tiny_patch16_224.fb_in1k',
+            '': f'timm://twins_{backbone.arch}.in1k',
         }
-        timm_name = f'timm://twins_{backbone.arch}.in1k'
-        checkpoint = published.get(backbone.arch.split('_')[0], timm_name)
-        assert dict(backbone.init_cfg) == dict(type='Pretrained', checkpoint=checkpoint)
+        family = next(family for family in published if backbone.arch.startswith(family))
+        assert backbone.init_cfg.type == 'Pretrained' and len(backbone.init_cfg) == 2
+        assert re.fullmatch(published[family], backbone.init_cfg.checkpoint)
     with torch.device('meta'):
         pyramid = ROOT_MODELS.build(backbone)
     neck, head = cfg.model.get('neck'), cfg.model.get('decode_head')
@@ -195,6 +219,7 @@ def test_trains_evaluates_and_predicts(
     monkeypatch.setattr(Config, 'pretty_text', '')  # takes longer to lay out than a step to train
     monkeypatch.setenv('COCO_ROOT', f'{data}/coco')
     monkeypatch.setenv('ADE_ROOT', f'{data}/ade/ADEChallengeData2016')
+    monkeypatch.setenv('CITYSCAPES_ROOT', f'{data}/cityscapes')
     cfg = small(load(name), tmp_path)
     test_data = cfg.test_dataloader.dataset.data_root  # of the other splits, see below
     assert test_data.startswith(str(data)) or name.startswith('demo/')
@@ -265,3 +290,12 @@ def test_installed_package_holds_what_mim_reads(tmp_path, monkeypatch):
     [path] = yaml.safe_load((mim / 'model-index.yml').read_text())['Import']
     for model in yaml.safe_load((mim / path).read_text())['Models']:
         assert 'model' in Config.fromfile(mim / model['Config'])
+    # The configs of trained models are found in the installed package, too.
+    code = (
+        'from cpvt_pyramid.trained import TRAINED\n'
+        'for model in TRAINED.values():\n'
+        '    assert ".mim" in str(model.config_path) and model.config_path.is_file(), model'
+    )
+    monkeypatch.chdir(tmp_path)
+    found = run(sys.executable, '-c', code, PYTHONPATH=str(tmp_path))
+    assert found.returncode == 0, found.stderr

@@ -1,0 +1,9 @@
+# SegFormer-B1; published: 78.56 mIoU, 79.73 at several scales.
+_base_ = 'segformer_b0_cityscapes.py'
+model = dict(
+    backbone=dict(
+        arch='mit_b1',
+        init_cfg=dict(
+            checkpoint='https://mmassets.onedl.ai/mmsegmentation/v0.5/pretrain/'
+            'segformer/mit_b1_20220624-02e5a6a1.pth')),
+    decode_head=dict(in_channels=[64, 128, 320, 512]))

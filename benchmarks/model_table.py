@@ -146,16 +146,16 @@ file on the Hugging Face hub, and any `https://` address can take the place of `
 
 A file is downloaded once, into the cache of huggingface_hub or, from an address, of torch.hub,
 which finds it by its file name alone: files at different addresses need different names.
-If an address ends in a SHA-256 or the beginning of one (`NAME-HASH.pth`), the download is checked.
-Of the names below, those of MiT have a hash. Sizes are computed from the number of parameters, in float32.
+If an address ends in a SHA-256 or the beginning of one (`NAME-HASH.pth`), the download is checked;
+of the names below, those of MiT do. Sizes are computed from the number of parameters, in float32.
 
 {weights}
 ## Trained detectors and segmentors
 
-OpenMMLab has trained and published these models. `cpvt models` prints the table. Each name stands for
-a config and a file, in `cpvt infer NAME photos/`, `Predictor(NAME)` and `cpvt export NAME`; as
-`load_from` of a training on your own classes; and in `load_weights(backbone, NAME)`, which takes the
-backbone out of the file:
+OpenMMLab has trained and published these models. `cpvt models` prints the table. Each name stands
+for a config and a file, in `cpvt infer NAME photos/`, `Predictor(NAME)` and `cpvt export NAME`; as
+`load_from` of a training on your own classes; and in `load_weights(backbone, NAME)`, which takes
+the backbone out of the file:
 
 ```bash
 cpvt infer retinanet_pvt_v2_b2_coco photos/
@@ -163,17 +163,17 @@ cpvt infer segformer_b0_ade20k photos/
 ```
 
 {trained}
-Results are the published ones, at a single scale. The sizes of files are computed from the number of
-parameters. SegFormer's models start from weights of MiT that NVIDIA licenses for research only.
+Results are the published ones, at a single scale. The sizes of files are computed from the number
+of parameters. SegFormer's models start from weights of MiT that NVIDIA licenses for research only.
 
 None of the files could be downloaded where this package is developed. Tested are files of the same
 layout: MMDetection's and MMSegmentation's own models, built from their own configs with random
 weights, and saved as the published files are. Boxes and label maps are those of their own test
-pipelines, with scores to 1e-4, on images whose resized sides 32 divides and, with SVT, on which windows
-need padding on both sides or on none. Elsewhere they differ: sub-sampling here keeps the last rows and
-columns of a map, which theirs drops ([ports.md](ports.md)), and the padding of an image to a multiple of
-32 is masked. Two of their LayerNorms have another eps than here (1e-6 and 1e-5). With `--cfg-options model.data_preprocessor.valid_region=False` RetinaNet's boxes are
-theirs at every size.
+pipelines, with scores to 1e-4, on images whose resized sides 32 divides and, with SVT, on which
+windows need padding on both sides or on none. Elsewhere they differ: sub-sampling here keeps the
+last rows and columns of a map, which theirs drops, and the padding of an image to a multiple of 32
+is masked. With `--cfg-options model.data_preprocessor.valid_region=False`, RetinaNet's boxes are
+theirs at every size. Some LayerNorms have another eps than theirs, 1e-5 and 1e-6.
 
 ## The columnar CPVT
 

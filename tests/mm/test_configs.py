@@ -21,7 +21,7 @@ from support import CONFIGS, ROOT, run
 
 from cpvt_pyramid import ARCHS, CPVTPyramid, mm
 from cpvt_pyramid.checkpoints.formats import to_format
-from cpvt_pyramid.ops.dispatch import HAS_FAST_OPS
+from cpvt_pyramid.versions import VERSION
 
 MIT = 'https://mmassets.onedl.ai/mmsegmentation/v0.5/pretrain/segformer/'
 
@@ -95,7 +95,7 @@ def small(cfg: Config, work_dir: Path) -> Config:
                 step.crop_size = (64, 64)
     cfg.train_dataloader.batch_size = 2
     cfg.default_hooks.checkpoint.update(interval=1000, save_last=False, save_best=None)
-    cfg.optim_wrapper.optimizer.fused = HAS_FAST_OPS  # the same, faster
+    cfg.optim_wrapper.optimizer.fused = VERSION >= (2, 7)  # the same, faster
     if cfg.default_scope == 'mmdet':
         for part in parts(cfg.model.test_cfg):
             if 'score_thr' in part:

@@ -46,7 +46,7 @@ SMALLEST = (
 NAMES = [
     pytest.param(name, marks=[] if name in SMALLEST else pytest.mark.foreign) for name in TRAINED
 ]
-# Shorter side of the resized images. In the pipelines, which have a test of their own, it is larger.
+# Shorter side of the resized images; larger in the pipelines, which have a test of their own.
 SIDE = 192
 
 

@@ -2,8 +2,8 @@
 our configs train.
 
 PCPVT and SVT: Twins, arXiv 2104.13840, tables 1 to 6; PVT: arXiv 2102.12122, section 5; CPVT: arXiv
-2102.10882, section 5; PVTv2: arXiv 2106.13797, section 4, but for RetinaNet, which is MMDetection's;
-MiT: arXiv 2105.15203, table 6; SegFormer: MMSegmentation.
+2102.10882, section 5; PVTv2: arXiv 2106.13797, section 4, and MMDetection (RetinaNet); MiT: arXiv
+2105.15203, table 6; SegFormer: MMSegmentation.
 """
 
 from typing import NamedTuple

@@ -37,12 +37,12 @@ val_dataloader = dict(
         pipeline=test_pipeline))
 test_dataloader = val_dataloader
 
-train_cfg = dict(max_iters=1200, val_interval=400)
+train_cfg = dict(max_iters=800, val_interval=200)
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=100),
-    dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=False, begin=100, end=1200)]
+    dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=False, begin=100, end=800)]
 optim_wrapper = dict(
     optimizer=dict(lr=2e-3), clip_grad=dict(max_norm=5.0, norm_type=2),
     paramwise_cfg=dict(custom_keys=dict(backbone=dict(lr_mult=0.2))))
 auto_scale_lr = dict(base_batch_size=4)
-default_hooks = dict(logger=dict(interval=25), checkpoint=dict(interval=400))
+default_hooks = dict(logger=dict(interval=25), checkpoint=dict(interval=200))

@@ -1,10 +1,9 @@
 """Check the data sets of a config, or a folder with data: annotations, masks and every image.
 
 Prints a line for each kind of problem and writes all file names to a report. An error stops a
-training or teaches it something wrong; a warning is about what OpenMMLab silently leaves out, and
-about images that training and other data share. data.html shows the classes, the sizes
-and samples of the images. The exit status is 1 if there are errors. cpvt train makes the same check
-for some seconds. For the layouts of folders, see docs/own_data.md.
+training or teaches it something wrong; a warning is about what OpenMMLab silently leaves out. The
+exit status is 1 if there are errors. cpvt train makes the same check for some seconds. For the
+layouts of folders, see docs/own_data.md.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, Optional
 
-from ..tooling.command import UserError, check_at_least, run_command
+from ..tooling.command import UserError, run_command
 
 
 def check_data(
@@ -20,7 +19,6 @@ def check_data(
     *,
     splits: Sequence[Literal['train', 'val', 'test']] = ('train', 'val', 'test'),
     out_dir: str = 'work_dirs/check_data',
-    samples: int = 12,
     assign: Sequence[str] = (),
     cfg_options: Sequence[str] = (),
 ) -> int:
@@ -29,8 +27,7 @@ def check_data(
     Args:
         source: config file, or folder with data.
         splits: which data to check.
-        out_dir: folder for data_report.txt and data.html.
-        samples: images of each split to show.
+        out_dir: folder for data_report.txt.
         assign: for a folder with data: what folders or files in it are for, train,
             val or test, where their names say something else; for example site_dev=train.
         cfg_options: override settings of the config.
@@ -40,10 +37,8 @@ def check_data(
     from ..data.checks import check_contents
     from ..data.folder import assigned_splits
     from ..data.new_config import config_of_folder
-    from ..data.page import write_data_page
     from ..tooling.files import make_folder
 
-    check_at_least('--samples', samples, 0)
     folder = Path(out_dir)
     with TemporaryDirectory() as temporary:
         if Path(source).is_dir():
@@ -56,8 +51,7 @@ def check_data(
             found = []
             check_data(cfg, *splits)
         make_folder(folder)
-        errors = check_contents(cfg, *splits, folder=folder, found=found, compare=True)
-        write_data_page(cfg, splits, folder / 'data.html', source, samples)
+        errors = check_contents(cfg, *splits, folder=folder, found=found)
     print('no errors' if not errors else f'{errors} kinds of errors')
     return min(errors, 1)
 

@@ -25,7 +25,7 @@ from ..tooling.files import make_folder, write_text
 from ..training.processes import of_first_process
 from .coco import check_coco, read_coco
 from .defects import Checked, Problem, stop_with_errors
-from .images import Effort, Prints, shared_images
+from .images import Effort
 from .label_maps import check_label_maps, is_segmentation
 
 SECONDS = 20  # for each data set of a run; larger ones are not read completely
@@ -36,7 +36,6 @@ def check_dataset(
     split: str,
     dataset: dict,
     seconds: float = math.inf,
-    prints: Optional[Prints] = None,
 ) -> Optional[Checked]:
     """Check the contents of a data set of a config; None if it is neither a `CocoDataset` nor a
     `BaseSegDataset`, or not in local files.
@@ -47,7 +46,7 @@ def check_dataset(
     if dataset.get('backend_args') or not is_local(dataset.get('data_root') or ''):
         return None
     steps = [step for step in dataset.get('pipeline') or () if isinstance(step, dict)]
-    effort = Effort(seconds, prints, are_read_by_opencv(steps))
+    effort = Effort(seconds, are_read_by_opencv(steps))
     if is_coco(dataset):
         masks = any(step.get('with_mask') for step in steps) or evaluates_masks(cfg, split)
         path = annotation_file(dataset)
@@ -103,18 +102,15 @@ def check_contents(
     folder: Path,
     seconds: float = math.inf,
     found: Sequence[Problem] = (),
-    compare: bool = False,
 ) -> int:
     """Check the contents of the data sets of a config, and print a line for each problem.
 
     `folder` gets a report with all items of all problems, those `found` before included. After
-    `seconds` of a data set, no further images are read completely. `compare` looks for training
-    images in the other splits.
+    `seconds` of a data set, no further images are read completely.
 
     Returns:
         The number of kinds of errors.
     """
-    prints: dict[str, Prints] = {split: {} for split in splits} if compare else {}
     every = [('', problem) for problem in found]
 
     def report(name: str, problems: Sequence[Problem]) -> None:
@@ -125,7 +121,7 @@ def check_contents(
     for split in splits:
         check_evaluators(cfg, split)
     for split, number, dataset in distinct_data(cfg, splits):
-        checked = check_dataset(cfg, split, dataset, seconds, prints.get(split))
+        checked = check_dataset(cfg, split, dataset, seconds)
         if checked is None:
             continue
         name = f'{split}{number or ""}'
@@ -135,11 +131,6 @@ def check_contents(
                 'cpvt check-data reads all'
             )
         report(name, checked.problems)
-    training = prints.pop('train', {})
-    for split, images in prints.items():
-        if shared := shared_images(images, training):
-            kind = f'{split} images that are training images, or look like one'
-            report(split, [Problem(kind, [f'{p.name} ({same})' for p, same in shared], False)])
     if every:
         path = make_folder(folder) / 'data_report.txt'
         lines = [name + '\n'.join(problem.lines) for name, problem in every]

@@ -1,22 +1,14 @@
-"""Checks of images: complete, of the size that is recorded, in a format that training reads, and in
-one data set only.
-
-To find images that are in two data sets, or look alike, each image is reduced to 64 bits while it
-is decoded: the perceptual hash pHash (Zauner 2010) of the imagehash library.
-"""
+"""Checks of images: complete, of the size that is recorded, and in a format that training reads."""
 
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import cv2
-import imagehash
 import numpy as np
-from PIL import Image
 from tqdm.contrib.concurrent import thread_map
 
 from ..mm.bands import opened, read_bands
@@ -31,29 +23,14 @@ ORIENTATION = 0x0112
 # Formats of Pillow that every OpenCV reads; others depend on its build, which 4.5.4 or newer tells.
 COMMON = ('JPEG', 'MPO', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM')
 TURNED = 'images that an EXIF tag turns; their annotations must be upright, too'
-SIDE = 32  # pixels, to which an image is reduced for its hash
-FEW_BITS = 6  # the most in which the hashes of nearly equal images differ
-GRAY_LEVELS = 10  # their largest mean difference, of 255
-BLOCK = 1024  # images compared at a time
 Size = tuple[int, int]  # height and width of an upright image
 Finding = tuple[str, bool]  # a kind of problem, and whether it is an error
-
-
-class ImagePrint(NamedTuple):
-    """What tells whether two images are the same."""
-
-    bits: np.ndarray  # (64,) booleans
-    thumbnail: np.ndarray  # (16, 16) uint8, gray
-
-
-Prints = dict[Path, ImagePrint]  # of the images that were read
 
 
 class Effort(NamedTuple):
     """How the images of a data set are checked."""
 
     seconds: float = math.inf  # then only the files' existence is checked; 0: only headers are read
-    prints: Optional[Prints] = None  # to fill
     by_opencv: bool = True  # training reads them with OpenCV
 
 
@@ -74,9 +51,6 @@ def inspect(
             if effort.seconds:
                 image.load()
             height, width = image.size[::-1]
-            if effort.prints is not None:
-                with suppress(ValueError):  # a mode that Pillow cannot convert to gray
-                    effort.prints[path] = image_print(image)
             kind = image.format
     except Exception:  # Pillow raises many kinds on a truncated file, or on many bands
         size = size_of_raster(path)
@@ -147,35 +121,3 @@ def shown_image(path: Path) -> np.ndarray:
             bands = file.indexes[:3]
         image = picture(read_bands(path, bands))
     return np.ascontiguousarray(image[..., ::-1])
-
-
-def image_print(image: Image.Image) -> ImagePrint:
-    small = image.convert('L').resize((SIDE, SIDE), Image.Resampling.LANCZOS)
-    bits = imagehash.phash(small).hash.ravel()
-    thumbnail = np.asarray(small).reshape(16, 2, 16, 2).mean((1, 3)).astype(np.uint8)
-    return ImagePrint(bits, thumbnail)
-
-
-def shared_images(prints: Prints, others: Prints) -> list[tuple[Path, Path]]:
-    """The images that are, or look like one, in `others`, each with the most similar one there.
-
-    Hashes are compared by a matrix product: 100,000 with 10,000 take 7 s of a core.
-    """
-    mine = list(prints)
-    theirs = list(others)
-    shared = []
-    signs = np.array([image.bits for image in others.values()], np.float32).reshape(-1, 64) * 2 - 1
-    for start in range(0, len(mine), BLOCK):
-        block = mine[start : start + BLOCK]
-        bits = np.array([prints[path].bits for path in block], np.float32)
-        # The product of two hashes of signs is 64 minus twice the bits that differ.
-        products = (bits * 2 - 1) @ signs.T
-        for path, similar in zip(block, products >= 64 - 2 * FEW_BITS):
-            thumbnail = prints[path].thumbnail.astype(int)
-            pairs = [
-                (np.abs(thumbnail - others[theirs[j]].thumbnail).mean(), theirs[j])
-                for j in np.flatnonzero(similar)
-            ]
-            if pairs and min(pairs)[0] <= GRAY_LEVELS:
-                shared.append((path, min(pairs)[1]))
-    return shared

@@ -74,7 +74,7 @@ def test_valid(layout: Callable, tmp_path: Path, capsys):
     for split, count in zip(('train', 'val'), VALID[layout]):
         check = check_maps if task == 'maps' else check_boxes
         assert sum(map(check, data_of(cfg, split))) == count, split
-    assert load_tool('check_data').main([str(root), '--samples', '0']) == 0
+    assert load_tool('check_data').main([str(root)]) == 0
     assert 'error' not in capsys.readouterr().out.replace('no errors', '')
 
 
@@ -286,7 +286,7 @@ def test_damaged(build: Callable, left: Optional[int], said: list[str], tmp_path
     is_segmentor = build.__name__.startswith('maps')
     command = [str(root), '--base', str(BASES['maps' if is_segmentor else 'boxes'])]
     command += ['--out', str(out)]
-    for tool, words in (('new_config', command), ('check_data', [str(root), '--samples', '0'])):
+    for tool, words in (('new_config', command), ('check_data', [str(root)])):
         assert bool(load_tool(tool).main(words)) == (left is not ALL), tool
         printed = capsys.readouterr()
         assert all(kind in printed.out + printed.err for kind in said)

@@ -46,7 +46,7 @@ with imports_of('batch_drift'):
 
     from benchmarks.models import ports
     from cpvt_pyramid import ARCHS, CPVTPyramid, load_weights
-    from cpvt_pyramid.predict.openmmlab.rasters import read_image
+    from cpvt_pyramid.predict.images import read_image
 
 MEASURED = ('pcpvt_small', 'svt_small', 'pvt_small')
 BACKBONES = ('cpvt_pyramid', 'cpvt_pyramid, unmasked', 'timm', 'mmseg', 'mmdet')
@@ -132,7 +132,7 @@ def read_images(paths: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     if len(paths) != 2:
         raise UserError(f'--images must be two files, the second image larger; got {len(paths)}')
     try:
-        small, large = (read_image(path) for path in paths)
+        small, large = (read_image(path)[..., ::-1].copy() for path in paths)
     except OSError as error:
         raise UserError(f'cannot read {" and ".join(paths)}: {error}') from error
     if (np.array(small.shape) >= large.shape)[:2].all():

@@ -55,7 +55,7 @@ page measures it for {count} configs of MMDetection and MMSegmentation, with sma
 backbone and data preprocessor, and random weights.
 
 - **In batches of one padded size, all {count} are invariant**: their drift is below {limit}, which
-  is rounding error. `cpvt infer`, `cpvt test`, `cpvt run` and torchvision's models in
+  is rounding error. `cpvt infer`, `cpvt test` and torchvision's models in
   evaluation form such batches, and no others.
 - **In a padded batch, {drifting} of them drift.** The maps of our backbone do not, but necks and
   heads read the padding. Such batches are formed by OpenMMLab's own programs for detectors with a

@@ -49,10 +49,11 @@ from .export.comparison import HEAD, verdict
 from .export.self_test import verify_session
 from .padding.batching import padded_size
 from .predict.drawing import jpeg_of
+from .predict.exported import ExportedModel
 from .predict.images import load_image, size_of
 from .predict.metadata import reference_name
+from .predict.model import check_score_thr
 from .predict.predictions import Detections
-from .predict.predictor import ExportedModel, check_score_thr
 from .tooling.command import IGNORED_WARNINGS, UserError, one_line
 from .tooling.images import IMAGE_ENDINGS
 
@@ -112,7 +113,7 @@ class Page:
     def about(self) -> dict[str, Any]:
         """What the page shows before there is an image."""
         about = self.model.about
-        detects = self.model.kind_of_results == 'detections'
+        detects = self.model.kind == 'detections'
         return {
             'name': printable(self.model.path.name),
             'arch': about.get('arch'),
@@ -145,13 +146,13 @@ class Page:
         smallest, largest = self.sizes()
         if size is not None and not smallest <= size <= largest:
             raise UserError(f'size must be from {smallest} to {largest}, got {size}')
-        check_score_thr(score_thr, self.model.kind_of_results)
+        check_score_thr(score_thr, self.model.kind)
         model = self.model if size is None else self.model.with_size(size)
         self.check_input(model, picture.size)
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter('always')
             warnings.filterwarnings('ignore', IGNORED_WARNINGS)
-            (found,) = model.predict([picture.image], score_thr)
+            (found,) = model.predict([model.prepare(picture.image)], score_thr)
             drawn = jpeg_of(found.draw())
         answer: dict[str, Any] = {
             'summary': found.summary() or 'nothing',

@@ -1,6 +1,5 @@
 # Semantic FPN with PCPVT-S on scenes of four bands: red, green, blue and near infrared, of 8 or 16
 # bits, of any size. An example to start from, nothing is published; see docs/bands.md.
-#   cpvt band-statistics data/bands/scenes/train
 #   cpvt train configs/bands/semantic_fpn_cpvt_s.py --auto-scale-lr
 # Data in BANDS_ROOT, or data/bands next to configs/:
 #   scenes/train/*.tif, scenes/val/*.tif    bands 1 to 4
@@ -13,7 +12,7 @@ palette = [[170, 140, 100], [60, 110, 200], [60, 150, 70], [200, 60, 60]]
 
 model = dict(
     data_preprocessor=dict(
-        # Those of your scenes, from cpvt band-statistics. These are of 12-bit samples.
+        # Those of your scenes, from gdalinfo -stats. These are of 12-bit samples.
         mean=[520.0, 530.0, 480.0, 1300.0], std=[260.0, 240.0, 230.0, 520.0], bgr_to_rgb=False),
     backbone=dict(in_channels=4, rgb_weights=['red', 'green', 'blue', 'nir']),
     decode_head=dict(num_classes=4),

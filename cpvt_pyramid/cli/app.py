@@ -36,7 +36,7 @@ def app(
         host: address to listen on; 0.0.0.0 lets other machines in, without a password.
         port: port to listen on; 0 takes a free one.
     """
-    from ..predict.predictor import ExportedModel
+    from ..predict.exported import ExportedModel
     from ..tooling.inputs import local_path
 
     with imports_of('cpvt app', extra='app'):

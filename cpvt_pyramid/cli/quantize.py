@@ -5,7 +5,7 @@
     cpvt quantize upernet.onnx train --compare val --annotations val_labels --zero-is-ignored
 
 Some of the images calibrate the model, and the others decide which layers stay in float32. The
-result runs wherever OpenVINO does: `cpvt run retinanet-int8.xml photo.jpg`. A report,
+result runs wherever OpenVINO does: `cpvt infer retinanet-int8.xml photo.jpg`. A report,
 NAME.report.json, is written next to it. docs/deployment.md explains the options and the figures.
 """
 

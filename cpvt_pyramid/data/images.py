@@ -11,10 +11,9 @@ import cv2
 import numpy as np
 from tqdm.contrib.concurrent import thread_map
 
-from ..mm.bands import opened, read_bands
-from ..predict.openmmlab.rasters import picture, read_image, size_of_raster
+from ..predict.images import picture, read_image
 from ..tooling.images import open_image
-from ..tooling.rasters import ReadError
+from ..tooling.rasters import ReadError, opened, read_bands, size_of_raster
 from .defects import Defects
 
 CHECKERS = min(os.cpu_count() or 1, 16)  # threads that read images
@@ -120,4 +119,4 @@ def shown_image(path: Path) -> np.ndarray:
         with opened(path) as file:
             bands = file.indexes[:3]
         image = picture(read_bands(path, bands))
-    return np.ascontiguousarray(image[..., ::-1])
+    return image

@@ -20,9 +20,9 @@ from PIL import Image
 
 from ..config.parts import dataset_class, kind_of
 from ..predict.drawing import Color, class_palette
-from ..predict.openmmlab.rasters import labels_of_raster
 from ..tooling.command import UserError
 from ..tooling.images import open_image
+from ..tooling.rasters import labels_of_raster
 from .defects import Checked, Defects
 from .folder import (
     IMAGE_WORDS,

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from ..predict.exported import ExportedModel
 from ..predict.images import load_image
 from ..predict.openvino_graph import to_float32, to_rows
 from ..predict.predictions import Detections, Prediction
-from ..predict.predictor import ExportedModel
 from ..predict.sessions import KEY, TEST_KEY, OpenVino, padded_inputs, read_openvino
 from ..tooling.command import UserError, one_line, optional_package
 from ..tooling.report import text_table
@@ -354,7 +354,7 @@ class Comparison:
         return Measured(total.share, accuracy)
 
     def predict(self, model: ExportedModel, image: np.ndarray) -> Prediction:
-        (prediction,) = model.predict([image], 0.0)  # all scores count in AP
+        (prediction,) = model.predict([model.prepare(image)], 0.0)  # all scores count in AP
         return prediction
 
     def shown(self, prediction: Prediction) -> Prediction:
@@ -595,7 +595,7 @@ def metadata_of(
 
 
 def read_annotations(path: Path, original: ExportedModel, zero_is_ignored: bool) -> Truth:
-    segments = original.kind_of_results == 'labels'
+    segments = original.kind == 'labels'
     if segments != path.is_dir():
         wanted = 'a folder of segmentation masks' if segments else 'a JSON file in COCO format'
         raise UserError(f'--annotations must be {wanted} for this model, got {path}')

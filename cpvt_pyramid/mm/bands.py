@@ -4,79 +4,16 @@ They load whole images or random tiles, and the segmentation masks of these. ras
 the files; install the extra `large`.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 from mmcv.transforms import BaseTransform
 from mmengine.registry import TRANSFORMS
 
-from ..tooling.rasters import ReadError, open_raster
-
-if TYPE_CHECKING:
-    from rasterio.io import DatasetReader
+from ..tooling.rasters import opened, read_image_bands
 
 IGNORED = 255  # the label of pixels that do not count
-
-
-def read_bands(
-    path: Union[str, Path],
-    bands: Sequence[int],
-    longest: Optional[int] = None,
-    missing: float = 0,
-) -> np.ndarray:
-    """Bands of an image file, (h, w, N) float32.
-
-    Args:
-        path: the file.
-        bands: numbers of the bands, from 1.
-        longest: pixels of the longer side, to which a larger image is reduced by leaving out
-            pixels. None: it is not.
-        missing: value that replaces the file's nodata value, NaN and infinity.
-
-    Raises:
-        OSError: the file is not a complete image, or has not all of these bands.
-    """
-    with opened(path) as image:
-        shape = image.shape
-        if longest and max(shape) > longest:
-            shape = tuple(max(side * longest // max(shape), 1) for side in shape)
-        return read_image_bands(image, bands, missing, out_shape=(len(bands), *shape))
-
-
-@contextmanager
-def opened(path: Union[str, Path]) -> Iterator['DatasetReader']:
-    """Open an image file. A file that cannot be read is an OSError with its name."""
-    try:
-        with open_raster(path, 'LoadBands') as image:
-            yield image
-    except ReadError as error:
-        raise OSError(f'{error}: {path}') from error
-
-
-def read_image_bands(
-    image: 'DatasetReader', bands: Sequence[int], missing: float = 0, **options: Any
-) -> np.ndarray:
-    """Bands of an open image, see `read_bands`; `options` are those of rasterio's `read`."""
-    check_bands(image, bands)
-    values = image.read(list(bands), **options)
-    out = np.moveaxis(values, 0, -1).astype(np.float32)
-    for i, band in enumerate(bands):
-        nodata = image.nodatavals[band - 1]
-        if nodata is not None:
-            out[..., i][values[i] == nodata] = missing
-    out[~np.isfinite(out)] = missing
-    return np.ascontiguousarray(out)
-
-
-def check_bands(image: 'DatasetReader', bands: Sequence[int]) -> None:
-    """Raise an OSError unless an open image has these bands, and real numbers in them."""
-    if not bands or min(bands) < 1 or max(bands) > image.count:
-        raise OSError(f'bands must be from 1 to {image.count}, got {tuple(bands)}: {image.name}')
-    if any(dtype.startswith('complex') for dtype in image.dtypes):
-        raise OSError(f'samples must be real numbers, got {image.dtypes[0]}: {image.name}')
 
 
 class Part(NamedTuple):
@@ -91,7 +28,7 @@ class LoadBands(BaseTransform):
     """Load bands of the image at `img_path` as float32, instead of `LoadImageFromFile`.
 
     The channels of the model are these bands, in this order: set `bgr_to_rgb=False` in the data
-    preprocessor, and its `mean` and `std` to those of the bands (cpvt band-statistics).
+    preprocessor, and its `mean` and `std` to those of the bands.
 
     Args:
         bands: numbers of the bands in the file, from 1.

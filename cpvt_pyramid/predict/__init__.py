@@ -1,15 +1,15 @@
-"""Exported models on numpy, Pillow and onnxruntime or OpenVINO, without torch and OpenMMLab.
+"""Predictions for images: models, the files of results, and what draws them.
 
-from cpvt_pyramid.predict import Predictor
+    from cpvt_pyramid.predict import Predictor
 
-found = Predictor('model.onnx')('photo.jpg')
-found.draw().save('overlay.png')
+    found = Predictor('model.onnx')('photo.jpg')
+    found.draw().save('overlay.png')
 
-cpvt run model.onnx 'photos/*.jpg' --out-dir predictions
+Exported models run on numpy, Pillow and onnxruntime or OpenVINO, without torch and OpenMMLab.
 """
 
 from ..tooling.command import UserError
-from .predictions import Detections, LabelMap
+from .predictions import Detections, LabelMap, Segments
 from .predictor import Predictor
 
-__all__ = ['Detections', 'LabelMap', 'Predictor', 'UserError']
+__all__ = ['Detections', 'LabelMap', 'Predictor', 'Segments', 'UserError']

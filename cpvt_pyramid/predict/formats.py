@@ -1,170 +1,73 @@
-"""The results of a run in the formats of other tools.
+"""COCO and GeoJSON files of what was found in images.
 
-They are made from the files that a run writes for each image (`records.py`). So this serves whole
-images and tiles, models of mm and exported models.
+The objects of an image are dicts with `class`, `label`, `box` and, some of them, a `score` and a
+`mask` in COCO's run-length encoding.
 """
 
-import csv
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
-from ..tooling.command import UserError
-from ..tooling.files import Format, atomic_write, make_folder, path_from, write_text
-from ..tooling.images import IMAGE_ENDINGS, open_image
-from ..tooling.inputs import Named, is_video
+from ..tooling.files import atomic_write, write_text
+from ..tooling.images import FORMATS, IMAGE_ENDINGS
 from ..tooling.rasters import ReadError, import_rasterio, open_raster
-from .drawing import label_counts, painted_classes
-from .polygons import one_polygon, outlines, regions, ring_area
-from .predictions import Kind
+from .drawing import painted_classes
+from .predictions import Detections, LabelMap, Prediction
 from .records import bounding_box, coco_fields, mask_of, run_lengths
 
-COLUMNS = ('image', 'class', 'score', 'x1', 'y1', 'x2', 'y2', 'area')
 LONGITUDE_LATITUDE = 'urn:ogc:def:crs:OGC:1.3:CRS84'
-PLAIN = {*IMAGE_ENDINGS} - {'.tif', '.tiff'}  # images without a georeference
+PLAIN = {*IMAGE_ENDINGS} - {*FORMATS['TIFF'].endings}  # images without a georeference
 
 
-class ImageResult(NamedTuple):
-    """What was found in an image."""
-
-    path: Path  # of the image
-    name: str  # of its results
-    size: tuple[int, int]  # height and width
-    items: list[dict[str, Any]]  # `class`, `label`, `box`; some have a `score` or a `mask`
-
-
-class Output(NamedTuple):
-    """The results of a run, and the format in which they are written as well."""
-
-    folder: Path  # with the files of each image
-    format: Optional[Format]
-    kind: Kind
-    classes: Sequence[str]
-
-    def check(self, named: Sequence[Named], tiled: bool = False) -> None:
-        """Check, before a run, that the results of images can be written in the format."""
-        if not self.format:
-            return
-        if videos := [path for path, _ in named if is_video(path)]:
-            raise UserError(f'--format is for images, but {videos[0]} is a video; run it without')
-        fits = self.format == 'geojson' or not tiled and self.format != 'yolo'
-        if self.kind == 'labels' and not fits:
-            raise UserError(
-                'segmentation masks can be written as coco, labelme, csv or geojson, and with '
-                f'--tile only as geojson; got --format {self.format}'
-            )
-        has_outlines = self.kind != 'detections' and self.format in ('yolo', 'labelme', 'geojson')
-        if has_outlines or self.format == 'geojson' and any(may_be_located(p) for p, _ in named):
-            import_rasterio(f'--format {self.format}')
-
-    def write(self, named: Sequence[Named]) -> None:
-        """Write the results of images, which are in the folder, in the format."""
-        if self.format:
-            named = tqdm(named, f'writing {self.format}', leave=False, delay=3)
-            WRITERS[self.format](self, named)
-
-    def report(self, done: Sequence[Named], inputs: int) -> None:
-        """Print how many of the inputs have results, and what was found."""
-        print(f'{len(done)} of {inputs} done: results in {self.folder}')
-        if any(not is_video(path) for path, _ in done):
-            print(f'found in images: {self.summary(done) or "nothing"}')
-
-    def summary(self, named: Sequence[Named]) -> str:
-        """What was found in images: the number of objects of each class, or the share of pixels."""
-        counts: Counter[str] = Counter()
-        for path, name in tqdm(named, 'counting', leave=False, delay=3):
-            if is_video(path):
-                continue
-            if self.kind == 'labels':
-                pixels = count_labels(label_map_file(self.folder, name))
-                counts.update({str(n): int(pixels[i]) for i, n in enumerate(self.classes)})
-            else:
-                file = self.folder / f'{name}.{self.kind}.json'
-                content = json.loads(file.read_text(encoding='utf-8'))
-                counts.update(item['class'] for item in content[self.kind])
-        total = sum(counts.values())
-        found = []
-        for name, count in counts.most_common():
-            if not count:
-                continue
-            found.append(
-                f'{name} {count / total:.1%}' if self.kind == 'labels' else f'{count} {name}'
-            )
-        return ', '.join(found)
+def objects_of(prediction: Prediction) -> list[dict[str, Any]]:
+    """The objects that a prediction holds; of a label map its classes, without the background."""
+    if isinstance(prediction, Detections):
+        return prediction.records()
+    if isinstance(prediction, LabelMap):
+        return objects_of_labels(prediction.labels, prediction.classes)
+    return objects_of_segments(prediction.items(), prediction.numbers)
 
 
-def results_of(output: Output, named: Sequence[Named]) -> Iterator[ImageResult]:
-    """Read what a run wrote for images."""
-    for path, name in named:
-        if output.kind == 'labels':
-            labels = pixels_of(label_map_file(output.folder, name))
-            height, width = labels.shape
-            items = items_of_labels(labels, output.classes)
-        else:
-            file = output.folder / f'{name}.{output.kind}.json'
-            content = json.loads(file.read_text(encoding='utf-8'))
-            height, width = content['height'], content['width']
-            items = content[output.kind]
-        if output.kind == 'segments':
-            numbers = pixels_of(output.folder / f'{name}.segments.png')
-            for item in items:
-                item['mask'] = run_lengths(numbers == item['id'])
-        yield ImageResult(path, name, (height, width), items)
-
-
-def items_of_labels(labels: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """The classes in a label map, without the background."""
-    items = []
+def objects_of_labels(labels: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
+    objects = []
     for i in painted_classes(labels, classes):
         mask = labels == i
-        item = {'class': classes[i], 'label': i, 'box': bounding_box(mask)}
-        items.append({**item, 'mask': run_lengths(mask)})
-    return items
+        found = {'class': classes[i], 'label': i, 'box': bounding_box(mask)}
+        objects.append({**found, 'mask': run_lengths(mask)})
+    return objects
 
 
-def pixels_of(path: Path) -> np.ndarray:
-    with open_image(path) as image:
-        return np.asarray(image)
+def objects_of_segments(
+    items: Iterable[dict[str, Any]], numbers: np.ndarray
+) -> list[dict[str, Any]]:
+    """Those of segments with an `id`, from the ids (H, W) of the pixels."""
+    return [{**item, 'mask': run_lengths(numbers == item['id'])} for item in items]
 
 
-def label_map_file(folder: Path, name: str) -> Path:
-    """The label map of an image: of the two that --tile and others write, the newer one."""
-    paths = [folder / f'{name}.labels.{ending}' for ending in ('png', 'tif')]
-    return max((path for path in paths if path.exists()), key=lambda path: path.stat().st_mtime_ns)
+# COCO
 
 
-def count_labels(path: Path) -> np.ndarray:
-    """The number of pixels of each label in a map; that of --tile is read in parts."""
-    counts = np.zeros(2**16, int)
-    if path.suffix == '.png':
-        labels, pixels = label_counts(pixels_of(path))
-        counts[labels] = pixels
-        return counts
-    with open_raster(path, 'a segmentation mask of --tile') as image:
-        for _, window in image.block_windows(1):
-            labels, pixels = label_counts(image.read(1, window=window))
-            counts[labels] += pixels
-    return counts
+class ImageObjects(NamedTuple):
+    """What was found in an image."""
+
+    path: Path
+    size: tuple[int, int]  # height and width
+    objects: list[dict[str, Any]]
 
 
-# Formats
-
-
-def write_coco(output: Output, named: Sequence[Named]) -> None:
-    """coco.json: a data set of the images whose annotations have scores."""
+def write_coco(file: Path, found: Iterable[ImageObjects], classes: Sequence[str]) -> None:
+    """Write a data set of images whose annotations have scores."""
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for number, result in enumerate(results_of(output, named), 1):
-        height, width = result.size
-        file = str(result.path)
-        images.append({'id': number, 'file_name': file, 'height': height, 'width': width})
-        for item in result.items:
+    for number, image in enumerate(found, 1):
+        height, width = image.size
+        name = str(image.path)
+        images.append({'id': number, 'file_name': name, 'height': height, 'width': width})
+        for item in image.objects:
             annotation = {
                 'id': len(annotations) + 1,
                 'image_id': number,
@@ -175,91 +78,9 @@ def write_coco(output: Output, named: Sequence[Named]) -> None:
             }
             annotation['bbox'] = [round(v, 2) for v in annotation['bbox']]
             annotations.append(annotation)
-    categories = [{'id': i, 'name': name} for i, name in enumerate(output.classes, 1)]
+    categories = [{'id': i, 'name': name} for i, name in enumerate(classes, 1)]
     content = {'images': images, 'annotations': annotations, 'categories': categories}
-    write_text(output.folder / 'coco.json', json.dumps(content))
-
-
-def write_yolo(output: Output, named: Sequence[Named]) -> None:
-    """yolo/labels/NAME.txt: on each line a class and a box or a polygon, in shares of the image.
-    yolo/classes.txt: the names."""
-    root = output.folder / 'yolo'
-    make_folder(root / 'labels')
-    for result in results_of(output, named):
-        scale = np.array(result.size[::-1])
-        lines = []
-        for item in result.items:
-            if 'mask' in item:
-                numbers = one_polygon(polygons_of(item)) / scale
-            else:
-                start, stop = np.reshape(item['box'], (2, 2)) / scale
-                numbers = np.array([(start + stop) / 2, stop - start])
-            lines.append(' '.join([str(item['label']), *(f'{v:.6f}' for v in numbers.flat)]))
-        path = root / f'labels/{result.name}.txt'
-        make_folder(path.parent)
-        write_text(path, ''.join(f'{line}\n' for line in lines))
-    write_text(root / 'classes.txt', ''.join(f'{name}\n' for name in output.classes))
-
-
-def write_labelme(output: Output, named: Sequence[Named]) -> None:
-    """labelme/NAME.json: rectangles or polygons, to open in labelme. Parts of an object share a
-    group; the score is the description."""
-    is_map = output.kind == 'labels'
-    for result in results_of(output, named):
-        path = output.folder / f'labelme/{result.name}.json'
-        make_folder(path.parent)
-        shapes: list[dict[str, Any]] = []
-        for group, item in enumerate(result.items):
-            parts = shapes_of_labelme(item)
-            if len(parts) > 1 and not is_map:
-                for part in parts:
-                    part['group_id'] = group
-            shapes += parts
-        if is_map:  # polygons have no holes; small ones come last and are on top
-            shapes.sort(key=lambda shape: -ring_area(np.array(shape['points'])))
-        content: dict[str, Any] = {
-            'version': '5.5.0',
-            'flags': {},
-            'shapes': shapes,
-            'imagePath': path_from(path.parent, result.path),
-            'imageData': None,
-            'imageHeight': result.size[0],
-            'imageWidth': result.size[1],
-        }
-        write_text(path, json.dumps(content, indent=1))
-
-
-def shapes_of_labelme(item: dict[str, Any]) -> list[dict[str, Any]]:
-    """The parts of an object, or its box."""
-    if 'mask' in item:
-        kind = 'polygon'
-        parts = polygons_of(item)
-    else:
-        kind = 'rectangle'
-        parts = [np.reshape(item['box'], (2, 2))]
-    return [
-        {
-            'label': item['class'],
-            'points': part.round(2).tolist(),
-            'group_id': None,
-            'description': f'score {item["score"]}' if 'score' in item else '',
-            'shape_type': kind,
-            'flags': {},
-        }
-        for part in parts
-    ]
-
-
-def write_csv(output: Output, named: Sequence[Named]) -> None:
-    """predictions.csv: a line for each object, or for each class in a label map."""
-    with atomic_write(output.folder / 'predictions.csv') as draft:
-        with draft.open('w', encoding='utf-8', errors='surrogateescape', newline='') as file:
-            table = csv.writer(file)
-            table.writerow(COLUMNS)
-            for result in results_of(output, named):
-                for item in result.items:
-                    score, area = item.get('score', ''), area_of(item)
-                    table.writerow([result.path, item['class'], score, *item['box'], area])
+    write_text(file, json.dumps(content))
 
 
 def area_of(item: dict[str, Any]) -> float:
@@ -270,69 +91,72 @@ def area_of(item: dict[str, Any]) -> float:
     return round((x2 - x1) * (y2 - y1), 2)
 
 
-def polygons_of(item: dict[str, Any]) -> list[np.ndarray]:
-    """The outlines of an object's mask, or of its box where the mask is empty."""
-    return outlines(mask_of(item['mask'])) or [box_corners(item['box'])]
-
-
-def box_corners(box: Sequence[float]) -> np.ndarray:
-    x1, y1, x2, y2 = box
-    return np.array([(x1, y1), (x1, y2), (x2, y2), (x2, y1)], float)
-
-
 # GeoJSON. The polygons of an object are lists of rings, the outer one first.
 
+Feature = tuple[dict[str, Any], list]  # properties and polygons, in pixels
 
-def write_geojson(output: Output, named: Sequence[Named]) -> None:
-    """NAME.geojson: a feature for each object, or each region of a label map, along the borders of
-    its pixels.
+
+def write_geojson(file: Path, image: Path, features: Iterable[Feature]) -> None:
+    """Write a feature for each object, or each region of a label map, along the borders of its
+    pixels.
 
     In world coordinates if the image is georeferenced: of its coordinate system if that has an EPSG
     code, else longitudes and latitudes. Otherwise in pixels.
     """
-    features = features_of_labels if output.kind == 'labels' else features_of_items
-    for path, name in named:
-        crs, to_geometry = coordinates_of(path)
-        with atomic_write(output.folder / f'{name}.geojson') as draft, draft.open('w') as file:
-            file.write('{"type": "FeatureCollection", ')
-            if crs:
-                system = {'type': 'name', 'properties': {'name': crs}}
-                file.write(f'"crs": {json.dumps(system)}, ')
-            file.write('"features": [')
-            separator = ''
-            for properties, polygons in features(output, path, name):
-                geometry = to_geometry(polygons)
-                feature = {'type': 'Feature', 'properties': properties, 'geometry': geometry}
-                file.write(separator + json.dumps(feature))
-                separator = ',\n'
-            file.write(']}\n')
+    crs, to_geometry = coordinates_of(image)
+    with atomic_write(file) as draft, draft.open('w', encoding='utf-8') as target:
+        target.write('{"type": "FeatureCollection", ')
+        if crs:
+            system = {'type': 'name', 'properties': {'name': crs}}
+            target.write(f'"crs": {json.dumps(system)}, ')
+        target.write('"features": [')
+        separator = ''
+        for properties, polygons in features:
+            geometry = to_geometry(polygons)
+            feature = {'type': 'Feature', 'properties': properties, 'geometry': geometry}
+            target.write(separator + json.dumps(feature))
+            separator = ',\n'
+        target.write(']}\n')
 
 
-def features_of_items(output: Output, path: Path, name: str) -> Iterator[tuple[dict, list]]:
-    """The properties and the polygons of each object, of its box where it has no mask."""
-    (result,) = results_of(output, [(path, name)])
-    for item in result.items:
+def features_of_objects(objects: Iterable[dict[str, Any]]) -> Iterator[Feature]:
+    """A feature for each object, of its box where it has no mask."""
+    for item in objects:
         polygons = []
         if 'mask' in item:
             mask = mask_of(item['mask'])
             polygons = [polygon for polygon, _ in regions(mask.astype(np.uint8), mask=mask)]
         if not polygons:
-            corners = box_corners(item['box']).tolist()
-            ring = [*corners, corners[0]]
-            polygons = [[ring]]
+            x1, y1, x2, y2 = map(float, item['box'])
+            polygons = [[[[x1, y1], [x1, y2], [x2, y2], [x2, y1], [x1, y1]]]]
         yield {key: item[key] for key in ('class', 'score') if key in item}, polygons
 
 
-def features_of_labels(output: Output, path: Path, name: str) -> Iterator[tuple[dict, list]]:
-    """The properties and the polygon of each region; the map is not read into memory."""
+def features_of_labels(labels: np.ndarray, classes: Sequence[str]) -> Iterator[Feature]:
+    """A feature for each region of a label map."""
+    for polygon, label in regions(labels):
+        if label < len(classes) and classes[label] != 'background':
+            yield {'class': classes[label]}, [polygon]
+
+
+def features_of_label_file(file: Path, classes: Sequence[str]) -> Iterator[Feature]:
+    """As `features_of_labels`, of a GeoTIFF, which is not read into memory."""
     rasterio = import_rasterio('--format geojson')
-    classes = output.classes
-    file = label_map_file(output.folder, name)
     # Without its georeference, geometries are in pixels.
     with open_raster(file, '--format geojson', GDAL_GEOREF_SOURCES='NONE') as image:
-        for polygon, label in regions(rasterio.band(image, 1)):
-            if label < len(classes) and classes[label] != 'background':
-                yield {'class': classes[label]}, [polygon]
+        yield from features_of_labels(rasterio.band(image, 1), classes)
+
+
+def regions(values: Any, **options: Any) -> Iterator[tuple[list, int]]:
+    """The connected regions of equal values, as polygons along the borders of pixels, each a list
+    of rings with the outer one first, with their value.
+
+    `values` are (H, W) integers, or a band of a rasterio data set, which is read line by line;
+    `options` are those of `rasterio.features.shapes`.
+    """
+    shapes = import_rasterio('--format geojson').features.shapes
+    for geometry, value in shapes(values, connectivity=4, **options):
+        yield geometry['coordinates'], int(value)
 
 
 def may_be_located(path: Path) -> bool:
@@ -388,12 +212,3 @@ def moved_ring(transform: Any, ring: Sequence, counterclockwise: bool) -> list[l
     if turns_left != counterclockwise:
         points = points[::-1]
     return points.tolist()
-
-
-WRITERS: dict[str, Callable[[Output, Sequence[Named]], None]] = {
-    'coco': write_coco,
-    'yolo': write_yolo,
-    'labelme': write_labelme,
-    'csv': write_csv,
-    'geojson': write_geojson,
-}

@@ -1,6 +1,8 @@
 """Reading images, and resizing them as the data pipelines of mm do, with Pillow and numpy."""
 
+import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional, Union
 
@@ -9,9 +11,11 @@ from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from ..tooling.images import open_image, readable_formats
+from ..tooling.rasters import ReadError, read_bands
 
 Source = Union[str, Path, Image.Image, np.ndarray]  # an array is (H, W, 3) RGB uint8
 
+OVERVIEW = 2048  # pixels, longer side of a picture that is only looked at
 DEEP = ('I', 'F')  # Pillow's modes of 32 bits, which it would clip at 255
 TOO_DEEP = 'an image must have 8 or 16 bits a channel, got 32; scale it to 8 bits first'
 ROWS = 32  # that are resized at a time
@@ -47,10 +51,7 @@ def load_image(source: Source) -> np.ndarray:
             raise ValueError(TOO_DEEP)
         return _to_rgb(source, 'the image')
     path = Path(source)
-    if not path.is_file():
-        raise OSError('no such file')
-    if not path.stat().st_size:
-        raise OSError('the file is empty')
+    check_readable(path)
     try:
         # Given a path, Pillow 12 maps an uncompressed TIFF into memory, and scrambles the pixels if
         # its EXIF data rotate it.
@@ -63,10 +64,9 @@ def load_image(source: Source) -> np.ndarray:
     except PermissionError as error:
         raise OSError('permission denied') from error
     except Image.DecompressionBombError as error:
-        most = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
         raise OSError(
-            f'more than {most} million pixels; cut or reduce it, or use cpvt infer --tile, '
-            'which needs torch and OpenMMLab'
+            f'more than {pixel_limit() // 10**6} million pixels; cut or reduce it, or use cpvt '
+            'infer --tile'
         ) from error
     except UnidentifiedImageError as error:
         kinds = ', '.join(readable_formats())
@@ -74,6 +74,55 @@ def load_image(source: Source) -> np.ndarray:
     except Exception as error:  # Pillow raises many kinds on a truncated file
         raise OSError(f'not a complete image: {error}') from error
     raise OSError(TOO_DEEP)
+
+
+def pixel_limit() -> int:
+    """The pixels of the largest image that Pillow reads."""
+    return 2 * (Image.MAX_IMAGE_PIXELS or 2**40)
+
+
+def check_readable(path: Path) -> None:
+    """Raise an OSError unless there is a file that can be read to its end."""
+    if path.is_symlink() and not path.exists():
+        raise OSError(f'a link to {path.readlink()}, which does not exist')
+    if not path.exists():
+        raise OSError('no such file')
+    if path.is_dir():
+        raise OSError('a folder, not a file')
+    if not path.is_file():
+        raise OSError('a pipe or device, not a file')
+    if not path.stat().st_size:
+        raise OSError('the file is empty')
+
+
+def read_image(path: Union[str, Path], bands: Optional[Sequence[int]] = None) -> np.ndarray:
+    """The image at `path`, see `load_image`, or, with their numbers, bands of it, (H, W, N) in
+    float32.
+
+    Raises:
+        ReadError: not a complete image.
+    """
+    try:
+        if bands:
+            check_readable(Path(path))
+            return read_bands(path, bands)
+        return load_image(path)
+    except OSError as error:
+        raise ReadError(str(error).removesuffix(f': {path}')) from error
+
+
+def picture(image: np.ndarray) -> np.ndarray:
+    """An image, see `read_image`, as (H, W, 3) RGB uint8 to draw on.
+
+    Of bands, the first three are red, green and blue, or else the first is grey, each stretched
+    from its 2nd to its 98th percentile.
+    """
+    if image.dtype == np.uint8:
+        return image
+    shown = image[..., [0, 1, 2] if image.shape[2] >= 3 else [0, 0, 0]]
+    some = shown[:: math.ceil(len(shown) / OVERVIEW)]
+    low, high = np.percentile(some, (2, 98), axis=(0, 1))
+    return (255 * ((shown - low) / np.maximum(high - low, 1e-12)).clip(0, 1)).astype(np.uint8)
 
 
 def size_of(source: Source) -> Optional[tuple[int, int]]:

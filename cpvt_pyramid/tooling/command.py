@@ -161,7 +161,7 @@ def run_tool(
             return status
     except Stopped:
         return FAILED
-    except BrokenPipeError:  # of `cpvt run ... | head`; nothing reads what is left
+    except BrokenPipeError:  # of `cpvt infer ... | head`; nothing reads what is left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except BaseException as error:

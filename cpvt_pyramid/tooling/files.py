@@ -1,6 +1,7 @@
 """Output files and folders."""
 
 import errno
+import hashlib
 import itertools
 import os
 import tempfile
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 # Errors of file systems without locks, for example Lustre as it is mounted by default.
 NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP
 
-# See formats.py; here, because the options of tools name it before they import anything slow.
-Format = Literal['coco', 'yolo', 'labelme', 'csv', 'geojson']
+# See predict/formats.py; here, because the options of tools name it before they import anything
+# slow.
+Format = Literal['coco', 'geojson']
+LONGEST_NAME = 200  # bytes of the name of a temporary file; file systems allow 255
 
 
 def check_file(path: Union[str, Path]) -> None:
@@ -69,7 +72,10 @@ def atomic_write(path: Union[str, Path], suffix: str = '') -> Iterator[Path]:
     hidden path, by which some libraries choose the format.
     """
     path = Path(path)
-    partial = path.with_name(f'.{path.name}.partial{suffix}')
+    name = path.name
+    if len(os.fsencode(name)) > LONGEST_NAME:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    partial = path.with_name(f'.{name}.partial{suffix}')
     try:
         yield partial
         os.replace(partial, path)

@@ -7,23 +7,31 @@ only in these formats.
 
 from functools import cache
 from pathlib import Path
-from typing import IO, Union
+from typing import IO, NamedTuple, Union
 
 from PIL import Image
 
-# Pillow's names, and how the names of such files end.
+
+class ImageFormat(NamedTuple):
+    """A format under the names that others have for it."""
+
+    driver: str  # of GDAL
+    endings: tuple[str, ...]  # of the names of files
+
+
+# By Pillow's name.
 FORMATS = {
-    'AVIF': ('.avif',),  # Pillow reads it from version 11.3 on
-    'BMP': ('.bmp',),
-    'GIF': ('.gif',),
-    'JPEG': ('.jpg', '.jpeg', '.jfif'),
-    'JPEG2000': ('.jp2',),
-    'PNG': ('.png',),
-    'PPM': ('.ppm', '.pgm'),
-    'TIFF': ('.tif', '.tiff'),
-    'WEBP': ('.webp',),
+    'AVIF': ImageFormat('AVIF', ('.avif',)),  # Pillow reads it from version 11.3 on
+    'BMP': ImageFormat('BMP', ('.bmp',)),
+    'GIF': ImageFormat('GIF', ('.gif',)),
+    'JPEG': ImageFormat('JPEG', ('.jpg', '.jpeg', '.jfif')),
+    'JPEG2000': ImageFormat('JP2OpenJPEG', ('.jp2',)),
+    'PNG': ImageFormat('PNG', ('.png',)),
+    'PPM': ImageFormat('PNM', ('.ppm', '.pgm')),
+    'TIFF': ImageFormat('GTiff', ('.tif', '.tiff')),
+    'WEBP': ImageFormat('WEBP', ('.webp',)),
 }
-IMAGE_ENDINGS = tuple(sorted(ending for endings in FORMATS.values() for ending in endings))
+IMAGE_ENDINGS = tuple(sorted(ending for kind in FORMATS.values() for ending in kind.endings))
 
 
 @cache

@@ -35,6 +35,7 @@ RESULTS = (
 )
 OWNERS = 'inputs.json'  # in the folder of results: the input of each name, relative to the folder
 LISTED = 10  # files in a warning
+LONGEST = 220  # bytes of a name; file systems allow 255 for a file
 
 
 def find_inputs(
@@ -57,9 +58,9 @@ def find_inputs(
         if text == '-':
             named = (line.rstrip('\r\n') for line in lines or sys.stdin if line.strip())
             inside = [(path, path.stem) for path in map(local_path, named)]
-        elif path.is_dir():
+        elif os.path.isdir(path):
             inside = named_within(path, media_in(path, out_dir))
-        elif path.exists():
+        elif os.path.lexists(path):  # also a link that leads nowhere: reading it reports the error
             inside = [(path, path.stem)]
         elif glob.has_magic(text):
             root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
@@ -120,7 +121,7 @@ def is_result(path: Path, out_dir: Optional[str]) -> bool:
     return (
         out_dir is not None
         and path.name.endswith(RESULTS)
-        and path.resolve().is_relative_to(Path(out_dir).resolve())
+        and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(out_dir))
     )
 
 
@@ -142,19 +143,23 @@ def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[Named], 
     with suppress(OSError, ValueError, TypeError):
         owners = dict(json.loads((folder / OWNERS).read_text(encoding='utf-8')))
     owner_of = {name.casefold(): source for name, source in owners.items()}
-    inputs = {path.resolve() for path in found}
+    inputs = {os.path.realpath(path) for path in found}
     sources = {path: path_from(folder, path) for path in found}
+    all_sources = set(sources.values())
+    there = {path.relative_to(folder).as_posix() for path in files_below(folder)}
 
     def conflicts(name: str, source: str) -> bool:
-        files = [folder / f'{name}{ending}' for ending in RESULTS]
+        files = [f'{name}{ending}' for ending in RESULTS]
+        files = [file for file in files if file in there]
         owner = owner_of.get(name.casefold(), source)
-        if owner != source and (owner in sources.values() or any(f.exists() for f in files)):
+        if owner != source and (owner in all_sources or files):
             return True
-        return any(file.resolve() in inputs for file in files)
+        return any(os.path.realpath(folder / file) in inputs for file in files)
 
     named: list[Named] = []
     taken: set[str] = set()
     for path, wanted in found.items():
+        wanted = shortened(wanted)
         name = distinct_name(wanted, taken, partial(conflicts, source=sources[path]))
         named.append((path, name))
         make_folder((folder / name).parent)
@@ -162,3 +167,11 @@ def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[Named], 
         owners |= {name: sources[path] for path, name in named}
         write_text(folder / OWNERS, json.dumps(owners, indent=1))
     return named, folder
+
+
+def shortened(name: str) -> str:
+    """A name of results whose last part leaves room for their endings and a number."""
+    folder, slash, last = name.rpartition('/')
+    while len(os.fsencode(last)) > LONGEST:
+        last = last[:-1]
+    return f'{folder}{slash}{last}'

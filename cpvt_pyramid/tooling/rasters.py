@@ -1,16 +1,20 @@
-"""Images that rasterio (GDAL) opens."""
+"""Images that rasterio (GDAL) reads: in parts, and of any bands."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 from warnings import catch_warnings, filterwarnings
 
-from .command import optional_package
+import numpy as np
+
+from .command import UserError, optional_package
 
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader
+
+SAMPLE = 1024  # pixels of the longer side, to which a raster is reduced where it is only checked
 
 
 class ReadError(OSError):
@@ -44,3 +48,92 @@ def open_raster(path: Union[str, Path], user: str, **options: Any) -> Iterator['
                 yield image
         except RasterioError as error:
             raise ReadError(f'not a complete image: {error}') from error
+
+
+# Bands
+
+
+@contextmanager
+def opened(path: Union[str, Path]) -> Iterator['DatasetReader']:
+    """Open an image to read bands of it.
+
+    Raises:
+        ReadError: not a complete image; the message ends with its path.
+    """
+    try:
+        with open_raster(path, 'LoadBands') as image:
+            yield image
+    except ReadError as error:
+        raise ReadError(f'{error}: {path}') from error
+
+
+def read_bands(
+    path: Union[str, Path],
+    bands: Sequence[int],
+    longest: Optional[int] = None,
+    missing: float = 0,
+) -> np.ndarray:
+    """Bands of an image file, (h, w, N) float32.
+
+    Args:
+        path: the file.
+        bands: numbers of the bands, from 1.
+        longest: pixels of the longer side, to which a larger image is reduced by leaving out
+            pixels. None: it is not.
+        missing: value that replaces the file's nodata value, NaN and infinity.
+
+    Raises:
+        OSError: the file is not a complete image, or has not all of these bands.
+    """
+    with opened(path) as image:
+        shape = image.shape
+        if longest and max(shape) > longest:
+            shape = tuple(max(side * longest // max(shape), 1) for side in shape)
+        return read_image_bands(image, bands, missing, out_shape=(len(bands), *shape))
+
+
+def read_image_bands(
+    image: 'DatasetReader', bands: Sequence[int], missing: float = 0, **options: Any
+) -> np.ndarray:
+    """Bands of an open image, see `read_bands`; `options` are those of rasterio's `read`."""
+    check_bands(image, bands)
+    values = image.read(list(bands), **options)
+    out = np.moveaxis(values, 0, -1).astype(np.float32)
+    for i, band in enumerate(bands):
+        nodata = image.nodatavals[band - 1]
+        if nodata is not None:
+            out[..., i][values[i] == nodata] = missing
+    out[~np.isfinite(out)] = missing
+    return np.ascontiguousarray(out)
+
+
+def check_bands(image: 'DatasetReader', bands: Sequence[int]) -> None:
+    """Raise an OSError unless an open image has these bands, and real numbers in them."""
+    if not bands or min(bands) < 1 or max(bands) > image.count:
+        raise OSError(f'bands must be from 1 to {image.count}, got {tuple(bands)}: {image.name}')
+    if any(dtype.startswith('complex') for dtype in image.dtypes):
+        raise OSError(f'samples must be real numbers, got {image.dtypes[0]}: {image.name}')
+
+
+# TIFFs that Pillow does not read
+
+
+def size_of_raster(path: Path) -> Optional[tuple[int, int]]:
+    """Height and width of a TIFF, of any bands, that GDAL reads to its end; None of others."""
+    if path.suffix.lower() not in ('.tif', '.tiff'):
+        return None
+    try:
+        with opened(path) as image:
+            bands, size = image.indexes, image.shape
+        read_bands(path, bands, longest=SAMPLE)
+        return size
+    except (OSError, UserError):
+        return None
+
+
+def labels_of_raster(path: Path) -> Optional[np.ndarray]:
+    """A label map of any size, (H, W), in a TIFF that GDAL reads to its end; None of others."""
+    if size_of_raster(path) is None:
+        return None
+    with opened(path) as labels:
+        return labels.read(1)

@@ -65,7 +65,7 @@ def ahead(
 ) -> Iterator[Callable[[], Any]]:
     """For each item, in order, a function that returns or raises what `function` does for it.
 
-    Threads call it for the next items, two each, while an item is in use.
+    Threads call it for the next items, one more than there are threads, while an item is in use.
     """
     if not threads:
         yield from (partial(function, item) for item in items)
@@ -75,7 +75,7 @@ def ahead(
         try:
             for item in items:
                 waiting.append(pool.submit(function, item))
-                if len(waiting) == 2 * threads:
+                if len(waiting) > threads:
                     yield waiting.popleft().result
             while waiting:
                 yield waiting.popleft().result

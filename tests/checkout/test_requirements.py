@@ -14,7 +14,7 @@ EXTRAS = {
     'cpvt_pyramid/cli/demo_data.py': ['demo'],
     'cpvt_pyramid/cli/export.py': ['export', 'mm'],
     'cpvt_pyramid/cli/quantize.py': ['quantize'],
-    'cpvt_pyramid/cli/run.py': ['runtime'],
+    'cpvt_pyramid/cli/infer.py': ['runtime'],
     'cpvt_pyramid/cli/timm_run.py': ['timm'],
     'cpvt_pyramid/cli/verify.py': ['runtime'],
     'cpvt_pyramid/cli/': ['mm'],
@@ -46,11 +46,11 @@ OPTIONAL = {
     'cpvt_pyramid/checkpoints/downloads.py': {'huggingface_hub'},
     'cpvt_pyramid/export/': {'mmdet', 'mmseg', 'torchvision'},  # those of the exported model
     'cpvt_pyramid/hub.py': {'timm'},
-    'cpvt_pyramid/mm/bands.py': {'rasterio'},
     'cpvt_pyramid/predict/drawing.py': {'matplotlib'},
     'cpvt_pyramid/predict/formats.py': {'rasterio'},
     'cpvt_pyramid/predict/predictions.py': {'pandas', 'supervision'},
-    'cpvt_pyramid/predict/openmmlab/': {'rasterio', 'ray'},
+    'cpvt_pyramid/predict/cluster.py': {'ray'},
+    'cpvt_pyramid/predict/large_images.py': {'rasterio'},
     'cpvt_pyramid/tooling/files.py': {'filelock'},  # for training/
     'cpvt_pyramid/tooling/charts.py': {'markupsafe', 'matplotlib'},
     'cpvt_pyramid/tooling/pages.py': {'jinja2', 'markupsafe'},  # for training/

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+from cpvt_pyramid.layers import Block
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models.ours import (
@@ -30,7 +31,6 @@ from torch import Tensor, nn
 
 from benchmarks.models.ports import randomize
 from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, DenseCPVT, PEGConfig, PosCNN, ops
-from cpvt_pyramid.layers import Block
 
 KINDS = {build.__name__: build for build in (pcpvt, svt, classifier, dense)}
 every_kind = pytest.mark.parametrize('build', KINDS.values(), ids=KINDS)

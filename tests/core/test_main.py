@@ -18,7 +18,7 @@ def test_the_list_is_one_line_for_each_tool(tmp_path):
     assert (ended.returncode, ended.stderr) == (0, '')
     lines = [line.split(maxsplit=1) for line in ended.stdout.splitlines() if line[:2] == '  ']
     assert [name for name, _ in lines] == list(find_tools())
-    assert {'train', 'infer', 'new-config', 'run', 'app', 'doctor'} <= find_tools().keys()
+    assert {'train', 'infer', 'new-config', 'app', 'doctor'} <= find_tools().keys()
     assert ['train', 'Train a detector or a segmentor'] in lines
     assert max(map(len, ended.stdout.splitlines())) <= 100
 
@@ -50,8 +50,8 @@ def test_a_wrong_name_help_and_the_version(capsys):
         lists.add(capsys.readouterr().out)
     assert len(lists) == 1 and 'usage: cpvt TOOL' in lists.pop()
     with pytest.raises(SystemExit, match='0'):
-        main(['help', 'run'])
-    assert capsys.readouterr().out.startswith('usage: cpvt run ')
+        main(['help', 'infer'])
+    assert capsys.readouterr().out.startswith('usage: cpvt infer ')
 
 
 def test_lines_begin_with_what_the_user_typed(monkeypatch, capfd, tmp_path):
@@ -60,10 +60,10 @@ def test_lines_begin_with_what_the_user_typed(monkeypatch, capfd, tmp_path):
     (tmp_path / 'torn.jpg').touch()
     model = str(ROOT / 'examples/trees.onnx')
     for inputs, status, line in (
-        ('torn.jpg', 1, 'cpvt run: skipped torn.jpg: the file is empty'),
-        ('no.jpg', 2, 'cpvt run: no image or folder at no.jpg'),
+        ('torn.jpg', 1, 'cpvt infer: skipped torn.jpg: the file is empty'),
+        ('no.jpg', 2, 'cpvt infer: no image or folder at no.jpg'),
     ):
-        assert main(['run', model, inputs]) == status
+        assert main(['infer', model, inputs]) == status
         assert capfd.readouterr().err.splitlines() == [line]
 
 

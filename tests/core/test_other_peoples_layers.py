@@ -9,13 +9,13 @@ from functools import partial
 
 import pytest
 import torch
+from cpvt_pyramid.layers import MLP, Block, set_checkpointing
 from models.ours import classifier, images, outputs, pcpvt, svt
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from benchmarks.models.ports import randomize
 from cpvt_pyramid import ops
-from cpvt_pyramid.layers import MLP, Block, set_checkpointing
 from cpvt_pyramid.position import Grid
 
 IMAGE = images(2, (40, 36))

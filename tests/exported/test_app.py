@@ -32,10 +32,10 @@ from support import ROOT
 
 from cpvt_pyramid import app
 from cpvt_pyramid.cli.app import main, samples_of
-from cpvt_pyramid.cli.run import main as run_main
+from cpvt_pyramid.cli.infer import main as infer_main
 from cpvt_pyramid.predict import Predictor
 from cpvt_pyramid.predict.drawing import jpeg_of
-from cpvt_pyramid.predict.predictor import ExportedModel
+from cpvt_pyramid.predict.exported import ExportedModel
 
 SECRET = b'-----BEGIN OPENSSH PRIVATE KEY-----'
 
@@ -293,7 +293,7 @@ def test_mistakes_are_answered_with_the_line_of_the_command(client, photos, caps
     }
     for name, data in bad.items():
         Path(name).write_bytes(data)
-    assert run_main(['detection.onnx', *bad]) == 1
+    assert infer_main(['detection.onnx', *bad]) == 1
     lines = dict(
         line.partition('skipped ')[2].split(': ', 1)
         for line in capsys.readouterr().err.splitlines()

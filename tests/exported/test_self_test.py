@@ -12,7 +12,7 @@ from cpvt_pyramid.app import Page
 from cpvt_pyramid.cli.verify import main
 from cpvt_pyramid.export.comparison import TOLERANCES, compare_outputs, is_detection
 from cpvt_pyramid.export.self_test import SIZES, draw, pack, thinned, verify_session
-from cpvt_pyramid.predict.predictor import ExportedModel
+from cpvt_pyramid.predict.exported import ExportedModel
 from cpvt_pyramid.predict.sessions import open_session
 
 NAMES = ['detection', 'box', 'image', 'labels', 'probabilities', 'labels without valid']

@@ -18,7 +18,7 @@ from cpvt_pyramid.padding.invariance import (
     batch_report,
 )
 from cpvt_pyramid.predict import Predictor
-from cpvt_pyramid.predict.predictor import ExportedModel
+from cpvt_pyramid.predict.exported import ExportedModel
 from cpvt_pyramid.predict.sessions import open_session
 
 CONSTANTS = {

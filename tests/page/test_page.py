@@ -18,7 +18,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from support import ROOT
 
 from cpvt_pyramid.app import Page, Server, read_picture, read_samples
-from cpvt_pyramid.predict.predictor import ExportedModel
+from cpvt_pyramid.predict.exported import ExportedModel
 
 pytestmark = pytest.mark.page
 
@@ -155,7 +155,7 @@ def test_a_dropped_image_is_shown_with_its_results(browser, page, photos):
     expected = page.page.predict(read_picture(photo), 320)
     assert picture.get_attribute('src') == expected['picture']
     score = browser.find('score')
-    assert score.is_displayed() == (model.kind_of_results == 'detections')
+    assert score.is_displayed() == (model.kind == 'detections')
     if score.is_displayed():
         browser.set_slider('score', 1)
         assert browser.text('status') == f'{photo.name}: nothing'

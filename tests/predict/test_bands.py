@@ -1,4 +1,4 @@
-"""Images of other bands than RGB, from the statistics of scenes to predictions in tiles."""
+"""Images of other bands than RGB, from scenes to predictions in tiles."""
 
 import re
 import shlex
@@ -17,15 +17,15 @@ from rasterio.transform import from_origin
 from support import ROOT, load_tool, photograph, save_tiff
 
 from cpvt_pyramid.data.checks import check_dataset
-from cpvt_pyramid.mm.bands import LoadBands, LoadTileAnnotations, read_bands
+from cpvt_pyramid.mm.bands import LoadBands, LoadTileAnnotations
+from cpvt_pyramid.predict.images import picture
+from cpvt_pyramid.predict.openmmlab.model import OpenMMLabModel, image_pipeline
 from cpvt_pyramid.predict.openmmlab.models import build_model
-from cpvt_pyramid.predict.openmmlab.raster import open_image, row_reader
-from cpvt_pyramid.predict.openmmlab.rasters import band_statistics, picture, size_of_raster
-from cpvt_pyramid.predict.openmmlab.trained import ModelPredictor, image_pipeline
-from cpvt_pyramid.tooling.rasters import ReadError
+from cpvt_pyramid.tooling.rasters import ReadError, read_bands, size_of_raster
 
 PAGE = (ROOT / 'docs/bands.md').read_text()
 COMMANDS = re.findall(r'^cpvt .*$', PAGE, re.M)
+NO_CLASSES = {'classes': (), 'palette': []}
 CONFIG = 'configs/bands/semantic_fpn_cpvt_s.py'
 
 
@@ -76,7 +76,7 @@ SETTINGS = {  # the example in small
 SMALL = ['--cfg-options', *(f'{k}={v}'.replace(' ', '') for k, v in SETTINGS.items())]
 
 
-def test_commands_of_the_page(scenes, monkeypatch, capsys, tmp_path):
+def test_commands_of_the_page(scenes, monkeypatch, tmp_path):
     """They run, on the example in small; tiles give the labels of the whole scene."""
     monkeypatch.setenv('BANDS_ROOT', str(scenes))
     work_dir = ('--work-dir', 'work_dirs/semantic_fpn_cpvt_s')
@@ -85,13 +85,9 @@ def test_commands_of_the_page(scenes, monkeypatch, capsys, tmp_path):
         words = [str(ROOT / word) if word == CONFIG else word for word in words]
         words = [word.replace('iter_20000', 'iter_2') for word in words]
         name = tool.replace('-', '_')
-        if name == 'band_statistics':
-            assert load_tool(name).main(words) == 0
-            assert 'mean = [1001.' in capsys.readouterr().out
-            continue
         more = work_dir if name in ('train', 'test') else ()
         assert load_tool(name).main([*words, *more, *SMALL]) == 0
-    assert {shlex.split(c)[1] for c in COMMANDS} == {'band-statistics', 'train', 'test', 'infer'}
+    assert {shlex.split(c)[1] for c in COMMANDS} == {'train', 'test', 'infer'}
     with rasterio.open(tmp_path / 'predictions/s0.labels.tif') as tiled:
         labels, place = tiled.read(1), tiled.transform
     assert place == from_origin(500_000, 5_000_000, 10, 10) and labels.shape == (100, 75)
@@ -117,9 +113,6 @@ def test_a_tile_and_its_labels_are_the_same_part(scenes):
     assert len(places) > 10
     wide = LoadBands([1], tile=(1000, 50))({'img_path': path})['img']
     assert wide.shape == (90, 50, 1)
-    with open_image(path) as image:
-        rows = row_reader(image, (4, 1))(20, 50)
-    assert np.array_equal(rows.permute(1, 2, 0).numpy(), whole[20:50, :, [3, 0]])
 
 
 def test_labels_are_reduced_and_mapped_as_mmseg_does(tmp_path):
@@ -137,23 +130,6 @@ def test_pixels_without_data(tmp_path):
     found = load_both(LoadBands([1]), path, labels)
     assert found['img'][..., 0].tolist() == [[7, 0, 0], [0, 1, 2]]
     assert found['gt_seg_map'].tolist() == [[0, 1, 255], [255, 1, 0]]
-    found = band_statistics([path])
-    assert [found['mean'], found['minimum'], found['maximum']] == [[3.33333], [1], [7]]
-
-
-def test_statistics(scenes, tmp_path):
-    paths = sorted((scenes / 'scenes').rglob('*.tif'))
-    pixels = np.concatenate([read_bands(path, [4, 2]).reshape(-1, 2) for path in paths])
-    found = band_statistics(paths, [4, 2])
-    np.testing.assert_allclose(found['mean'], pixels.mean(0, np.float64), rtol=1e-5)
-    np.testing.assert_allclose(found['std'], pixels.std(0, np.float64), rtol=1e-5)
-    assert found['minimum'] == pixels.min(0).tolist()
-    assert found['maximum'] == pixels.max(0).tolist()
-    ramp = np.tile(np.arange(5000, dtype=np.uint16), (1, 30, 1))  # of which pixels are left out
-    found = band_statistics([write(tmp_path / 'wide.tif', ramp)])
-    np.testing.assert_allclose(found['mean'] + found['std'], [ramp.mean(), ramp.std()], rtol=5e-3)
-    with pytest.raises(ValueError, match='no image has data in band 1'):
-        band_statistics([write(tmp_path / 'empty.tif', ramp * 0, nodata=0)])
 
 
 def test_pictures_of_bands():
@@ -163,7 +139,7 @@ def test_pictures_of_bands():
     assert grey.min() == 0 and grey.max() == 255
     colored = np.zeros((50, 50, 4), np.float32)
     colored[:25, :, 0] = 900
-    assert picture(colored)[0, 0].tolist() == [0, 0, 255]  # red, in OpenCV's order
+    assert picture(colored)[0, 0].tolist() == [255, 0, 0]
     assert not picture(np.full((3, 3, 4), 7, np.float32)).any()
 
 
@@ -199,7 +175,7 @@ def test_grayscale(tmp_path):
         (sample,) = model.test_step({k: [v] for k, v in data.items()})
     assert sample.pred_sem_seg.data.shape == (1, 70, 60)
     with pytest.raises(ReadError, match='takes 1 bands, got 3'):  # a frame of a video
-        ModelPredictor(model, cfg, {}, 1, 0.3).prepare('frame', np.zeros((8, 8, 3), np.uint8))
+        OpenMMLabModel(model, cfg, NO_CLASSES).prepare(np.zeros((8, 8, 3), np.uint8))
 
 
 def test_checks_of_the_data_read_scenes_of_any_size(scenes, monkeypatch):

@@ -1,6 +1,5 @@
 """infer.py --format: what is written, read by the tools that people use."""
 
-import csv
 import json
 import sys
 from pathlib import Path
@@ -18,12 +17,9 @@ from rasterio.transform import Affine, from_origin
 from support import load_tool, save_tiff
 
 from cpvt_pyramid.data.coco import check_coco
-from cpvt_pyramid.data.defects import Defects
-from cpvt_pyramid.data.readers import find_objects
 from cpvt_pyramid.predict import Detections, LabelMap
-from cpvt_pyramid.predict.formats import Output
 from cpvt_pyramid.predict.openmmlab.prediction import INSTANCE_OFFSET, to_prediction
-from cpvt_pyramid.predict.polygons import one_polygon, outlines
+from cpvt_pyramid.predict.results import Results
 from cpvt_pyramid.tooling.command import UserError
 
 CLASSES = ('cat, small', 'Hündchen', 'never')
@@ -49,7 +45,7 @@ MASKS = np.stack(
 BOXES = np.array([[10, 5, 50, 55], [52, 11, 84, 52], [1.5, 2, 4, 8]], np.float32)
 
 
-def results(form: str, kind: str = 'detections', masks: bool = False) -> None:
+def results(form: str, kind: str = 'detections', masks: bool = False) -> Results:
     """Write the results for one image, in a format."""
     PHOTO.parent.mkdir(exist_ok=True)
     Path('out').mkdir(exist_ok=True)
@@ -61,10 +57,12 @@ def results(form: str, kind: str = 'detections', masks: bool = False) -> None:
     if kind == 'labels':
         labels = (MASKS[0] + 2 * MASKS[1]).astype(np.uint8)
         found = LabelMap(BLACK, ('background', *CLASSES), [(0, 0, 0), *PALETTE], labels)
-    found.write(Path('out'), PHOTO.stem, str(PHOTO))
-    output = Output(Path('out'), form, kind, found.classes)
-    output.check([(PHOTO, PHOTO.stem)])
-    output.write([(PHOTO, PHOTO.stem)])
+    written = Results(Path('out'), kind, found.classes, format=form)
+    entry = PHOTO, PHOTO.stem
+    written.check([entry])
+    written.write(entry, found)
+    written.finish([entry])
+    return written
 
 
 kinds_of_results = pytest.mark.parametrize(
@@ -72,30 +70,9 @@ kinds_of_results = pytest.mark.parametrize(
 )
 
 
-def filled(*rings: np.ndarray, shape: tuple = (HEIGHT, WIDTH)) -> np.ndarray:
-    polygons = [{'type': 'Polygon', 'coordinates': [np.asarray(ring).tolist()]} for ring in rings]
-    return rasterize(polygons, shape).astype(bool)
-
-
-def test_outlines_follow_a_mask():
-    for hole, mask in (
-        (ellipse(30, 30, 8, 8), MASKS[0]),
-        (0, MASKS[1]),
-        (0, ellipse(45, 30, 44, 29)),
-        (0, np.ones((5, 7), bool)),
-        (0, np.eye(9) > 0),
-    ):
-        assert (filled(*outlines(mask), shape=mask.shape) != mask | hole).mean() < 0.02
-    assert len(outlines(ellipse(45, 30, 28, 28))[0]) < 40  # and not two for each row
-    parts = outlines(MASKS[1])
-    whole = one_polygon(parts)
-    assert len(parts) == 2 and len(whole) == len(parts[0]) + len(parts[1]) + 2
-    assert (filled(whole) != MASKS[1]).mean() < 0.02
-
-
 @kinds_of_results
 def test_coco(kind, masks):
-    results('coco', kind, masks)
+    written = results('coco', kind, masks)
     coco = COCO('out/coco.json')
     annotations = list(coco.anns.values())
     names = [coco.cats[annotation['category_id']]['name'] for annotation in annotations]
@@ -109,67 +86,28 @@ def test_coco(kind, masks):
         for annotation, mask in zip(annotations, MASKS):
             np.testing.assert_array_equal(coco.annToMask(annotation), mask)
             assert annotation['area'] == mask.sum()
+    if kind == 'labels':
+        first, second, _ = MASKS.mean((1, 2))
+        shares = 1 - first - second, first, second
+        names = ('background', *CLASSES)
+        expected = ', '.join(f'{name} {share:.1%}' for name, share in zip(names, shares))
+        assert written.summary() == expected
+    else:
+        assert written.summary() == '2 cat, small, 1 Hündchen'
     checked = check_coco(Path('out/coco.json'), Path())
     assert not [problem for problem in checked.problems if problem.is_error]
 
 
-@pytest.mark.parametrize('masks', [False, True])
-def test_yolo(masks):
-    """Read as new_config.py reads it, after the images were put where YOLO has them."""
-    results('yolo', masks=masks)
-    Path('out/yolo/images').mkdir()
-    PHOTO.rename(Path('out/yolo/images', PHOTO.name))
-    defects = Defects()
-    found = find_objects(Path('out/yolo'), defects)
-    assert found.layout == 'YOLO' and tuple(found.classes) == CLASSES and not defects.problems()
-    annotations = found.splits['train'].content['annotations']
-    assert [a['category_id'] for a in annotations] == [1, 2, 1]
-    for annotation, (x1, y1, x2, y2) in zip(annotations, BOXES.tolist()):
-        box = [x1, y1, x2 - x1, y2 - y1]
-        np.testing.assert_allclose(annotation['bbox'], box, atol=1 if masks else 0.001)
-        assert bool(len(annotation.get('segmentation', [[]])[0]) > 8) == (
-            masks and box != [1.5, 2, 2.5, 6]
-        )
-
-
-@kinds_of_results
-def test_labelme(kind, masks):
-    """The fields that labelme's LabelFile.load asks for."""
-    results('labelme', kind, masks)
-    content = json.loads(Path('out/labelme/ä b.json').read_text())
-    assert content.keys() >= {'version', 'flags', 'imageData'}
-    assert Path('out/labelme', content['imagePath']).resolve() == PHOTO.resolve()
-    assert (content['imageHeight'], content['imageWidth']) == (HEIGHT, WIDTH)
-    shapes = content['shapes']
-    for shape in shapes:
-        assert shape.keys() >= {'label', 'points', 'group_id', 'shape_type', 'flags'}
-        assert len(shape['points']) == 2 or shape['shape_type'] == 'polygon'
-    if not masks:
-        assert [shape['points'] for shape in shapes] == BOXES.reshape(3, 2, 2).tolist()
-        assert shapes[0]['description'] == 'score 0.9'
-        return
-    groups = [(shape['label'], shape['group_id']) for shape in shapes]
-    ring, parts, empty = (CLASSES[0], None), (CLASSES[1], 1), (CLASSES[0], None)
-    if kind == 'labels':
-        assert groups == [ring, (CLASSES[1], None), (CLASSES[1], None)]
-    else:
-        assert groups == [ring, parts, parts, empty]
-    assert (filled(shapes[0]['points']) != ellipse(30, 30, 20, 25)).mean() < 0.01
-
-
 @pytest.mark.parametrize('kind', ['detections', 'labels'])
-def test_csv(kind):
-    results('csv', kind, masks=True)
-    with open('out/predictions.csv', newline='', encoding='utf-8') as file:
-        first, second, *more = csv.DictReader(file)
-    numbers = (
-        ('0.9', '10.0', '5.0', '50.0', '55.0')
-        if kind == 'detections'
-        else ('', '10', '5', '50', '55')
-    )
-    assert tuple(first.values()) == (str(PHOTO), CLASSES[0], *numbers, str(MASKS[0].sum()))
-    assert list(first) == ['image', 'class', 'score', 'x1', 'y1', 'x2', 'y2', 'area']
-    assert second['class'] == CLASSES[1] and len(more) == (kind == 'detections')
+def test_coco_of_an_earlier_run(kind):
+    """With --skip-existing, what is in the folder is read."""
+    results('coco', kind, masks=True)
+    first = Path('out/coco.json').read_text()
+    classes = ('background', *CLASSES) if kind == 'labels' else CLASSES
+    later = Results(Path('out'), kind, classes, format='coco')
+    assert later.exist((PHOTO, PHOTO.stem))
+    later.finish([(PHOTO, PHOTO.stem)])
+    assert Path('out/coco.json').read_text() == first
 
 
 @kinds_of_results
@@ -224,32 +162,34 @@ def test_geojson_in_the_world(kind, place, monkeypatch):
 
 
 def test_a_run_that_cannot_be_written_does_not_begin(monkeypatch):
-    """Formats with polygons need rasterio, and others do not."""
+    """GeoJSON of masks and of images with a place needs rasterio, and the rest does not."""
     monkeypatch.setitem(sys.modules, 'rasterio', None)
-    for form, kind, tiled, file, message in (
-        ('yolo', 'labels', False, 'a.png', 'masks can be written .* got --format yolo'),
-        ('csv', 'labels', True, 'a.png', 'with --tile only as geojson; got --format csv'),
+    for form, kind, is_tiled, file, message in (
+        ('coco', 'labels', True, 'a.png', 'masks can be written as geojson, got --format coco'),
         ('coco', 'detections', False, 'a.mp4', 'for images, but a.mp4 is a video; run it without'),
-        ('labelme', 'labels', False, 'a.png', 'needs rasterio; pip install rasterio'),
-        ('yolo', 'segments', False, 'a.png', 'needs rasterio; pip install rasterio'),
+        ('geojson', 'labels', False, 'a.png', 'needs rasterio; pip install rasterio'),
+        ('geojson', 'segments', False, 'a.png', 'needs rasterio; pip install rasterio'),
         ('geojson', 'detections', False, 'a.tif', 'needs rasterio; pip install rasterio'),
     ):
+        results = Results(Path(), kind, CLASSES, format=form, is_tiled=is_tiled)
         with pytest.raises(UserError, match=message):
-            Output(Path(), form, kind, CLASSES).check([(Path(file), 'a')], tiled)
-    for form, kind in (('labelme', 'detections'), ('csv', 'labels')):
-        Output(Path(), form, kind, CLASSES).check([(Path('a.png'), 'a')])
+            results.check([(Path(file), 'a')])
+    for form, kind in (('geojson', 'detections'), ('coco', 'labels')):
+        Results(Path(), kind, CLASSES, format=form).check([(Path('a.png'), 'a')])
 
 
 def test_no_detections_and_no_images():
     Path('out').mkdir()
     empty = Detections(BLACK, CLASSES, PALETTE, np.zeros((0, 4)), np.zeros(0), np.zeros(0))
-    empty.write(Path('out'), 'a', 'a.png')
     for named in ([(Path('a.png'), 'a')], []):
-        for form in ('coco', 'yolo', 'labelme', 'csv', 'geojson'):
-            Output(Path('out'), form, 'detections', CLASSES).write(named)
-    assert Path('out/yolo/labels/a.txt').read_text() == ''
+        for form in ('coco', 'geojson'):
+            results = Results(Path('out'), 'detections', CLASSES, format=form)
+            for entry in named:
+                results.write(entry, empty)
+            results.finish(named)
+            assert results.summary() == 'nothing'
     assert not len(geopandas.read_file('out/a.geojson'))
-    assert Path('out/predictions.csv').read_text().count('\n') == 1
+    assert json.loads(Path('out/coco.json').read_text())['annotations'] == []
 
 
 @pytest.mark.parametrize('kind', ['detector', 'segmentor'])
@@ -272,8 +212,13 @@ def test_panoptic_segments():
     sample = BaseDataElement(pred_panoptic_seg=PixelData(sem_seg=ids))
     meta = {'classes': CLASSES, 'palette': PALETTE}
     Path('out').mkdir()
-    to_prediction(sample, BLACK, meta, 0.3).write(Path('out'), 'a', 'a.png')
-    Output(Path('out'), 'coco', 'segments', CLASSES).write([(Path('a.png'), 'a')])
+    entry = Path('a.png'), 'a'
+    results = Results(Path('out'), 'segments', CLASSES, format='coco')
+    results.write(entry, to_prediction(sample, BLACK, meta, 0.3))
+    results.finish([entry])
+    first = Path('out/coco.json').read_text()
+    Results(Path('out'), 'segments', CLASSES, format='coco').finish([entry])  # of an earlier run
+    assert Path('out/coco.json').read_text() == first
     coco = COCO('out/coco.json')
     found = {coco.cats[a['category_id']]['name']: coco.annToMask(a) for a in coco.anns.values()}
     np.testing.assert_array_equal(found[CLASSES[1]], MASKS[0])

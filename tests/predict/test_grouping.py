@@ -19,9 +19,10 @@ from torch import nn
 
 from benchmarks.models.families import CLASSES, FAMILIES, build
 from benchmarks.models.samples import random_data
-from cpvt_pyramid.predict.openmmlab import trained
+from cpvt_pyramid.padding.batching import map_in_batches
+from cpvt_pyramid.predict.openmmlab import model as model_module
 from cpvt_pyramid.predict.openmmlab.grouping import divide_batches, size_in_batch
-from cpvt_pyramid.predict.openmmlab.trained import ModelPredictor
+from cpvt_pyramid.predict.openmmlab.model import OpenMMLabModel
 from cpvt_pyramid.predict.predictions import Detections, Prediction
 from cpvt_pyramid.tooling.command import UserError
 
@@ -30,10 +31,10 @@ DETECTORS = ('VFNet', 'DyHead', 'SOLO', 'Mask2Former')
 SEGMENTORS = ('DANet', 'CCNet', 'ANN')
 # Heights and widths. For detectors the fourth is padded to the size of the first.
 SIZES = ((75, 128), (130, 180), (64, 90), (90, 120), (130, 180), (64, 90), (75, 128))
-IMAGES = [photograph(*size, seed=i) for i, size in enumerate(SIZES)]
+IMAGES = [photograph(*size, seed=i)[..., ::-1] for i, size in enumerate(SIZES)]
 
 
-def predictor(name: str) -> ModelPredictor:
+def predictor(name: str) -> OpenMMLabModel:
     family = FAMILIES[name]
     scope, pack = 'mmseg', 'PackSegInputs'
     if family.config.startswith('mmdet'):
@@ -43,15 +44,12 @@ def predictor(name: str) -> ModelPredictor:
     loader = dict(dataset=dict(pipeline=pipeline))
     cfg = Config(dict(default_scope=scope, test_dataloader=loader))
     meta = dict(classes=[str(i) for i in range(CLASSES)], palette=None)
-    return ModelPredictor(build(family), cfg, meta, 1, 0.0)
+    return OpenMMLabModel(build(family), cfg, meta, 0.0)
 
 
-def predictions(ready: ModelPredictor, batch_size: int) -> list[Prediction]:
-    ready.batch_size = batch_size
-    prepared = (ready.prepare(i, image) for i, image in enumerate(IMAGES))
-    found = list(ready.predict(prepared))
-    assert [source for source, _ in found] == list(range(len(IMAGES)))
-    return [prediction for _, prediction in found]
+def predictions(ready: OpenMMLabModel, batch_size: int) -> list[Prediction]:
+    prepared = [ready.prepare(image) for image in IMAGES]
+    return list(map_in_batches(ready.predict, prepared, lambda x: x.padded_size, batch_size))
 
 
 def assert_same(found: Prediction, alone: Prediction) -> None:
@@ -73,7 +71,7 @@ def test_results_in_batches_are_those_alone(name, monkeypatch):
     alone = predictions(ready, 1)
     for found, expected in zip(predictions(ready, 4), alone):
         assert_same(found, expected)
-    monkeypatch.setattr(trained, 'size_in_batch', lambda model, image: None)
+    monkeypatch.setattr(model_module, 'size_in_batch', lambda model, image: None)
     with pytest.raises((AssertionError, UserError), match='should be the same|not equal'):
         for found, expected in zip(predictions(ready, 4), alone):
             assert_same(found, expected)
@@ -180,6 +178,6 @@ def test_models_that_return_other_than_a_result_for_each_image(monkeypatch):
     with pytest.raises(UserError, match='returned 3 results for 1 images'):
         predictions(ready, 1)
     divide_batches(ready.model)
-    image = ready.prepare(0, IMAGES[0]).data
+    image = ready.prepare(IMAGES[0]).data
     with pytest.raises(ValueError, match='a batch of 1 needs as many results, got 3'):
         ready.model.test_step(dict(inputs=[image['inputs']], data_samples=[image['data_samples']]))

@@ -1,8 +1,6 @@
-"""infer.py: images, folders, patterns, lists and videos; images in tiles."""
+"""cpvt infer with models of OpenMMLab: images, folders, patterns, lists and videos, and tiles."""
 
-import contextlib
 import io
-import itertools
 import json
 import os
 import pickle
@@ -12,7 +10,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import cv2
@@ -30,9 +27,10 @@ from small_data import CLASSES
 from support import ROOT, film, in_processes, load_tool, photograph, save_tiff
 
 from cpvt_pyramid.config.load import load_config
-from cpvt_pyramid.predict.openmmlab import large_images, trained, writing
+from cpvt_pyramid.predict import running, videos
+from cpvt_pyramid.predict.images import read_image
+from cpvt_pyramid.predict.openmmlab.model import OpenMMLabModel
 from cpvt_pyramid.predict.openmmlab.models import build_model
-from cpvt_pyramid.predict.openmmlab.rasters import read_image
 from cpvt_pyramid.tooling import memory, threads
 from cpvt_pyramid.tooling.command import UserError
 from cpvt_pyramid.tooling.inputs import OWNERS
@@ -163,7 +161,7 @@ def test_without_pictures(untrained, kind, capsys):
 
 @pytest.mark.parametrize('kind', ['detector', 'segmentor'])
 def test_the_rest_of_a_run(untrained, images, kind, capsys):
-    """What has all of its results is left out; the report is of all."""
+    """What has all of its results is left out; the summary is of the rest."""
     film('in/film.avi', frames(2, 96, 128))
     command = [*untrained[kind], 'in', '--skip-existing']
     first = [*command, '--no-pictures'] if kind == 'detector' else command
@@ -173,35 +171,23 @@ def test_the_rest_of_a_run(untrained, images, kind, capsys):
     before = {path.name: path.read_bytes() for path in Path('predictions').iterdir()}
     ending = 'detections.json' if kind == 'detector' else 'labels.png'
     Path(f'predictions/gray.{ending}').unlink()
-    with mock.patch.object(writing, 'write_video') as video:
+    with mock.patch.object(running, 'write_video') as video:
         assert infer.main(first) == 1
     assert not video.called
     said = capsys.readouterr()
     assert '4 of 7 are already done\n5 of 7 done' in said.out
     assert said.err.count('cpvt infer: skipped') == 2
-    (summary,) = re.findall('found in images: .*', found)
-    assert summary in said.out
+    assert 'found in images: ' in said.out
     assert {path.name: path.read_bytes() for path in Path('predictions').iterdir()} == before
     if kind == 'detector':  # now with pictures
         assert infer.main(command) == 1
         assert '0 of 7 are already done' in capsys.readouterr().out
 
 
-def test_images_of_one_size_pass_the_model_together(untrained):
-    cfg = load_config(untrained['segmentor'][0])
-    model, batches = build_model(cfg, 'cpu'), []
-    predictor = trained.ModelPredictor(model, cfg, {'classes': CLASSES}, 2, 0.3)
-    predictor._predict = lambda batch: batches.append([p.source for p in batch]) or batch
-    images = [photograph(*size) for size in ((90, 90), (60, 90), (90, 90), (60, 90), (30, 90))]
-    prepared = (predictor.prepare(i, image) for i, image in enumerate(images))
-    assert [image.source for image in predictor.predict(prepared)] == [0, 1, 2, 3, 4]
-    assert batches == [[0, 2], [1, 3], [4]]
-
-
 def test_an_image_of_too_many_pixels_is_for_tiles(monkeypatch):
     Image.fromarray(photograph(90, 130)).save('a.png')
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 5000)
-    with pytest.raises(ReadError, match='too many pixels to be read at once; use --tile'):
+    with pytest.raises(ReadError, match='pixels; cut or reduce it, or use cpvt infer --tile'):
         read_image(Path('a.png'))
 
 
@@ -219,12 +205,14 @@ def test_images_are_sorted_by_size_to_fill_batches():
     Path('e.jpg').touch()
     named = [(Path(f'{name}.jpg'), name) for name in 'abcde']
     for batch_size, order in ((2, 'ebcad'), (1, 'abcde')):
-        images, _ = writing.images_and_videos([*named, (Path('f.mp4'), 'f')], batch_size)
-        assert ''.join(name for _, name in images) == order
+        work = running.Work(batch_size)
+        with mock.patch.object(running, 'write_images') as written:
+            running.write_results(None, named, None, work, None)
+        assert ''.join(name for _, name in written.call_args.args[1]) == order
 
 
 def test_images_are_read_ahead_in_order():
-    """No more than two for each thread, and an error comes where its item does."""
+    """No more than one besides those of the threads, and an error comes where its item does."""
     started, most = [], 0
 
     def read(item: int) -> int:
@@ -238,7 +226,7 @@ def test_images_are_read_ahead_in_order():
         else:
             pytest.raises(ZeroDivisionError, result)
         most = max(most, len(started) - done)
-    assert 1 < most <= 6
+    assert 1 < most <= 4
 
 
 def test_too_little_gpu_memory_is_one_line(untrained, monkeypatch, capsys):
@@ -246,7 +234,7 @@ def test_too_little_gpu_memory_is_one_line(untrained, monkeypatch, capsys):
     error = torch.cuda.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.\nSee also')
     fails = mock.Mock(side_effect=error)
     monkeypatch.setattr('mmseg.models.EncoderDecoder.predict', fails)
-    monkeypatch.setattr(large_images, 'segmentor_scores', fails)
+    monkeypatch.setattr(OpenMMLabModel, 'scores_of', fails)
     for options in ([], ['--tile', '64']):
         assert infer.main([*untrained['segmentor'], 'a.png', *options]) == 2
         assert 'cpvt infer: too little GPU memory; use a smaller' in capsys.readouterr().err
@@ -393,12 +381,12 @@ def test_videos(untrained, monkeypatch, capsys):
     events = []
 
     def record(name: str) -> None:
-        method = getattr(trained.ModelPredictor, name)
+        method = getattr(OpenMMLabModel, name)
         patched = lambda self, *inputs: events.append(name) or method(self, *inputs)  # noqa: E731
-        monkeypatch.setattr(trained.ModelPredictor, name, patched)
+        monkeypatch.setattr(OpenMMLabModel, name, patched)
 
     record('prepare')
-    record('_predict')
+    record('predict')
     Path('in').mkdir()
     film('in/a.mp4', frames(7, 96, 128))
     film('in/torn.mp4', frames(7, 96, 128))
@@ -406,7 +394,7 @@ def test_videos(untrained, monkeypatch, capsys):
     Image.fromarray(photograph(96, 128)).save('in/b.png')
     command = [*untrained['detector'], 'in', '--batch-size', '3', '--score-thr', '0.05']
     assert infer.main(command) == 1
-    prepare, predict = 'prepare', '_predict'
+    prepare, predict = 'prepare', 'predict'
     batch = [*[prepare] * 3, predict]
     assert events[:12] == [prepare, predict, *batch, *batch, prepare, predict]
     said = capsys.readouterr()
@@ -431,13 +419,15 @@ def test_a_video_that_cannot_be_written_is_an_error():
     frame = np.random.default_rng(0).integers(0, 256, (240, 320, 3)).astype(np.uint8)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
-    with (
-        pytest.raises(UserError, match='cannot write all of a.mp4; is the disk full?'),
-        writing.video_writer(Path('a.mp4'), (320, 240), 10) as writer,
-    ):
-        for _ in range(9):
-            writer.write(frame)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        with (
+            pytest.raises(UserError, match='cannot write all of a.mp4; is the disk full?'),
+            videos.video_writer(Path('a.mp4'), (320, 240), 10) as writer,
+        ):
+            for _ in range(9):
+                writer.write(frame)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not os.listdir()
 
 
@@ -484,8 +474,8 @@ def test_labels_keep_the_georeference_and_do_not_depend_on_batches(untrained, ca
     with Image.open('1/a.overlay.jpg') as overlay:
         assert overlay.width == 410
     capsys.readouterr()
-    assert infer.main([*command, '1']) == 0
-    assert 'a.tif: already done\n' in capsys.readouterr().out
+    assert infer.main([*command, '1', '--skip-existing']) == 0
+    assert '1 of 1 are already done\n' in capsys.readouterr().out
     assert written('1') == ['a.labels.tif', 'a.overlay.jpg']
 
 
@@ -495,7 +485,7 @@ def test_kinds_of_images_and_files_that_are_not_images(untrained, capsys):
     Image.fromarray(grey).save('in/grey.png')
     Image.fromarray(np.dstack([grey] * 4), 'RGBA').save('in/alpha.png')
     Image.fromarray(photograph(70, 90)).quantize(16).save('in/palette.png')
-    save_tiff('in/deep.tif', grey.astype(np.uint16))
+    save_tiff('in/deep.tif', grey.astype(np.float32))
     Image.fromarray(photograph(700, 90)).save('in/torn.png')
     os.truncate('in/torn.png', 40_000)
     Path('in/void.png').touch()
@@ -506,10 +496,10 @@ def test_kinds_of_images_and_files_that_are_not_images(untrained, capsys):
     assert infer.main([*untrained['segmentor'], 'in', '--tile', '64']) == 1
     said = capsys.readouterr().err
     assert re.findall('cpvt infer: skipped (.*?): (.{11})', said) == [
-        ('in/deep.tif', 'must have u'),
+        ('in/deep.tif', 'an image mu'),
         ('in/torn.png', 'not a compl'),
         *((f'in/turned.{kind}', 'rotated by ') for kind in ('jpg', 'png', 'tif', 'webp')),
-        ('in/void.png', 'not a compl'),
+        ('in/void.png', 'the file is'),
     ]
     assert {name.split('.')[0] for name in written('predictions') if name[0] != '.'} == {
         'alpha',
@@ -522,51 +512,33 @@ def test_kinds_of_images_and_files_that_are_not_images(untrained, capsys):
     )
 
 
-@pytest.mark.parametrize(
-    'kind, ending', [('segmentor', 'labels.tif'), ('detector', 'detections.json')]
-)
-def test_a_killed_run_resumes_to_the_same_results(untrained, kind, ending):
-    """After two kills, in batches of other sizes."""
+@pytest.mark.parametrize('kind', ['segmentor', 'detector'])
+def test_a_killed_run_leaves_no_result(untrained, kind):
+    """And the same command begins the image again; its results are those of a run in one go."""
     Image.fromarray(photograph(400, 150)).save('a.png')
-    command = [*untrained[kind], 'a.png', '--tile', '128', '--out-dir']
-    options = ['--score-thr', '0.05'] * (kind == 'detector')
-    assert infer.main([*command, 'whole', *options]) == 0
-    function = 'segmentor_scores' if kind == 'segmentor' else 'detector_boxes'
-    predict = getattr(large_images, function)
+    command = [*untrained[kind], 'a.png', '--tile', '128', '--skip-existing', '--out-dir']
+    command[-1:-1] = ['--score-thr', '0.05'] * (kind == 'detector')
+    assert infer.main([*command, 'whole']) == 0
+    predict = OpenMMLabModel.predict_tiles
+    calls = iter(range(4))
 
-    def killed_at(call: int, *options: str) -> int:
-        calls = itertools.count(1)
+    def killed(model: OpenMMLabModel, tiles: list) -> list:
+        if next(calls) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return predict(model, tiles)
 
-        def patched(*arguments: object) -> object:
-            if next(calls) == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return predict(*arguments)
-
-        with mock.patch.object(large_images, function, patched):
-            work = lambda rank: infer.main([*command, 'killed', *options])  # noqa: E731
-            return in_processes(1, work)[0][0]
-
-    # In the first of four rows of two tiles, and then in the third
-    assert killed_at(2, *options) == killed_at(5, *options, '--batch-size', '2') == -signal.SIGKILL
-    assert written('killed') == ['.a.partial']
-    starts, read = [], large_images.row_reader
-
-    def noted(*arguments: object) -> object:
-        lines = read(*arguments)
-        return lambda start, stop: starts.append(start) or lines(start, stop)
-
-    with mock.patch.object(large_images, 'row_reader', noted):
-        assert infer.main([*command, 'killed', *options]) == 0
-    # The first line of the third row of tiles, or of the second, which contributes to it
-    assert min(starts) == (192 if kind == 'detector' else 96)
-    assert written('killed') == sorted([f'a.{ending}', 'a.overlay.jpg'])
-    resumed, whole = (Path(name, f'a.{ending}').read_bytes() for name in ('killed', 'whole'))
-    assert resumed == whole and (kind == 'segmentor' or whole.count(b'"score"') > 3)
+    with mock.patch.object(OpenMMLabModel, 'predict_tiles', killed):
+        work = lambda rank: infer.main([*command, 'killed'])  # noqa: E731
+        assert in_processes(1, work)[0][0] == -signal.SIGKILL
+    assert not [name for name in written('killed') if name[0] != '.']
+    assert infer.main([*command, 'killed']) == 0
+    for name in written('whole'):
+        assert Path('killed', name).read_bytes() == Path('whole', name).read_bytes()
 
 
-def test_the_memory_limit_holds(untrained, capsys):
-    """The scores of 150 classes would take 0.5 GiB. A small limit is reported before any work. The
-    classes are named as in checkpoints of earlier versions of mm."""
+def test_memory_is_that_of_some_tiles(untrained):
+    """The scores of 150 classes would take 0.5 GiB. The classes are named as in checkpoints of
+    earlier versions of mm."""
     config, _ = untrained['segmentor']
     classes = 'model.decode_head.num_classes=150'
     model = build_model(load_config(config, [classes]), 'cpu')
@@ -575,15 +547,11 @@ def test_the_memory_limit_holds(untrained, capsys):
     torch.save({'state_dict': model.state_dict(), 'meta': meta}, 'many.pth')
     save_tiff('a.tif', photograph(800, 1100), photometric='rgb')
     command = [config, 'many.pth', 'a.tif', '--tile', '256', '--overlap', '32']
-    command += ['--cfg-options', classes]
-    assert infer.main([*command, '--memory', '300M']) == 2
-    assert 'but --memory is 0.29 GiB; reduce --tile' in capsys.readouterr().err
-    assert not written('predictions')
 
     def work(rank: int) -> int:
         memory.restart_peak()
         limit = memory.resident() + 300 * 2**20
-        status = infer.main([*command, '--memory', str(limit)])
+        status = infer.main([*command, '--cfg-options', classes])
         assert memory.peak() < limit
         return status
 
@@ -592,55 +560,63 @@ def test_the_memory_limit_holds(untrained, capsys):
         assert json.loads(labels.tags()['classes']) == names and 11 < labels.read().max() < 150
 
 
-@pytest.mark.parametrize('device', ['cpu', 'cuda'])
-def test_what_cuda_loads_does_not_count_for_each_pixel(device, monkeypatch):
-    """The process takes 3 GiB with a tile of 256 and 0.2 GiB more with one of 512."""
-    Image.fromarray(photograph(90, 130)).save('a.png')
-    peaks = iter([int(3.0 * 2**30), int(3.2 * 2**30)])
-    monkeypatch.setattr(memory, 'peak', peaks.__next__)
-    predict = lambda tile: torch.zeros(5, *tile.shape[1:])  # noqa: E731
-    model = large_images.TileModel(False, predict, {}, {}, torch.device(device), 0.3)
-    tiles, refused = large_images.Tiling(1024, 256, memory=int(3.5 * 2**30)), device == 'cpu'
-    message = 'tiles of 1024 need 4.* but --memory is 3.50'
-    expected = pytest.raises(UserError, match=message) if refused else contextlib.nullcontext()
-    with large_images.open_image(Path('a.png')) as image, expected:
-        large_images.check_memory_ahead(image, tiles, model)
-
-
-def test_the_limit_of_gpu_memory(monkeypatch):
-    """It ends with the call: the next one in this process loads its model without it."""
-    total, device = SimpleNamespace(total_memory=8 * 2**30), torch.device('cuda:1')
-    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: total)
-    for size, fraction in ((2 * 2**30, 0.25), (16 * 2**30, 1.0)):
-        with mock.patch('torch.cuda.set_per_process_memory_fraction') as limit:
-            with pytest.raises(RuntimeError), large_images.limited_gpu_memory(size, device):
-                assert limit.call_args_list == [mock.call(fraction, device)]
-                raise RuntimeError
-        assert limit.call_args == mock.call(1.0, device)
-
-
-def test_sizes_of_memory():
-    sizes = {'2GiB': 2**31, '1500M': 1500 * 2**20, '1.5g': 3 * 2**29, '4096': 4096, '1kB': 1024}
-    for text, size in sizes.items():
-        assert large_images.parse_bytes(text, '--memory') == size
-    for text in ('', '-1G', '0', 'inf'):
-        with pytest.raises(UserError, match='--memory must be a size such as 2GiB, got '):
-            large_images.parse_bytes(text, '--memory')
-
-
 def test_options_that_do_not_fit(untrained, capsys):
     Image.fromarray(photograph(60, 80)).save('a.png')
     for options, error in (
         ('--workers -1', '--workers must be at least 0, got -1'),
         ('--ray-workers 0', '--ray-workers must be at least 1, got 0'),
-        ('--ray photos', '--ray takes auto or HOST:PORT, got photos; it comes after the inputs'),
+        ('--ray photos', '--ray must be local, auto or HOST:PORT, got photos'),
         ('--ray 127.0.0.1:1', 'no Ray cluster answers at 127.0.0.1:1: [Errno 111]'),
-        ('--memory 1G', '--overlap and --memory need --tile'),
-        ('--gpu-memory 1G --tile 64 --ray', '--gpu-memory is not for --ray'),
+        ('--overlap 32', '--overlap needs --tile'),
         ('--tile 100', 'tile and overlap must be multiples of 32 with 0 <= overlap < tile, got'),
         ('--tile 64 --overlap 64', 'tile and overlap must be multiples of 32 with'),
-        ('--gpu-memory 1G', '--gpu-memory needs --tile'),
-        ('--gpu-memory 1G --tile 64 --device cpu', '--gpu-memory needs a GPU, but the model is on'),
+        ('--size 100', 'size and backend are for exported models'),
+        ('--backend openvino', 'size and backend are for exported models'),
+        ('--score-thr 0.5', 'score_thr is for scores of boxes, but the model predicts labels'),
     ):
         assert infer.main([*untrained['segmentor'], 'a.png', *options.split()]) == 2
         assert capsys.readouterr().err.startswith(f'cpvt infer: {error}')
+    for words, error in (
+        (['a.py', 'a.png'], 'no inputs; they come after the model'),
+        (['a.py', 'b.pth', 'a.png'], 'no config at a.py'),
+        (['a.png', 'a.png'], 'a.png is an image; the model comes first, then the images'),
+        (['nothing', 'a.png'], 'no model at nothing; a model is CONFIG CHECKPOINT, an exported'),
+    ):
+        assert infer.main(words) == 2
+        assert capsys.readouterr().err.startswith(f'cpvt infer: {error}')
+
+
+def test_a_file_of_another_kind_among_the_images(untrained, capsys):
+    """The first word decides what the model is: a VOC annotation is no OpenVINO model."""
+    Path('in').mkdir()
+    Image.fromarray(photograph(60, 80)).save('in/a.png')
+    Path('in/a.xml').write_text('<annotation/>')
+    assert infer.main([*untrained['segmentor'], 'in/a.xml', 'in/a.png', '--out-dir', 'o.onnx']) == 1
+    assert 'skipped in/a.xml: not an image in one of the formats' in capsys.readouterr().err
+    assert Path('o.onnx/a-2.labels.png').is_file() or Path('o.onnx/a.labels.png').is_file()
+
+
+# Names
+
+
+def test_names_and_files_of_every_kind(untrained, capsys):
+    """A long name, one of many bytes, links that lead nowhere or to themselves, and a pipe."""
+    Path('in').mkdir()
+    image = Image.fromarray(photograph(60, 80))
+    for name in ('l' * 251, '猫' * 79):
+        image.save(f'in/{name}.png')
+    Path('in/gone.png').symlink_to('nowhere.png')
+    Path('in/ring.png').symlink_to('ring.png')
+    os.mkfifo('in/pipe.png')
+    assert infer.main([*untrained['segmentor'], 'in', '--workers', '2']) == 1
+    said = capsys.readouterr()
+    assert sorted(said.err.splitlines()) == [
+        'cpvt infer: skipped in/gone.png: a link to nowhere.png, which does not exist',
+        'cpvt infer: skipped in/pipe.png: a pipe or device, not a file',
+        'cpvt infer: skipped in/ring.png: a link to ring.png, which does not exist',
+    ]
+    assert '2 of 5 done' in said.out
+    names = json.loads(Path('predictions', OWNERS).read_text())
+    for name, source in names.items():
+        result = Path(f'predictions/{name}.labels.png')
+        assert result.exists() == (len(Path(source).name) > 20)

@@ -20,8 +20,7 @@ import torch
 from PIL import Image
 from pycocotools import mask as coco_mask
 
-from cpvt_pyramid.predict import Predictor, UserError
-from cpvt_pyramid.predict import predictor as predictor_module
+from cpvt_pyramid.predict import Predictor, UserError, exported
 from cpvt_pyramid.predict.images import rescaled_size, resize_image, resize_scores
 from cpvt_pyramid.predict.masks import paste_masks
 from cpvt_pyramid.predict.sessions import OnnxRuntime, open_session, padded_inputs
@@ -35,14 +34,14 @@ def assert_same(first, second):
 
 @pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
 def test_boxes_are_in_pixels_of_the_image(model, photos, backend):
-    both = Predictor(model('detection'), backend, score_thr=0.1)(photos[0])
+    both = Predictor(model('detection'), backend=backend, score_thr=0.1)(photos[0])
     height, width = photos[0].shape[:2]
     small = resize_image(photos[0], rescaled_size((height, width), 40, 60))
     centre = [width / 4, height / 4, width * 3 / 4, height / 2]
     np.testing.assert_allclose(both.boxes, [[0, 0, width, height], centre], rtol=1e-6)
     np.testing.assert_allclose(both.scores, small.max() / 255 * np.array([1, 0.4]), rtol=1e-6)
     assert both.labels.tolist() == [1, 0] and both.masks is None
-    found = Predictor(model('detection'), backend)(photos[0])  # the threshold in the file
+    found = Predictor(model('detection'), backend=backend)(photos[0])  # the threshold in the file
     assert len(found) == 1
     assert_same(both.above(found.scores[0]), found)
 
@@ -70,11 +69,11 @@ NAMES = (
 )
 def test_a_batch_and_threads_change_nothing(model, photos, name, backend, workers):
     path, given = model(name), [*photos, *photos[:3]]
-    predictor = Predictor(path, backend, batch_size=3, workers=workers)
-    assert predictor.threads == (workers if workers > 1 else 0)
+    predictor = Predictor(path, backend=backend, batch_size=3, workers=workers)
+    assert predictor.model.threads == workers
     together = predictor(given)
     assert len(together) == len(given)
-    alone = Predictor(path, backend)
+    alone = Predictor(path, backend=backend)
     for photo, result in zip(given, together):
         assert result.image is photo
         assert_same(alone(photo), result)
@@ -120,7 +119,9 @@ def test_the_size_of_the_input(model, photos):
     assert predictor.model.to_input_size(photos[3]).shape == (5, 30, 3)  # at most 60 / 40 of 20
     unresized = Predictor(model('labels', resize=None))
     assert unresized.model.to_input_size(photos[0]) is photos[0]
-    assert Predictor(model('labels', resize=None), size=20).model.resize == (20, float('inf'))
+    wide = Predictor(model('labels', resize=None), size=20).model
+    assert wide.to_input_size(photos[0]).shape == (20, 29, 3)
+    assert wide.input_size((1, 20_000)) == (1, 200)  # at most ten times the shorter side
 
 
 @pytest.mark.parametrize('resized', ['logits', 'probabilities'])
@@ -302,7 +303,9 @@ def test_openvinos_own_format(model, photos):
     import openvino
 
     openvino.save_model(openvino.Core().read_model(model('box')), 'box.xml', False)
-    assert_same(Predictor('box.xml')(photos[0]), Predictor(model('box'), 'openvino')(photos[0]))
+    assert_same(
+        Predictor('box.xml')(photos[0]), Predictor(model('box'), backend='openvino')(photos[0])
+    )
 
 
 def test_inputs_that_do_not_fit_into_memory(model, photos, monkeypatch):
@@ -311,10 +314,10 @@ def test_inputs_that_do_not_fit_into_memory(model, photos, monkeypatch):
     for known in (True, False):
         if not known:
             monkeypatch.setattr(memory, 'available', Mock(return_value=math.inf))
-            monkeypatch.setattr(predictor_module, 'resize_image', Mock(side_effect=MemoryError))
-        with pytest.raises(UserError, match=told):
+            monkeypatch.setattr(exported, 'resize_image', Mock(side_effect=MemoryError))
+        with pytest.raises(OSError, match=told):
             Predictor(path)(photos[0])
-    with pytest.raises(UserError, match='an input of 100000 x 68421 pixels does not fit'):
+    with pytest.raises(OSError, match='an input of 100000 x 68421 pixels does not fit'):
         Predictor(path, size=100_000)(photos[0])
 
 

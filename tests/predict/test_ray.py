@@ -1,7 +1,11 @@
-"""infer.py --ray and BatchPredictor, on a cluster of two cores."""
+"""cpvt infer --ray, on a cluster of two cores, and models in other processes."""
 
 import json
 import multiprocessing
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -9,16 +13,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
+import numpy as np
+import pandas
 import psutil
 import pytest
 from PIL import Image
-from support import film, load_tool, photograph
+from support import ROOT, film, load_tool, photograph
 
-from cpvt_pyramid.predict.openmmlab import cluster
-from cpvt_pyramid.predict.openmmlab.batch_predictor import BatchPredictor
+from cpvt_pyramid.predict import Predictor, cluster
 
 ray = pytest.importorskip('ray', reason='install the extra ray')
 infer = load_tool('infer')
+PAGE = (ROOT / 'docs/clusters.md').read_text()
 SIZES = ((90, 130), (64, 130), (120, 90), (90, 130), (64, 130), (70, 70))
 
 
@@ -31,7 +37,7 @@ def _cluster() -> Iterator[None]:
     ):
         patch.setenv('RAY_TMPDIR', folder)
         patch.setenv('RAY_DATA_DISABLE_PROGRESS_BARS', '1')
-        cluster.start_or_join(ray, True)
+        cluster.start_or_join(ray, 'local')
         yield
         ray.shutdown()
 
@@ -41,13 +47,20 @@ def contents(folder: str) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in Path(folder).iterdir() if p.name[0] != '.'}
 
 
+def report(said: str) -> list[str]:
+    """The last lines of a run, without its speed."""
+    lines = said.splitlines()
+    (start,) = [i for i, line in enumerate(lines) if ' done: results in ' in line]
+    return [line for line in lines[start:] if 'per second' not in line]
+
+
 def kill_first_worker(killed: list[int]) -> None:
     """When it has written a result."""
     while not any(Path('two').glob('*.detections.json')):
         time.sleep(0.01)
     for process in psutil.process_iter(['cmdline']):
         name = ' '.join(process.info['cmdline'] or [''])
-        if name.startswith('ray::') and 'ImageWriter' in name:
+        if name.startswith('ray::') and 'Worker' in name:
             process.kill()
             killed.append(process.pid)
             return
@@ -67,39 +80,44 @@ def test_images_and_a_killed_worker(untrained, capsys):
     killed: list[int] = []
     killer = threading.Thread(target=kill_first_worker, args=(killed,), daemon=True)
     killer.start()
-    assert infer.main([*command, 'two', '--ray', '--ray-workers', '2']) == 1
+    assert infer.main([*command, 'two', '--ray', 'local', '--ray-workers', '2']) == 1
     killer.join(1)
     assert killed
     out, err = capsys.readouterr()
-    assert err.splitlines()[-1] == 'cpvt infer: skipped in/void.png: the file is empty'
-    assert out[out.index('13 of 14 done') :] == expected[expected.index('13 of 14 done') :]
+    assert 'cpvt infer: skipped in/void.png: the file is empty' in err.splitlines()
+    assert report(out) == report(expected)
     assert contents('two') == contents('one')
 
 
-def test_images_and_videos_alone():
-    """A worker takes some images at a time, and a video."""
-    images = [(Path(f'{i}.png'), str(i)) for i in range(40)]
-    videos = [(Path(f'{i}.mp4'), str(i)) for i in range(3)]
-    for named, blocks in ((images, 8), (images[:3], 3), (videos, 3), ([*videos, *images], 11)):
-        found = mock.MagicMock(return_value=[])
-        with mock.patch.object(cluster.Cluster, 'results', found):
-            two = cluster.Cluster(ray, 2, 0)
-            assert cluster.write_images_on(two, {'batch_size': 1}, named, Path(), True) == {}
-        writer, rows = found.call_args.args
-        assert writer is cluster.ImageWriter and rows.num_blocks() == blocks
-        expected = sorted(str(path) for path, _ in named)
-        assert sorted(row['path'] for row in rows.take_all()) == expected
-
-
-def test_rows_of_tiles(untrained, capsys):
-    """Two bands of one image, and a file that is none."""
+def test_tiles(untrained, capsys):
+    """Whole images, and a file that is none."""
     Path('in').mkdir()
-    Image.fromarray(photograph(400, 150)).save('in/a.png')
+    for i in range(2):
+        Image.fromarray(photograph(200, 150, seed=i)).save(f'in/{i}.png')
     Path('in/void.png').touch()
-    command = [*untrained['segmentor'], 'in', '--tile', '128', '--overlap', '96', '--out-dir']
+    command = [*untrained['segmentor'], 'in', '--tile', '128', '--format', 'geojson', '--out-dir']
     assert infer.main([*command, 'one']) == 1
-    assert infer.main([*command, 'two', '--ray', '--ray-workers', '2']) == 1
-    assert 'skipped in/void.png: not a complete image' in capsys.readouterr().err
+    expected = capsys.readouterr().out.replace('in one', 'in two')
+    assert infer.main([*command, 'two', '--ray', 'local', '--ray-workers', '2']) == 1
+    said = capsys.readouterr()
+    assert 'skipped in/void.png: the file is empty' in said.err
+    assert report(said.out) == report(expected)
+    assert contents('two') == contents('one')
+
+
+def test_coco_and_what_an_earlier_run_has_written(untrained, capsys):
+    Path('in').mkdir()
+    for i in range(3):
+        Image.fromarray(photograph(64, 96, seed=i)).save(f'in/{i}.png')
+    command = [*untrained['detector'], 'in', '--score-thr', '0.01', '--format', 'coco']
+    command += ['--no-pictures', '--skip-existing', '--out-dir']
+    assert infer.main([*command, 'one']) == 0
+    assert infer.main([*command, 'two', '--ray', 'local', '--ray-workers', '1']) == 0
+    assert contents('two') == contents('one')
+    Path('two/1.detections.json').unlink()
+    capsys.readouterr()
+    assert infer.main([*command, 'two', '--ray', 'local', '--ray-workers', '1']) == 0
+    assert '2 of 3 are already done' in capsys.readouterr().out
     assert contents('two') == contents('one')
 
 
@@ -107,59 +125,60 @@ def test_a_full_disk_is_one_line(untrained, capsys):
     Path('full').mkdir()
     Path('full/.a.detections.json.partial').symlink_to('/dev/full')
     Image.fromarray(photograph(64, 96)).save('a.png')
-    command = [*untrained['detector'], 'a.png', '--no-pictures', '--out-dir', 'full', '--ray']
-    assert infer.main([*command, '--ray-workers', '1']) == 2
+    command = [*untrained['detector'], 'a.png', '--no-pictures', '--out-dir', 'full']
+    assert infer.main([*command, '--ray', 'local', '--ray-workers', '1']) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith('cpvt infer: in a worker of Ray: [Errno 28] No space left on device')
     assert not Path('full/a.detections.json').exists()
 
 
-def test_a_predictor_in_ray_data(untrained):
-    """Arrays of several sizes, in batches of any size."""
-    images = [photograph(*size, seed=i) for i, size in enumerate(SIZES)]
-    predict = BatchPredictor(*untrained['detector'], score_thr=0.01)
-    found = predict({'image': images, 'number': list(range(6))})
-    rows = [{'image': image, 'number': i} for i, image in enumerate(images)]
-    table = ray.data.from_items(rows).map_batches(
-        BatchPredictor,
-        fn_constructor_args=untrained['detector'],
-        fn_constructor_kwargs={'score_thr': 0.01},
-        compute=ray.data.ActorPoolStrategy(size=1),
-        batch_size=4,
-    )
-    for row in table.take_all():
-        expected = {name: found[name][row['number']] for name in row}
-        assert row == expected and len(json.loads(row['records'])) > 3
-
-
-def test_a_predictor_in_a_pool(untrained, monkeypatch):
-    """It is sent with each batch, and its model is loaded once in each process."""
+def test_a_terminated_run_ends_with_one_line(untrained):
+    """And not with the stack of Ray, which aborts the process."""
     Path('in').mkdir()
-    for i in range(3):
-        Image.fromarray(photograph(64, 96, seed=i)).save(f'in/{i}.png')
-    Path('in/void.png').touch()
-    predict = BatchPredictor(*untrained['segmentor'])
-    batches = [{'path': ['in/0.png', 'in/void.png']}, {'path': ['in/1.png', 'in/2.png']}]
-    with multiprocessing.get_context('spawn').Pool(1) as pool:
-        first, second = pool.map(predict, batches)
-    assert first['error'].tolist() == ['', 'the file is empty']
-    for batch, found in zip(batches, (first, second)):
-        expected = predict(batch)
-        assert found.keys() == expected.keys() == {'path', 'records', 'pixels', 'error'}
-        for name in found:
-            assert found[name].tolist() == expected[name].tolist()
-    assert second['pixels'][0][:4] == b'\x89PNG'
+    for i in range(200):
+        Image.fromarray(photograph(200, 300, seed=i % 3)).save(f'in/{i:03}.png')
+    command = [sys.executable, '-m', 'cpvt_pyramid', 'infer', *untrained['detector'], 'in']
+    command += ['--ray', 'local', '--ray-workers', '1']
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not any(Path().glob('predictions/*.detections.json')):
+        time.sleep(0.05)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert said.splitlines()[-1] == (
+        'cpvt infer: terminated; finished results are in predictions; --skip-existing keeps them'
+    )
+    assert 'Fatal' not in said and 'SIGABRT' not in said
 
 
-def test_a_predictor_in_spark(untrained):
-    """Here without Spark, in the form in which mapInPandas calls it."""
-    pandas = pytest.importorskip('pandas')
+def test_the_example_of_the_page(untrained):
+    """A model inside a pipeline of one's own; here with arrays."""
+    (example,) = re.findall(r'^```python\n(.*?)^```', PAGE, re.M | re.S)
+    for i in range(4):
+        Image.fromarray(photograph(64, 96, seed=i)).save(f'{i}.png')
+    config, checkpoint = untrained['detector']
+    example = example.replace('configs/retinanet_cpvt_s.py', config)
+    example = example.replace('retinanet.pth', checkpoint).replace(
+        's3://bucket/photos', str(Path.cwd())
+    )
+    names: dict = {}
+    exec(example.replace('num_gpus=1', 'num_gpus=0'), names)
+    tables = [pandas.read_parquet(path) for path in Path('found').glob('*.parquet')]
+    table = pandas.concat(tables)
+    assert sorted(Path(path).name for path in table['path']) == [f'{i}.png' for i in range(4)]
+    predict = Predictor(config, checkpoint)
+    for path, found in zip(table['path'], table['found']):
+        assert json.loads(found) == predict(path).records()
+
+
+def test_a_predictor_can_be_sent_to_other_processes(untrained):
     Image.fromarray(photograph(64, 96)).save('a.png')
-    predict = BatchPredictor(*untrained['detector'], score_thr=0.01)
-    frame = pandas.DataFrame({'path': ['a.png', 'none.png']})
-    found = pandas.DataFrame(predict({'path': frame['path'].to_numpy()}))
-    assert found['error'].tolist() == ['', 'no such file']
-    assert len(json.loads(found['records'][0])) > 3
+    predict = Predictor(*untrained['segmentor'])
+    expected = predict('a.png')
+    with multiprocessing.get_context('spawn').Pool(1) as pool:
+        (found,) = pool.map(predict, ['a.png'])
+    np.testing.assert_array_equal(found.labels, expected.labels)
 
 
 def test_an_address_without_a_cluster(monkeypatch):

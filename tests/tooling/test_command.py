@@ -178,7 +178,7 @@ def test_failing_imports(capsys):
 
 @pytest.mark.parametrize('unbuffered', ['', '1'])
 def test_nothing_reads_the_output(unbuffered):
-    """As in `cpvt run ... | head`."""
+    """As in `cpvt infer ... | head`."""
     code = 'from cpvt_pyramid.tooling.command import run_tool; import sys; '
     code += "sys.exit(run_tool('tool', lambda: print('done'), {}, ''))"
     reader, writer = os.pipe()

@@ -56,7 +56,7 @@ def test_all_formats_are_read(name):
     if name not in readable_formats():
         pytest.skip('not read by this Pillow')
     pixels = np.full((16, 20, 3), 200, np.uint8)
-    for ending in FORMATS[name]:
+    for ending in FORMATS[name].endings:
         path = Path(f'image{ending}')
         Image.fromarray(pixels).save(path, name)
         assert ending in IMAGE_ENDINGS

@@ -1,6 +1,5 @@
 """Data samples of mm as predictions, which are drawn and written."""
 
-import cv2
 import numpy as np
 from mmengine.config import Config
 from mmengine.structures import BaseDataElement
@@ -14,9 +13,9 @@ INSTANCE_OFFSET = 1000  # mmdet: the id of a panoptic segment is its class + 100
 def to_prediction(
     sample: BaseDataElement, image: np.ndarray, meta: dict, score_thr: float
 ) -> Prediction:
-    """A data sample of mm, of an image (H, W, 3) BGR, as a prediction that can be drawn and
+    """A data sample of mm, of an image (H, W, 3) RGB, as a prediction that can be drawn and
     written. Boxes with a score below `score_thr` are left out."""
-    common = {'image': cv2.cvtColor(image, cv2.COLOR_BGR2RGB), **meta}
+    common = {'image': image, **meta}
     if 'pred_panoptic_seg' in sample:
         ids = as_map(sample.pred_panoptic_seg.sem_seg)
         present = [i for i in np.unique(ids) if i % INSTANCE_OFFSET < len(meta['classes'])]

@@ -22,7 +22,7 @@ from ...data.coco import COUNTED_IN_AP, indexed_coco, usable_content
 from ...predict import detection_errors
 from ...predict.detection_errors import CORRECT, ERRORS, Compared, Errors
 from ...predict.drawing import draw_boxes
-from ...predict.openmmlab.trained import SCORE_THR
+from ...predict.model import SCORE_THR
 from ...tooling import charts, pages
 from ...tooling.command import UserError
 from .parts import Analysis, confusion_section, shown_or_blank

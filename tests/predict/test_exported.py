@@ -1,9 +1,10 @@
-"""cpvt run, and installations without torch."""
+"""cpvt infer with exported models, and installations without torch."""
 
 import itertools
 import json
 import shutil
 import signal
+import struct
 import sys
 import threading
 import time
@@ -12,14 +13,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import rasterio
 from PIL import Image
-from support import ROOT, run
+from support import ROOT, film, run
 
-from cpvt_pyramid.cli.run import main
+from cpvt_pyramid.cli.infer import main
 from cpvt_pyramid.predict import Predictor
 from cpvt_pyramid.predict.drawing import jpeg_of
 from cpvt_pyramid.predict.images import ORIENTATION
 from cpvt_pyramid.predict.sessions import OnnxRuntime
+from cpvt_pyramid.predict.tiles import Suppression
+from cpvt_pyramid.predict.videos import open_video
+from cpvt_pyramid.tooling import memory
 from cpvt_pyramid.tooling.inputs import OWNERS
 
 
@@ -30,7 +35,7 @@ def folder(photos) -> Path:
     for name, photo in zip(('a.png', 'a.jpg', 'b.png', 'c.png'), photos):
         Image.fromarray(photo).save(Path('in', name))
     Path('in/torn.jpg').write_bytes(Path('in/a.jpg').read_bytes()[:500])
-    Path('in/clip.mp4').write_bytes(b'a video')
+    Path('in/clip.mp4').write_bytes(b'no video')
     Path('in/folder.png').mkdir()
     return Path('in')
 
@@ -48,8 +53,8 @@ def test_files(model, folder, name, options, capsys):
     words = (f'--{option.replace("_", "-")}={value}' for option, value in options.items())
     assert main([str(path), 'in', *words]) == 1
     said = capsys.readouterr()
-    assert 'cpvt run: skipped in/torn.jpg: not a complete image' in said.err
-    assert 'cpvt run: skipped in/clip.mp4: videos need OpenCV; give the model to' in said.err
+    assert 'cpvt infer: skipped in/torn.jpg: not a complete image' in said.err
+    assert 'cpvt infer: skipped in/clip.mp4: OpenCV cannot read this video' in said.err
     done, found, speed = said.out.splitlines()
     assert done == '4 of 6 done: results in predictions'
     assert found.startswith('found in images: ') and ('%' in found) == (name == 'labels')
@@ -133,7 +138,7 @@ def test_an_interrupt_keeps_finished_results(model, folder, monkeypatch, capsys,
     def interrupted(session, inputs):
         number = next(count)
         started.append(number)
-        if number == 2:  # once: another signal would end the process of the test
+        if number == 8:  # once: another signal would end the process of the test
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         time.sleep(0.1 * len(started))
         return run(session, inputs)
@@ -143,8 +148,8 @@ def test_an_interrupt_keeps_finished_results(model, folder, monkeypatch, capsys,
     for i in range(20):
         shutil.copy('in/b.png', f'in/{i:02}.png')
     assert main([str(path), 'in', '--workers', '2']) == 130
-    assert 'cpvt run: interrupted; finished results are in predictions' in capsys.readouterr().err
-    assert Path('predictions/00.detections.json').exists() and len(started) < 6
+    assert 'cpvt infer: interrupted; finished results are in predictions' in capsys.readouterr().err
+    assert Path('predictions/00.detections.json').exists() and len(started) < 14
 
 
 def test_a_model_that_fails_in_a_worker(model, folder, monkeypatch, capsys):
@@ -160,6 +165,7 @@ def test_a_model_that_fails_in_a_worker(model, folder, monkeypatch, capsys):
 def test_mistakes(model, folder, monkeypatch, capfd):
     whole = model('detection').read_bytes()
     Path('torn.onnx').write_bytes(whole[: len(whole) // 2])
+    model('fixed')
     file = onnx.load(model('labels'))
     del file.metadata_props[:]
     onnx.save(file, 'foreign.onnx')
@@ -169,9 +175,12 @@ def test_mistakes(model, folder, monkeypatch, capfd):
         ('torn.onnx in --backend openvino', 'torn.onnx is not a complete model: '),
         ('foreign.onnx in', 'foreign.onnx has no metadata cpvt_pyramid; export'),
         ('https://host/a.onnx in', 'got the address https://host/a.onnx; download it'),
+        ('detection.onnx in --dtype bfloat16', 'dtype and cfg_options are for models of OpenMMLab'),
+        ('detection.onnx in --device tpu', 'onnxruntime cannot use tpu; choose from'),
+        ('labels.onnx in --score-thr 0.5', 'the model predicts labels; leave it out'),
+        ('fixed.onnx in/a.png --tile 128', 'takes images of up to 64 x 96'),
         ('in/a.png in', 'in/a.png is an image; the model comes first'),
         ('nowhere.pth in', 'no model at nowhere.pth'),
-        ('nowhere.pth in --size 100', 'size is for exported models'),
         ('detection.onnx in --out-dir in/a.png', 'cannot create the folder in/a.png'),
         ('detection.onnx in', 'pip install onnxruntime'),
         ('detection.onnx in --backend openvino', 'pip install openvino'),
@@ -181,7 +190,7 @@ def test_mistakes(model, folder, monkeypatch, capfd):
                 monkeypatch.setitem(sys.modules, module, None)
         assert main(arguments.split()) == 2
         (line,) = capfd.readouterr().err.splitlines()  # also what C++ prints
-        assert line.startswith('cpvt run: ') and complaint in line
+        assert line.startswith('cpvt infer: ') and complaint in line
 
 
 # What `pip install cpvt_pyramid[runtime]` does not install.
@@ -204,12 +213,12 @@ def test_exported_models_run_without_torch(model, folder):
         sys.executable,
         '-c',
         f'{BARE}from cpvt_pyramid.__main__ import main\n'
-        f"print(main(['run', {path!r}, 'in/a.png', 'more', '--out-dir', 'bare']))\n"
+        f"print(main(['infer', {path!r}, 'in/a.png', 'more', '--out-dir', 'bare']))\n"
         f'sys.exit(main(["verify", {path!r}]))',
     )
     first, second = done.stderr.splitlines()  # a warning is one line
-    assert first.startswith('cpvt run: more: left out what is no image') and 'notes.txt' in first
-    assert second.startswith('cpvt run: more/b.png: its values fill at most 12 of 16 bits')
+    assert first.startswith('cpvt infer: more: left out what is no image') and 'notes.txt' in first
+    assert second.startswith('cpvt infer: more/b.png: its values fill at most 12 of 16 bits')
     assert '\n0\n' in done.stdout and ': passed, ' in done.stdout and done.returncode == 0
     assert main(['box.onnx', 'in/a.png', '--out-dir', 'full']) == 0
     for text in ('bare', 'full'):
@@ -222,12 +231,96 @@ def test_signals_after_several_models_of_openvino(model):
         '-c',
         f'{BARE}import signal; from cpvt_pyramid.predict import Predictor\n'
         "del sys.modules['openvino']\n"
-        f'first, second = (Predictor({str(model("box"))!r}, "openvino") for _ in range(2))\n'
+        f'path = {str(model("box"))!r}\n'
+        'first, second = (Predictor(path, backend="openvino") for _ in range(2))\n'
         'del first; del second\n'
         'signal.signal(signal.SIGINT, lambda *_: print("handled"))\n'
         'signal.raise_signal(signal.SIGINT)',
     )
     assert (done.returncode, done.stdout) == (0, 'handled\n')
+
+
+def test_videos(model, photos):
+    film('clip.mp4', [photos[0][:90, :132]] * 3)  # even, for the format
+    assert main([str(model('detection')), 'clip.mp4', '--backend', 'openvino']) == 0
+    frames = Path('predictions/clip.detections.jsonl').read_text().splitlines()
+    found = [json.loads(frame)['detections'][0]['box'] for frame in frames]
+    assert found == [[0, 0, 132, 90]] * 3
+
+
+# The matrix in the header of a track (tkhd) of an MP4 file: fixed-point numbers, by quarter turns.
+UPRIGHT = struct.pack('>9i', 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+TURNED = {
+    1: struct.pack('>9i', 0, 1 << 16, 0, -1 << 16, 0, 0, 90 << 16, 0, 1 << 30),
+    2: struct.pack('>9i', -1 << 16, 0, 0, 0, -1 << 16, 0, 132 << 16, 90 << 16, 1 << 30),
+    3: struct.pack('>9i', 0, -1 << 16, 0, 1 << 16, 0, 0, 0, 132 << 16, 1 << 30),
+}
+
+
+@pytest.mark.parametrize('turns', [0, *TURNED])
+def test_videos_of_phones_are_upright(model, turns):
+    """As the rotation says that players apply, clockwise by quarter turns."""
+    frame = np.zeros((90, 132, 3), np.uint8)
+    frame[:45, :66] = (0, 0, 255)  # BGR, in the corner at the left and at the top
+    film('clip.mp4', [frame] * 3)
+    content = Path('clip.mp4').read_bytes()
+    place = content.index(UPRIGHT, content.index(b'tkhd'))
+    matrix = TURNED.get(turns, UPRIGHT)
+    Path('clip.mp4').write_bytes(content[:place] + matrix + content[place + len(UPRIGHT) :])
+    (first, *_) = open_video(Path('clip.mp4'))
+    expected = np.rot90(frame[..., ::-1], -turns)
+    assert first.shape == expected.shape
+    assert abs(first.astype(int) - expected).mean() < 10  # of the compression
+    path = str(model('detection', resize=None))
+    assert main([path, 'clip.mp4']) == 0
+    line = Path('predictions/clip.detections.jsonl').read_text().splitlines()[0]
+    height, width = expected.shape[:2]
+    assert json.loads(line)['detections'][0]['box'] == [0, 0, width, height]
+
+
+@pytest.mark.parametrize('name', ['labels', 'probabilities'])
+def test_label_maps_in_tiles(model, photos, name, capsys):
+    """The tiny models decide each pixel by itself, so that tiles must give what the image gives."""
+    photo = np.tile(photos[1], (1, 2, 1))
+    Image.fromarray(photo).save('big.png')
+    path = str(model(name, resize=None))
+    assert main([path, 'big.png', '--tile', '64', '--batch-size', '2']) == 0
+    summary = capsys.readouterr().out.splitlines()[1]
+    with rasterio.open('predictions/big.labels.tif') as labels:
+        np.testing.assert_array_equal(labels.read(1), photo.argmax(-1))
+    assert Path('predictions/big.overlay.jpg').is_file()
+    assert main([path, 'big.png', '--out-dir', 'whole']) == 0
+    assert capsys.readouterr().out.splitlines()[1] == summary != 'found in images: nothing'
+
+
+def test_boxes_in_tiles(model, photos):
+    Image.fromarray(photos[1]).save('big.png')
+    command = [str(model('detection')), 'big.png', '--tile', '96', '--overlap', '32']
+    assert main([*command, '--score-thr', '0.01']) == 0
+    found = json.loads(Path('predictions/big.detections.json').read_text())['detections']
+    # Each tile's first box is the tile, cut by its borders: the boxes join to the whole image.
+    height, width = photos[1].shape[:2]
+    assert found[0]['box'] == [0, 0, width, height] and found[0]['class'] == 'one'
+
+
+def test_the_suppression_in_a_file_merges_tiles(model):
+    for nms, expected in (
+        (None, Suppression()),
+        ({'iou_threshold': 0.7, 'class_agnostic': True}, Suppression(0.7, True)),
+    ):
+        assert Predictor(model('detection', nms=nms)).model.suppression == expected
+
+
+def test_an_image_that_is_too_large_is_skipped(model, photos, capsys, monkeypatch):
+    """And the others are not."""
+    for name, photo in (('a', photos[0]), ('b', np.zeros((4, 900, 3), np.uint8))):
+        Image.fromarray(photo).save(f'{name}.png')
+    monkeypatch.setattr(memory, 'available', lambda: 15 * 40 * 3000)
+    path = str(model('labels', resize={'short': 40, 'long': 1e6}))
+    assert main([path, 'a.png', 'b.png', '--workers', '1']) == 1
+    said = capsys.readouterr()
+    assert 'skipped b.png: an input of 9000 x 40 pixels does not fit into memory' in said.err
+    assert '1 of 2 done' in said.out
 
 
 def test_what_needs_torch():

@@ -1,0 +1,233 @@
+"""Models of OpenMMLab, from a config and a checkpoint to the predictions for images."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import cv2
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
+from torch import Tensor, nn
+
+from ...accelerate import use_winograd
+from ...config.check import check_settings
+from ...config.load import config_in_checkpoint, load_config, merge_options
+from ...config.parts import dataset_meta, kind_of, leaves, loaded_bands
+from ...mm.amp import replace_forward
+from ...mm.samples import data_sample
+from ...tooling.command import UserError
+from ...tooling.explain import explained
+from ...tooling.rasters import ReadError
+from ..drawing import Color
+from ..images import picture, read_image
+from ..model import SCORE_THR, Prepared
+from ..predictions import Prediction
+from ..tiles import Boxes, Suppression
+from .grouping import size_in_batch
+from .models import build_model, fetch_checkpoint, load_whole_model
+from .postprocessing import as_scores, skip_unused
+from .prediction import kind_of_results, to_prediction
+
+
+class OpenMMLabModel:
+    """A detector or a segmentor with the test pipeline of its config; see `model.Model`. What is
+    wrong with the config becomes a UserError.
+
+    Args:
+        model: on its device, in evaluation mode; what predictions do not hold is no longer
+            computed.
+        cfg: its config.
+        meta: `classes` and `palette`.
+        score_thr: boxes of a lower score are left out.
+    """
+
+    threads = 1
+
+    def __init__(
+        self, model: nn.Module, cfg: Config, meta: dict, score_thr: float = SCORE_THR
+    ) -> None:
+        self.model: Any = model
+        self.cfg = cfg
+        self.classes: Sequence[str] = meta['classes']
+        self.palette: Sequence[Color] = meta['palette']
+        self.score_thr = score_thr
+        self.kind = kind_of_results(model, cfg)
+        self.bands = loaded_bands(cfg)
+        self.suppression = suppression_of(model, score_thr)
+        self.pipeline = image_pipeline(cfg)
+        skip_unused(model)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def read(self, path: Path) -> np.ndarray:
+        return read_image(path, self.bands)
+
+    def prepare(self, image: np.ndarray) -> Prepared:
+        height, width, channels = image.shape
+        if self.bands and channels != len(self.bands):  # a frame of a video
+            raise ReadError(f'the model takes {len(self.bands)} bands, got {channels}')
+        with explained():
+            try:
+                data = self.pipeline({'img': self.as_loaded(image), 'img_id': 0})
+            except cv2.error as error:
+                if error.code != cv2.Error.STS_ASSERT:
+                    raise
+                data = None  # it would be resized to no pixels
+        if data is None:
+            raise ReadError(
+                f'{width} x {height} pixels are too thin to be resized as the test pipeline says'
+            )
+        padded_size = None
+        if 'inputs' in data:  # not so of a wrong pipeline: the data preprocessor raises an error
+            padded_size = size_in_batch(self.model, data['inputs'])
+        return Prepared(picture(image), data, padded_size)
+
+    def as_loaded(self, image: np.ndarray) -> np.ndarray:
+        """An image as the pipelines load it, in BGR; bands are in their own order."""
+        return image if self.bands else np.ascontiguousarray(image[..., ::-1])
+
+    def predict(
+        self, batch: Sequence[Prepared], score_thr: Optional[float] = None
+    ) -> list[Prediction]:
+        """The predictions for images with one padded size; `score_thr` replaces the model's."""
+        score_thr = self.score_thr if score_thr is None else score_thr
+        for image in batch:
+            if 'data_samples' in image.data:  # not so in a wrong pipeline
+                image.data['data_samples'].set_metainfo({'score_thr': score_thr})
+        meta = {'classes': self.classes, 'palette': self.palette}
+        with errors_of_model(), torch.no_grad():
+            samples = self.model.test_step(pseudo_collate([image.data for image in batch]))
+            if len(samples) != len(batch):
+                raise ValueError(
+                    f'the model returned {len(samples)} results for {len(batch)} images'
+                )
+            return [
+                to_prediction(sample, image.image, meta, score_thr)
+                for sample, image in zip(samples, batch)
+            ]
+
+    def predict_tiles(self, tiles: Sequence[np.ndarray]) -> list[Union[np.ndarray, Boxes]]:
+        """Of the test pipeline, only the model's data preprocessor is applied."""
+        if self.kind == 'segments':
+            raise UserError(f'{type(self.model).__name__} is panoptic; run it without --tile')
+        inputs = [torch.from_numpy(self.as_loaded(tile)) for tile in tiles]
+        with errors_of_model(), torch.no_grad():
+            # A GPU gets all tiles before the first result is waited for.
+            if self.kind == 'detections':
+                found = [self.boxes_in(tile) for tile in inputs]
+                return [Boxes(*(part.cpu().numpy() for part in parts)) for parts in found]
+            scores = [self.scores_of(tile) for tile in inputs]
+            return [each.cpu().numpy() for each in scores]
+
+    def boxes_in(self, tile: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The boxes, scores and labels in a tile (h, w, N)."""
+        height, width = tile.shape[:2]
+        sample = data_sample(False, (height, width))
+        sample.set_metainfo({'score_thr': self.score_thr})
+        inputs = tile.permute(2, 0, 1).contiguous()
+        found = self.model.test_step({'inputs': [inputs], 'data_samples': [sample]})
+        instances = found[0].pred_instances
+        return instances.bboxes, instances.scores, instances.labels
+
+    def scores_of(self, tile: Tensor) -> Tensor:
+        """The scores (K, h, w) of a tile (h, w, N)."""
+        height, width = tile.shape[:2]
+        inputs = tile.permute(2, 0, 1).contiguous()
+        batch = {'inputs': [inputs], 'data_samples': [data_sample(True, (height, width))]}
+        data = self.model.data_preprocessor(batch, False)
+        metas = [sample.metainfo for sample in data['data_samples']]
+        scores = as_scores(self.model.inference(data['inputs'], metas))
+        return scores[0, :, :height, :width].float()
+
+    def decide(self, scores: np.ndarray) -> np.ndarray:
+        if self.model.out_channels > 1:
+            return torch.from_numpy(scores).argmax(0).numpy()
+        threshold = self.model.decode_head.threshold
+        return (torch.from_numpy(scores[0]).sigmoid() > threshold).numpy()
+
+
+@contextmanager
+def errors_of_model() -> Iterator[None]:
+    """Inside this context, in which a model runs, an exception is a UserError of one line."""
+    with explained():
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError as error:
+            advice = 'use a smaller --batch-size or --tile'
+            raise UserError(f'too little GPU memory; {advice}') from error
+
+
+def suppression_of(model: Any, score_thr: float) -> Suppression:
+    """A detector's non-maximum suppression, from the `test_cfg` of its last stage."""
+    settings = getattr(model, 'test_cfg', None) or {}
+    settings = settings.get('rcnn') or settings
+    nms = settings.get('nms')
+    if not isinstance(nms, dict):
+        return Suppression()
+    threshold: float = nms.get('iou_threshold', Suppression().iou_threshold)
+    agnostic = bool(nms.get('class_agnostic', False))
+    method = nms.get('method', 'linear')
+    if nms.get('type') != 'soft_nms' or method == 'naive':
+        return Suppression(threshold, agnostic)
+    least = max(nms.get('min_score', 0.0), score_thr)
+    return Suppression(threshold, agnostic, method, nms.get('sigma', 0.5), least)
+
+
+def image_pipeline(cfg: Config) -> Compose:
+    """The config's test pipeline, for images in memory and without annotations."""
+    steps = []
+    dataset: Any = next(leaves(cfg.test_dataloader.dataset))
+    for step in dataset.pipeline:
+        kind = kind_of(step)
+        if kind.endswith(('LoadBands', 'LoadImageFromFile')):
+            to_float32 = kind.endswith('LoadBands') or step.get('to_float32', False)
+            steps.append({'type': 'LoadImageFromNDArray', 'to_float32': to_float32})
+        elif not re.search(r'Load\w*Annotations$', kind):
+            steps.append(step)
+    return Compose(steps)
+
+
+def open_trained(
+    checkpoint: str,
+    config: Optional[str] = None,
+    *,
+    cfg_options: Sequence[str] = (),
+    device: Optional[str] = None,
+    dtype: str = 'float32',
+    score_thr: Optional[float] = None,
+) -> OpenMMLabModel:
+    """Build a model and load its weights.
+
+    Args:
+        checkpoint: the weights, a path or an address.
+        config: a file; by default the config inside the checkpoint.
+        cfg_options: override settings of the config file.
+        device: of PyTorch; None takes a GPU if there is one.
+        dtype: float32 or bfloat16, see `cpvt infer`.
+        score_thr: boxes of a lower score are left out; by default 0.3.
+
+    Raises:
+        UserError: the model cannot be loaded; one line that says why.
+    """
+    if config is None:
+        weights = fetch_checkpoint(checkpoint)
+        cfg = config_in_checkpoint(weights, checkpoint)
+        merge_options(cfg, cfg_options)
+    else:
+        cfg = load_config(config, cfg_options)
+        check_settings(cfg, 'test_dataloader')
+        weights = fetch_checkpoint(checkpoint)
+    model = build_model(cfg, device)
+    load_whole_model(model, weights, checkpoint)
+    use_winograd(model)
+    if dtype == 'bfloat16':
+        replace_forward(model)
+    with explained():
+        meta = dataset_meta(cfg, weights)
+        return OpenMMLabModel(model, cfg, meta, SCORE_THR if score_thr is None else score_thr)

@@ -1,0 +1,248 @@
+"""The files of results in a folder."""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from ..tooling.command import UserError
+from ..tooling.files import Format
+from ..tooling.images import open_image
+from ..tooling.inputs import Named, is_video
+from ..tooling.rasters import import_rasterio
+from .drawing import label_counts
+from .formats import (
+    ImageObjects,
+    features_of_label_file,
+    features_of_labels,
+    features_of_objects,
+    may_be_located,
+    objects_of,
+    objects_of_labels,
+    objects_of_segments,
+    write_coco,
+    write_geojson,
+)
+from .large_images import (
+    Reduced,
+    Tiling,
+    boxes_in_tiles,
+    draw_large_boxes,
+    draw_large_labels,
+    label_lines,
+    label_map_writer,
+    open_large,
+    overview_step,
+)
+from .model import Model
+from .predictions import Detections, Kind, LabelMap, Prediction
+from .records import write_records
+
+# How the names of the results of an image and of a video end, besides the pictures.
+ENDINGS: dict[Kind, list[str]] = {
+    'detections': ['detections.json'],
+    'labels': ['labels.png'],
+    'segments': ['segments.png', 'segments.json'],
+}
+VIDEO_ENDINGS: dict[Kind, list[str]] = {
+    'detections': ['detections.jsonl'],
+    'labels': [],  # a picture only
+    'segments': ['segments.jsonl'],
+}
+
+
+class Results:
+    """Writes what a model finds, and counts it. Threads may share it.
+
+    Args:
+        folder: for the results; it exists.
+        kind: of the results.
+        classes: names.
+        pictures: also write an overlay for each image.
+        format: in which predictions are written, too.
+        is_tiled: whether label maps are GeoTIFFs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kind: Kind,
+        classes: Sequence[str],
+        pictures: bool = True,
+        format: Optional[Format] = None,
+        is_tiled: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.kind = kind
+        self.classes = classes
+        self.pictures = pictures
+        self.format = format
+        self.is_tiled = is_tiled
+        self.counts: Counter[str] = Counter()  # objects, or pixels, of each class
+        self.objects: dict[str, ImageObjects] = {}  # by name, for coco.json
+        self.lock = threading.Lock()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments, for other processes."""
+        return {
+            'folder': self.folder,
+            'kind': self.kind,
+            'classes': self.classes,
+            'pictures': self.pictures,
+            'format': self.format,
+            'is_tiled': self.is_tiled,
+        }
+
+    def check(self, named: Sequence[Named]) -> None:
+        """Check, before a run, that the results of inputs can be written."""
+        videos = [path for path, _ in named if is_video(path)]
+        if videos and not self.pictures and self.kind == 'labels':
+            raise UserError('of a video, a segmentor writes a picture only; drop --no-pictures')
+        if not self.format:
+            return
+        if videos:
+            raise UserError(f'--format is for images, but {videos[0]} is a video; run it without')
+        if self.format == 'coco' and self.kind == 'labels' and self.is_tiled:
+            raise UserError(
+                'with --tile, segmentation masks can be written as geojson, got --format coco'
+            )
+        if self.format == 'geojson':
+            if self.kind != 'detections' or any(may_be_located(path) for path, _ in named):
+                import_rasterio('--format geojson')
+
+    def exist(self, entry: Named) -> bool:
+        """Whether the results of an image or a video are there. Each file of them is complete."""
+        path, name = entry
+        endings = VIDEO_ENDINGS[self.kind] if is_video(path) else ENDINGS[self.kind]
+        if self.is_tiled and self.kind == 'labels':
+            endings = ['labels.tif']
+        if self.pictures:
+            endings = [*endings, 'overlay.mp4' if is_video(path) else 'overlay.jpg']
+        if self.format == 'geojson':
+            endings = [*endings, 'geojson']
+        return all((self.folder / f'{name}.{ending}').exists() for ending in endings)
+
+    def write(self, entry: Named, prediction: Prediction) -> None:
+        """Write the results of an image."""
+        path, name = entry
+        prediction.write(self.folder, name, path, pictures=self.pictures)
+        if isinstance(prediction, LabelMap):
+            counts = count_pixels(prediction.labels, self.classes)
+        else:
+            counts = Counter(item['class'] for item in prediction.records())
+        size = prediction.image.shape[:2]
+        self._add(entry, size, objects_of(prediction) if self.format == 'coco' else [], counts)
+        if self.format == 'geojson':
+            if isinstance(prediction, LabelMap):
+                features = features_of_labels(prediction.labels, self.classes)
+            else:
+                features = features_of_objects(objects_of(prediction))
+            write_geojson(self.folder / f'{name}.geojson', path, features)
+
+    def write_in_tiles(self, entry: Named, model: Model, tiling: Tiling, done: Any) -> None:
+        """Predict from an image in tiles, and write its results; `done` is called with the number
+        of tiles that are finished since the last call.
+
+        Raises:
+            ReadError: not a complete image, or of an unsupported kind.
+            UserError: they cannot be written.
+        """
+        if self.kind == 'detections':
+            self._write_large_boxes(entry, model, tiling, done)
+        else:
+            self._write_large_labels(entry, model, tiling, done)
+
+    def _write_large_boxes(self, entry: Named, model: Model, tiling: Tiling, done: Any) -> None:
+        path, name = entry
+        with open_large(path) as image:
+            boxes = boxes_in_tiles(model, image, tiling, done)
+            if self.pictures:
+                draw_large_boxes(image, model, boxes, self.folder / f'{name}.overlay.jpg')
+            size = image.shape
+        empty = np.zeros((1, 1, 3), np.uint8)  # which is not drawn
+        items = Detections(empty, self.classes, model.palette, *boxes).records()
+        write_records(self.folder / f'{name}.detections.json', path, size, self.kind, items)
+        self._add(entry, size, items, Counter(item['class'] for item in items))
+        if self.format == 'geojson':
+            write_geojson(self.folder / f'{name}.geojson', path, features_of_objects(items))
+
+    def _write_large_labels(self, entry: Named, model: Model, tiling: Tiling, done: Any) -> None:
+        path, name = entry
+        file = self.folder / f'{name}.labels.tif'
+        counts: Counter[str] = Counter()
+        with open_large(path) as image:
+            shown = Reduced(overview_step(image))
+            with label_map_writer(file, image, model) as write:
+                for lines in label_lines(model, image, tiling, file.parent, done):
+                    write(lines)
+                    shown.add(lines)
+                    counts += count_pixels(lines, self.classes)
+            if self.pictures:
+                draw_large_labels(image, model, shown, self.folder / f'{name}.overlay.jpg')
+            size = image.shape
+        self._add(entry, size, [], counts)
+        if self.format == 'geojson':
+            features = features_of_label_file(file, self.classes)
+            write_geojson(self.folder / f'{name}.geojson', path, features)
+
+    def _add(
+        self, entry: Named, size: tuple[int, int], objects: list[dict], counts: Counter[str]
+    ) -> None:
+        path, name = entry
+        with self.lock:
+            self.counts += counts
+            if self.format == 'coco':
+                self.objects[name] = ImageObjects(path, size, objects)
+
+    def finish(self, done: Sequence[Named]) -> None:
+        """Write what is one file for all images; those that an earlier run has written are read."""
+        if self.format != 'coco':
+            return
+        found = []
+        for entry in done:
+            _, name = entry
+            found.append(self.objects[name] if name in self.objects else self.read(entry))
+        write_coco(self.folder / 'coco.json', found, self.classes)
+
+    def read(self, entry: Named) -> ImageObjects:
+        """What an earlier run, or another process, has written for an image."""
+        path, name = entry
+        if self.kind == 'labels':
+            labels = pixels_of(self.folder / f'{name}.labels.png')
+            height, width = labels.shape
+            return ImageObjects(path, (height, width), objects_of_labels(labels, self.classes))
+        file = self.folder / f'{name}.{self.kind}.json'
+        content = json.loads(file.read_text(encoding='utf-8'))
+        objects = content[self.kind]
+        if self.kind == 'segments':
+            numbers = pixels_of(self.folder / f'{name}.segments.png')
+            objects = objects_of_segments(objects, numbers)
+        return ImageObjects(path, (content['height'], content['width']), objects)
+
+    def summary(self) -> str:
+        """What was found in images: the number of objects of each class, or the share of pixels."""
+        total = sum(self.counts.values())
+        found = []
+        for name, count in self.counts.most_common():
+            share = f'{name} {count / total:.1%}'
+            found.append(share if self.kind == 'labels' else f'{count} {name}')
+        return ', '.join(found) or 'nothing'
+
+
+def count_pixels(labels: np.ndarray, classes: Sequence[str]) -> Counter[str]:
+    """The number of pixels of each class in a label map."""
+    counts: Counter[str] = Counter()
+    for label, pixels in zip(*label_counts(labels)):
+        if label < len(classes):
+            counts[str(classes[label])] += int(pixels)
+    return counts
+
+
+def pixels_of(path: Path) -> np.ndarray:
+    with open_image(path) as image:
+        return np.asarray(image)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 from ..tooling.command import UserError
 from ..tooling.images import IMAGE_ENDINGS
 from ..tooling.inputs import local_path
+from ..trained import TRAINED, similar_name
 from .exported import ExportedModel
 from .model import Model, check_score_thr
 
@@ -49,6 +50,12 @@ def resolve_model(model: str, more: Sequence[str] = ()) -> tuple[ModelFiles, lis
         raise UserError(f'{model} is an image; the model comes first, then the images')
     if path.is_file() or model.startswith(SCHEMES):
         return ModelFiles(checkpoint=str(path) if path.is_file() else model), words
+    if model in TRAINED:
+        trained = TRAINED[model]
+        return ModelFiles(checkpoint=trained.url, config=str(trained.config_path)), words
+    similar = similar_name(model)
+    if similar:
+        raise UserError(f'no model at {model}; did you mean {similar}?')
     raise UserError(f'no model at {model}; a model is {KINDS}')
 
 

@@ -18,6 +18,7 @@ EXTRAS = {
     'cpvt_pyramid/cli/timm_run.py': ['timm'],
     'cpvt_pyramid/cli/verify.py': ['runtime'],
     'cpvt_pyramid/cli/': ['mm'],
+    'cpvt_pyramid/config/': ['mm'],
     'cpvt_pyramid/data/': ['mm'],
     'cpvt_pyramid/demo/': ['demo'],
     'cpvt_pyramid/doctor.py': [],
@@ -45,7 +46,6 @@ OPTIONAL = {
     'cpvt_pyramid/doctor.py': {'mmcv', 'torch'},  # looks for them
     'cpvt_pyramid/checkpoints/downloads.py': {'huggingface_hub'},
     'cpvt_pyramid/export/': {'mmdet', 'mmseg', 'torchvision'},  # those of the exported model
-    'cpvt_pyramid/hub.py': {'timm'},
     'cpvt_pyramid/predict/drawing.py': {'matplotlib'},
     'cpvt_pyramid/predict/formats.py': {'rasterio'},
     'cpvt_pyramid/predict/predictions.py': {'pandas', 'supervision'},

@@ -35,6 +35,7 @@ from cpvt_pyramid.tooling import memory, threads
 from cpvt_pyramid.tooling.command import UserError
 from cpvt_pyramid.tooling.inputs import OWNERS
 from cpvt_pyramid.tooling.rasters import ReadError
+from cpvt_pyramid.trained import TRAINED, Trained
 
 TOOLS = ROOT / 'tools'
 infer, test_tool = load_tool('infer'), load_tool('test')
@@ -580,10 +581,21 @@ def test_options_that_do_not_fit(untrained, capsys):
         (['a.py', 'a.png'], 'no inputs; they come after the model'),
         (['a.py', 'b.pth', 'a.png'], 'no config at a.py'),
         (['a.png', 'a.png'], 'a.png is an image; the model comes first, then the images'),
+        (['retinanet_pvt_v2_b2_coc', 'a.png'], 'no model at retinanet_pvt_v2_b2_coc; did you mean'),
         (['nothing', 'a.png'], 'no model at nothing; a model is CONFIG CHECKPOINT, an exported'),
     ):
         assert infer.main(words) == 2
         assert capsys.readouterr().err.startswith(f'cpvt infer: {error}')
+
+
+def test_a_trained_model_by_name(untrained, monkeypatch):
+    config, checkpoint = map(Path, untrained['segmentor'])
+    trained = Trained(config.stem, 'COCO', '40', 0, str(checkpoint))
+    monkeypatch.setattr(Trained, 'config_path', config)
+    monkeypatch.setitem(TRAINED, 'a_name', trained)
+    Image.fromarray(photograph(60, 80)).save('a.png')
+    assert infer.main(['a_name', 'a.png']) == 0
+    assert written('predictions') == ['a.labels.png', 'a.overlay.jpg']
 
 
 def test_a_file_of_another_kind_among_the_images(untrained, capsys):

@@ -30,7 +30,6 @@ EXTRAS = {
     'cpvt_pyramid/registry.py': ['mm'],
     'cpvt_pyramid/predict/openmmlab/': ['mm'],
     'cpvt_pyramid/predict/': ['runtime', 'openvino'],
-    'cpvt_pyramid/config/': ['mm'],
     'cpvt_pyramid/training/': ['mm'],
     'cpvt_pyramid/timm_models.py': ['timm'],
     'cpvt_pyramid/tooling/': [],

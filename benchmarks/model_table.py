@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mmengine.config import Config
     from torch import nn
+    from torch.utils.flop_counter import FlopCounterMode
 
     from cpvt_pyramid import Arch, ColumnarArch
-    from cpvt_pyramid.flops import Counter
 
 from benchmarks import ROOT
 from benchmarks.published import (
@@ -74,34 +74,42 @@ def pyramid_row(arch: str) -> list[object]:
     row = ARCHS[arch]
     costs = [millions(CPVTPyramid, arch)]
     for counter in count_pyramid(row._replace(depths=(2, 2, 2, 2))):
-        total = counter.total
+        total = multiply_additions(counter, 'Global')
         for stage, depth in enumerate(row.depths):
-            pair = counter.by_module[f'CPVTPyramid.blocks.{stage}']
+            blocks = [f'CPVTPyramid.blocks.{stage}.{j}' for j in (0, 1)]
+            pair = sum(multiply_additions(counter, block) for block in blocks)
             total += pair * (depth / 2 - 1)
         costs.append(f'{total / 1e9:.1f}')
     return [f'`{arch}`', name, *costs, top1]
 
 
 @functools.cache
-def count_pyramid(arch: Arch) -> list[Counter]:
+def count_pyramid(arch: Arch) -> list[FlopCounterMode]:
     from cpvt_pyramid import CPVTPyramid
 
     return list(count(CPVTPyramid, arch))
 
 
-def count(model_class: type, arch: Arch | ColumnarArch, **options: object) -> Iterator[Counter]:
-    """Counts a pass of one image of each of SIZES."""
+def count(
+    model_class: type, arch: Arch | ColumnarArch, **options: object
+) -> Iterator[FlopCounterMode]:
+    """Counts a pass of one image of each of SIZES, on the meta device, where fused attention counts
+    as its two matrix products."""
     import torch
-
-    from cpvt_pyramid.flops import Counter
+    from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device('meta'):
         model = model_class(arch, **options)
     for size in SIZES:
         image = torch.empty(1, 3, *size, device='meta')
-        with Counter() as counter, torch.no_grad():
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(image)
         yield counter
+
+
+def multiply_additions(counter: FlopCounterMode, module: str) -> int:
+    """Those of a module, by its name in the counter, or of the whole pass ('Global')."""
+    return sum(counter.get_flop_counts()[module].values()) // 2
 
 
 def millions(model_class: type, arch: str, **options: object) -> str:
@@ -258,8 +266,9 @@ def column_rows() -> Iterator[list[object]]:
             costs = [millions(CPVT, arch, **options)]
             for counter in count(CPVT, row._replace(depth=7), **options):
                 # The blocks after the last PEG cost the same.
-                others = (row.depth - 7) * counter.by_module['CPVT.blocks.6']
-                costs.append(f'{(counter.total + others) / 1e9:.1f}')
+                total = multiply_additions(counter, 'Global')
+                total += (row.depth - 7) * multiply_additions(counter, 'CPVT.blocks.6')
+                costs.append(f'{total / 1e9:.1f}')
             yield [f'`CPVT({", ".join(arguments)})`', name.format(letter), *costs, top1]
 
 

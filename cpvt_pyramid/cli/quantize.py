@@ -26,7 +26,6 @@ def quantize(
     zero_is_ignored: bool = False,
     agreement: float = 0.95,
     drop: float = 0.5,
-    calibrate: int = 100,
 ) -> None:
     """Quantize a model, unless its results change too much.
 
@@ -42,7 +41,6 @@ def quantize(
         agreement: share of the boxes or pixels on which the models must agree, without
             annotations.
         drop: points of AP or mIoU that may be lost, with annotations.
-        calibrate: images that calibrate, at most.
     """
     source = Path(model)
     path = Path(out) if out else source.with_name(f'{source.stem}-int8.xml')
@@ -50,15 +48,14 @@ def quantize(
         raise UserError(f'--out must end in .xml, got {path}')
     if not 0 <= agreement <= 1:
         raise UserError(f'--agreement must be in [0, 1], got {agreement}')
-    if drop < 0 or calibrate < 1:
-        raise UserError(
-            f'--drop must be at least 0 and --calibrate at least 1, got {drop} and {calibrate}'
-        )
+    if drop < 0:
+        raise UserError(f'--drop must be at least 0, got {drop}')
 
     from ..export.quantization import (
         files_of,
         import_nncf,
         quantize_file,
+        speed_warning,
         split_images,
         summary,
     )
@@ -83,10 +80,11 @@ def quantize(
         zero_is_ignored,
         agreement,
         drop,
-        calibrate,
     )
     print(f'\n{summary(results)}')
     print(f'wrote {", ".join(map(str, files_of(path)))}')
+    if warning := speed_warning(results):
+        print(warning)
 
 
 def photographs(inputs: Sequence[str]) -> list[Path]:

@@ -73,8 +73,7 @@ def write_verified(
             reports = write_report(path, about, checks)
             unfit = check_passed(checks, f'see {reports[1]}')
             finish(file, graph.output_names)
-            names = {name for node in file.graph.node for name in node.output}
-            add_metadata(file, about, make_samples(model, settings, names))
+            add_metadata(file, about, make_samples(model, settings))
             onnx.save(file, partial)
             tested = verify_session(partial, OnnxRuntime(partial, CPU))
             check_passed(tested, 'this is the test of the file itself')

@@ -55,6 +55,7 @@ OTHERS = 'other layers'
 # Always in float32: they clip coordinates, of which 8 bits would tell 256 apart.
 CLIPPING = ['Minimum', 'Maximum']
 FEW = 20  # images: fewer do not show the range of values
+CALIBRATED = 100  # images to calibrate with, at most
 COMPARED = 32  # images without annotations, at most
 ROUNDS = 9  # of the measurement of latency
 SECONDS = 20.0  # for it, at most
@@ -472,7 +473,6 @@ def quantize_file(
     zero_is_ignored: bool = False,
     agreement: float = 0.95,
     drop: float = 0.5,
-    calibrate: int = 100,
     say: Callable[[str], object] = print,
 ) -> dict[str, Any]:
     """Quantize a model and write it, if its predictions are good enough.
@@ -486,7 +486,6 @@ def quantize_file(
         zero_is_ignored: see `LabelTruth`.
         agreement: with the float32 model that is needed without annotations, from 0 to 1.
         drop: of AP or mIoU, in points, that is allowed with annotations.
-        calibrate: images to calibrate with, at most.
         say: prints a line about the progress.
 
     Returns:
@@ -509,7 +508,7 @@ def quantize_file(
             f'{len(calibration)} images to calibrate with are few; {FEW} or more are better',
             stacklevel=2,
         )
-    inputs = calibration_inputs(original, evenly_spaced(calibration, calibrate))
+    inputs = calibration_inputs(original, evenly_spaced(calibration, CALIBRATED))
     say(f'calibrating with {len(inputs)} images, comparing on {len(compared)} others')
     comparison = Comparison(original, compared, truth)
     goal = Goal(agreement)
@@ -654,3 +653,15 @@ def summary(results: Mapping[str, Any]) -> str:
             [accuracy['measure'], f'{accuracy["float32"]:.2f}', f'{accuracy["int8"]:.2f}', change]
         )
     return text_table(['', 'float32', 'int8', ''], rows)
+
+
+def speed_warning(results: Mapping[str, Any]) -> str:
+    """A line for a model that 8 bits make slower; empty for one that they do not."""
+    latency = results['latency_ms']
+    ratio = latency['float32'] / latency['int8']
+    if ratio >= 1:
+        return ''
+    return (
+        f'INT8 is slower than float32 on this machine, {ratio:.2f} times as fast: use '
+        f'{results["from"]} here'
+    )

@@ -21,7 +21,6 @@ from .comparison import (
     Check,
     Tolerances,
     compare_outputs,
-    compare_tensor,
     inside,
     is_detection,
     worst,
@@ -30,12 +29,10 @@ from .comparison import (
 # Height and width of the images. The last two are padded to one size, and so make a batch.
 SIZES = ((192, 256), (131, 97), (150, 123))
 VALUES = 2048  # of each output that are compared at most
-STAGE_VALUES = 256  # of each value inside the graph
 CELLS = 512  # of each mask
 
 # By group and name: 'image' has the seed, size and original size; 'shapes' those of the outputs,
-# 'outputs' their values, 'ties' the boxes that rounding allows, see `compare_boxes`; 'stages' has
-# values inside the graph, such as all logits, of which the outputs may show little.
+# 'outputs' their values, 'ties' the boxes that rounding allows, see `compare_boxes`.
 Sample = dict[str, dict[str, np.ndarray]]
 
 
@@ -122,7 +119,6 @@ def verify_session(path: Path, session: Session) -> list[Check]:
         stride = int(about['stride'])
     except Exception as error:  # of base64, zipfile, zlib and NumPy
         raise UserError(f'{path}: damaged test data: {one_line(error)}') from error
-    session = with_stages(session, samples)
     checks = []
     for batch in batches_of(images, session, stride):
         given = [images[i] for i in batch]
@@ -155,18 +151,12 @@ def batches_of(images: Sequence[np.ndarray], session: Session, stride: int) -> l
 
 
 def compare_sample(outputs: Arrays, sample: Sample, tolerances: Tolerances) -> list[Check]:
-    """Compare the outputs for an image with those of PyTorch, and values inside the graph, as far
-    as the file returns them."""
+    """Compare the outputs for an image with those of PyTorch."""
     results = {}
     for name, shape in sample['shapes'].items():
         results[name] = inside(outputs[name], shape.tolist())
     ties = [sample['ties']]
-    checks = list(compare_outputs(thinned(results), sample['outputs'], ties, tolerances))
-    for name, expected in sample['stages'].items():
-        if name in outputs:
-            ours = spaced(outputs[name], STAGE_VALUES)
-            checks.append(compare_tensor(name, ours, expected, tolerances.maps))
-    return checks
+    return list(compare_outputs(thinned(results), sample['outputs'], ties, tolerances))
 
 
 def own_test(session: Session, given: str) -> str:
@@ -174,10 +164,9 @@ def own_test(session: Session, given: str) -> str:
 
     Args:
         session: of the file, on a device that is trusted.
-        given: test data of the file that it was made from, with the same images and stages.
+        given: test data of the file that it was made from, with the same images.
     """
     samples = unpack(given)
-    session = with_stages(session, samples)
     for sample in samples:
         original = sample['image']['original'].tolist()
         inputs = padded_inputs([drawn(sample)], session.shapes, [original])
@@ -190,18 +179,4 @@ def own_test(session: Session, given: str) -> str:
             outputs = {name: x[used] for name, x in outputs.items()}
             sample['ties'] = {name: outputs[name] for name in ('boxes', 'scores', 'labels')}
         sample['outputs'] = thinned(outputs)
-        known = sample['stages'].keys() & found.keys()
-        sample['stages'] = {name: spaced(found[name], STAGE_VALUES) for name in known}
     return pack(samples)
-
-
-def with_stages(session: Session, samples: Sequence[Sample]) -> Session:
-    """A session that returns the stages of the samples, too; the same if it cannot: a program that
-    has changed the file may have renamed them."""
-    names = sorted({name for sample in samples for name in sample['stages']})
-    if not names:
-        return session
-    try:
-        return session.with_outputs(names)
-    except Exception:  # the backends' own kinds
-        return session

@@ -7,7 +7,7 @@ depends on the batch is found, too.
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, tee
 from pathlib import Path
 from typing import Any, Optional
@@ -30,6 +30,7 @@ from .comparison import (
     Arrays,
     Check,
     Tolerances,
+    compare_boxes,
     compare_outputs,
     compare_tensor,
     inside,
@@ -37,7 +38,7 @@ from .comparison import (
     matched,
     worst,
 )
-from .self_test import SIZES, STAGE_VALUES, Sample, draw, spaced, thinned
+from .self_test import SIZES, Sample, draw, thinned
 
 Runner = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
@@ -112,18 +113,33 @@ def verify(
                 text = f'{type(error).__name__}: {one_line(error)}'
                 checks += worst([Check('runtime', math.nan, 0, '', text)], batch, runtime)
                 continue
+            # Instance masks are no part of the references. Their pixels count, not their values.
+            compared = (
+                {*references[0], 'masks'} if is_detection(references[0]) else {*references[0]}
+            )
             each = [
                 compare_tensor(name, found[name], x, tolerances.maps)
                 for name, x in expected.items()
-                if name in found and not (name in model.output_names and name in references[0])
+                if name in found and not (name in model.output_names and name in compared)
             ]
             for i, reference in enumerate(references):
                 ours = {name: found[name][i] for name in model.output_names}
                 if not is_detection(reference):
                     ours = {name: inside(ours[name], x.shape) for name, x in reference.items()}
                 each += compare_outputs(ours, reference, noisy[i][place], tolerances)
+                if 'masks' in model.output_names:
+                    theirs = {name: expected[name][i] for name in model.output_names}
+                    each += compare_masks(ours, theirs, tolerances)
             checks += worst(each, batch, runtime)
     return checks
+
+
+def compare_masks(found: Arrays, expected: Arrays, tolerances: Tolerances) -> list[Check]:
+    """Compare the pixels of instance masks, of the boxes that are in both."""
+    used = expected['labels'] >= 0
+    expected = {name: x[used] for name, x in expected.items()}
+    checks = compare_boxes(found, expected, (), tolerances)
+    return [check for check in checks if check.stage == 'masks']
 
 
 def original_sizes(sizes: Sequence[Size]) -> list[Size]:
@@ -167,9 +183,8 @@ def noisy_results(model: Exportable, image: np.ndarray, tolerances: Tolerances) 
             yield reference_of(model, noisy)
 
 
-def make_samples(model: Exportable, settings: Settings, names: Collection[str]) -> list[Sample]:
-    """Synthetic images and PyTorch's outputs for them, for a file that can test itself. `names` are
-    those of all values in the graph."""
+def make_samples(model: Exportable, settings: Settings) -> list[Sample]:
+    """Synthetic images and PyTorch's outputs for them, for a file that can test itself."""
     shapes = input_shapes(model, settings)
     sizes: Sequence[Size] = SIZES
     if settings.size:
@@ -183,9 +198,7 @@ def make_samples(model: Exportable, settings: Settings, names: Collection[str]) 
             stages = stages_of(model, padded_inputs([draw(seed, *size)], shapes, [original]))
             stages_by_seed[seed] = {name: x[0] for name, x in stages.items()}
         seed = max(stages_by_seed, key=lambda seed: sum_of_scores(stages_by_seed[seed]))
-        samples.append(
-            make_sample(model, seed, size, original, stages_by_seed[seed], names, settings)
-        )
+        samples.append(make_sample(model, seed, size, original, stages_by_seed[seed], settings))
     return samples
 
 
@@ -199,7 +212,6 @@ def make_sample(
     size: Size,
     original: Size,
     stages: Arrays,
-    names: Collection[str],
     settings: Settings,
 ) -> Sample:
     """The sample of one synthetic image, whose stages are known; see `make_samples`."""
@@ -222,11 +234,6 @@ def make_sample(
         noisy = noisy_results(model, draw(seed, *size), tolerances)
         sample['ties'] = ties(outputs, noisy, tolerances)
     sample['outputs'] = thinned(outputs)
-    sample['stages'] = {
-        name: spaced(x, STAGE_VALUES)
-        for name, x in stages.items()
-        if name in names and name not in outputs
-    }
     return sample
 
 

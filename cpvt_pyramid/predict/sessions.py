@@ -35,9 +35,6 @@ class Session(Protocol):
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
 
-    def with_outputs(self, names: Sequence[str]) -> 'Session':
-        """Another session of the file, which returns these values of its graph, too."""
-
 
 class OnnxRuntime:
     """A session of onnxruntime. The device is an execution provider, by default a GPU if
@@ -48,7 +45,6 @@ class OnnxRuntime:
         path: Path,
         device: Optional[str] = None,
         requests: int = 1,
-        more_outputs: Sequence[str] = (),
     ) -> None:
         os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')  # else onnxruntime reports its use
         import onnxruntime
@@ -64,9 +60,7 @@ class OnnxRuntime:
         self.turns = threading.Semaphore(self.requests)
         if self.requests > 1:  # which compute, too, and share the session's other threads
             options.intra_op_num_threads = max(usable_cores() - self.requests + 1, 1)
-        model = add_outputs(path.read_bytes(), more_outputs) if more_outputs else str(path)
-        self.session = onnxruntime.InferenceSession(model, options, providers)
-        self.path = path
+        self.session = onnxruntime.InferenceSession(str(path), options, providers)
         used = self.session.get_providers()  # without those that could not be started
         check_device('onnxruntime', device or used[0], used if device in available else available)
         entries = self.session.get_modelmeta().custom_metadata_map
@@ -91,29 +85,6 @@ class OnnxRuntime:
             results = self.session.run(self.names, inputs, self.run_options)
         return dict(zip(self.names, results))
 
-    def with_outputs(self, names: Sequence[str]) -> Session:
-        return OnnxRuntime(self.path, self.provider, more_outputs=names)
-
-
-def add_outputs(file: bytes, names: Sequence[str]) -> bytes:
-    """A serialized ONNX model that returns more values of its graph.
-
-    onnxruntime has no function for it, and the package onnx is not needed to run a file. What is
-    appended to a protobuf message is merged with it: here a graph (field 7 of a model) with nothing
-    but outputs (field 12), which have names (field 1).
-    """
-
-    def field(number: int, content: bytes) -> bytes:
-        length = len(content)
-        size = b''
-        while length >= 128:  # seven bits in a byte, the lowest first
-            size += bytes([length & 127 | 128])
-            length >>= 7
-        return bytes([number << 3 | 2]) + size + bytes([length]) + content
-
-    outputs = [field(12, field(1, name.encode())) for name in names]
-    return file + field(7, b''.join(outputs))
-
 
 class OpenVino:
     """A model compiled by OpenVINO in float32, from ONNX or OpenVINO's own format. The device is by
@@ -124,11 +95,8 @@ class OpenVino:
         path: Path,
         device: Optional[str] = None,
         requests: int = 1,
-        more_outputs: Sequence[str] = (),
     ) -> None:
         model = read_openvino(path)
-        model.add_outputs(list(more_outputs))
-        self.path = path
         self.metadata = _entry(model, KEY)
         self.test = _entry(model, TEST_KEY)
         if self.metadata is not None:
@@ -148,12 +116,11 @@ class OpenVino:
         self.free: SimpleQueue[Any] = SimpleQueue()  # requests, each for one thread at a time
         for _ in range(self.requests):
             self.free.put(self.model.create_infer_request())
-        known = NAMES | {*more_outputs}
-        self.names = [_name(output.get_names(), known) for output in self.model.outputs]
+        self.names = [_name(output.get_names()) for output in self.model.outputs]
         self.shapes = {}
         self.dtypes = {}
         for value in self.model.inputs:
-            name = _name(value.get_names(), known)
+            name = _name(value.get_names())
             shape = value.partial_shape
             self.shapes[name] = [n.get_length() if n.is_static else None for n in shape]
             kind = value.get_element_type()
@@ -169,9 +136,6 @@ class OpenVino:
             if self.place == 'CPU' and self.requests == 1:
                 self.model.release_memory()  # else that of the largest image is kept
             self.free.put(request)
-
-    def with_outputs(self, names: Sequence[str]) -> Session:
-        return OpenVino(self.path, self.place, more_outputs=names)
 
 
 def read_openvino(path: Path) -> Any:
@@ -198,10 +162,10 @@ def _entry(model: Any, key: str) -> Optional[str]:
     return model.get_rt_info(place).astype(str) if model.has_rt_info(place) else None
 
 
-def _name(names: set[str], known: set[str]) -> str:
+def _name(names: set[str]) -> str:
     """The name that an input or output has in the file. OpenVINO adds those of values that it finds
     to be the same."""
-    return min(known & names or names)
+    return min(NAMES & names or names)
 
 
 def dtype_of(tensor: str) -> np.dtype:

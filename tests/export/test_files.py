@@ -2,8 +2,6 @@
 with and without padding."""
 
 import json
-import re
-import shutil
 from pathlib import Path
 from unittest import mock
 
@@ -12,7 +10,6 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from support import ROOT
 from torch import Tensor
 
 from benchmarks.models.ports import randomize
@@ -83,32 +80,6 @@ def test_the_file_describes_itself_and_the_report_every_comparison(exported):
     for runtime in ('onnxruntime', 'openvino'):
         assert {(runtime, '160x213', '213x160', '97x130'), (runtime, '211x1341')} <= done
     assert exported[2].read_text().count('| yes ') == len(report['checks'])
-
-
-def test_quantization_as_documented(exported, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(exported[0], 'model.onnx')
-    text = (ROOT / 'docs/deployment.md').read_text()
-    (code,) = (b for b in re.findall(r'```python\n(.*?)```', text, re.S) if 'quantize' in b)
-    exec(code, {})
-    model = onnx.load('model-int8.onnx')
-    weights = {x.name: onnx.numpy_helper.to_array(x) for x in model.graph.initializer}
-    products = [node for node in model.graph.node if node.op_type == 'MatMulInteger']
-    assert products
-    for node in products:
-        # Without VNNI, onnxruntime adds two products of uint8 and int8 in 16 bits.
-        weight = weights[node.input[1]]
-        assert weight.dtype == np.uint8 or 2 * 255 * abs(weight.astype(int)).max() < 2**15
-    for entry in onnx.load('model.onnx').metadata_props:
-        assert entry in model.metadata_props  # with a mark of onnxruntime
-    inputs = {
-        'images': np.random.default_rng(0).random((1, 3, 75, 90), np.float32) * 255,
-        'valid': np.array([[75, 90]]),
-    }
-    names = 'model.onnx', 'model-int8.onnx'
-    exact, found = (OnnxRuntime(Path(name), CPU).run(inputs)['map_0'] for name in names)
-    error = np.abs(found - exact).max() / np.abs(exact).max()
-    assert 1e-4 < error < 0.05
 
 
 def test_the_file_tests_itself(exported, tmp_path, capsys):

@@ -17,9 +17,11 @@ from support import ROOT
 
 from cpvt_pyramid.cli import quantize as tool
 from cpvt_pyramid.cli import verify as verify_tool
+from cpvt_pyramid.export import quantization
 from cpvt_pyramid.export.accuracy import CocoTruth, LabelTruth, agreement_of
 from cpvt_pyramid.export.quantization import (
     Goal,
+    Latency,
     Measured,
     evenly_spaced,
     groups_of,
@@ -27,7 +29,7 @@ from cpvt_pyramid.export.quantization import (
     split_images,
 )
 from cpvt_pyramid.export.self_test import draw, own_test, pack, verify_session
-from cpvt_pyramid.predict import Predictor, quantization
+from cpvt_pyramid.predict import Predictor
 from cpvt_pyramid.predict.openvino_graph import replace
 from cpvt_pyramid.predict.predictions import Detections, LabelMap
 from cpvt_pyramid.predict.sessions import OpenVino, read_openvino
@@ -261,6 +263,19 @@ def test_a_model_that_loses_too_much_is_not_written(photos, capsys):
     assert shown.err.splitlines()[-1].startswith('cpvt quantize: model-int8.xml was not written: ')
     assert 'position encodings in float32: agreement' in shown.out
     assert left() == ['model.onnx', 'photos']
+
+
+def test_a_model_that_8_bits_make_slower_is_told_in_the_last_line(photos, capsys, monkeypatch):
+    write_segmentor()
+    for times, ending in (
+        (Latency(84.0, 100.0, (50, 50), 1), '0.84 times as fast: use model.onnx here'),
+        (Latency(100.0, 84.0, (50, 50), 1), 'model-int8.report.json'),
+    ):
+        monkeypatch.setattr(quantization, 'measure_latency', lambda *_, times=times: times)
+        assert tool.main(['model.onnx', 'photos', '--agreement', '0']) == 0
+        assert capsys.readouterr().out.splitlines()[-1].endswith(ending)
+        for path in Path().glob('model-int8.*'):
+            path.unlink()
 
 
 def test_refusals(photos, capsys):

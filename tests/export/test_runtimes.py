@@ -41,9 +41,8 @@ def write_file(
     file = with_all_stages(model, settings)
     finish(file, model.output_names)
     assert {node.domain for node in file.graph.node} == {''}
-    names = {name for node in file.graph.node for name in node.output}
     about = metadata(model, model.model, {'classes': ['a', 'b']}, settings)
-    add_metadata(file, about, make_samples(model, settings, names))
+    add_metadata(file, about, make_samples(model, settings))
     onnx.save(file, path)
     return file
 

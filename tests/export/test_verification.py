@@ -78,3 +78,38 @@ def test_boxes_without_counterpart(margin, index, wrong):
     assert [(check.error, check.passed) for check in found] == [(wrong, not wrong)] * 2
     if not wrong:
         assert found[0].note == '2 boxes' + ', 2 ties' * (index != [0, 1])
+
+
+class Masks(Best):
+    """With masks, which the reference does not have."""
+
+    output_names = ('boxes', 'scores', 'labels', 'masks')
+
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
+        found = [self.reference(image[None]) for image in batch.images]
+        result = {name: torch.cat([one[name] for one in found]) for name in Best.output_names}
+        return result | {'masks': masks().expand(len(found), 2, 28, 28)}
+
+
+def masks() -> Tensor:
+    return torch.rand(2, 28, 28, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    'change, passes',
+    [(lambda x: x + 0.0014 * (x - 0.5), True), (lambda x: 1 - x, False)],
+    ids=['values', 'pixels'],
+)
+def test_masks_are_judged_by_their_pixels(change, passes):
+    """A sound export was refused, because values of masks differed by 0.0014."""
+    model = Masks(margin=0.1)
+    found = chosen(model.scores(), torch.tensor([0, 1])) | {'masks': change(masks())[None]}
+
+    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: x.numpy().repeat(len(inputs['images']), 0) for name, x in found.items()}
+
+    images = [np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)]
+    checks = [check for check in verify(model, {'': run}, images, Settings())]
+    of_masks = [check for check in checks if check.stage == 'masks']
+    assert {check.passed for check in of_masks} == {passes}
+    assert {check.unit for check in of_masks} == {'share of pixels'}

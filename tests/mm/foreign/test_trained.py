@@ -251,7 +251,7 @@ def assert_same_labels(ours: nn.Module, theirs: nn.Module, image: np.ndarray) ->
     assert is_clear.float().mean() > 0.99
     assert torch.equal(b.pred_sem_seg.data[0], labels)
     assert torch.equal(a.pred_sem_seg.data[0][is_clear], labels[is_clear])
-    assert len(labels.unique()) > 5
+    assert len(labels.unique()) > 2  # not one class everywhere
 
 
 @pytest.mark.parametrize('new', [True, False])

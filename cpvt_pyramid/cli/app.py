@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, Optional
 
 from ..tooling.command import UserError, imports_of, one_line, run_command
+from ..trained import TRAINED
 
 
 def app(
@@ -42,6 +43,10 @@ def app(
     with imports_of('cpvt app', extra='app'):
         from ..app import Page, Server, printable, read_samples
 
+    if model in TRAINED and not Path(model).exists():
+        raise UserError(
+            f'the page is for exported models; first run cpvt export {model} --out {model}.onnx'
+        )
     exported = ExportedModel(local_path(model), backend)
     folder = Path(samples) if samples else samples_of(Path(model))
     if not folder.is_dir():

@@ -1,6 +1,7 @@
 """Export a trained model to one file for images of all sizes.
 
     cpvt export configs/retinanet_cpvt_s.py epoch_12.pth --out retinanet.onnx
+    cpvt export retinanet_pvt_v2_b2_coco --out retinanet.onnx
     cpvt export pcpvt_small timm://twins_pcpvt_small.in1k --out backbone.onnx
 
 The file holds the whole model, from pixels to final boxes or labels, and is written only after it
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def export(
     config: str,
-    checkpoint: str,
+    checkpoint: Optional[str] = None,
     *,
     out: str,
     size: Optional[str] = None,
@@ -38,9 +39,11 @@ def export(
     """Export a model.
 
     Args:
-        config: config file, for example configs/retinanet_cpvt_s.py, or the name of an
-            architecture, for example pcpvt_small, for the backbone (cpvt_*: the classifier) alone.
-        checkpoint: weights of the model, a path or an address (timm://, hf://, https://).
+        config: config file, for example configs/retinanet_cpvt_s.py; the name of a trained model
+            (cpvt models); or the name of an architecture, for example pcpvt_small, for the backbone
+            (cpvt_*: the classifier) alone.
+        checkpoint: weights of the model, a path or an address (timm://, hf://, https://); by
+            default those of the trained model.
         out: file to write, such as model.onnx.
         size: fixed height and width of the images, for runtimes that need them.
         half: weights and computation in float16.
@@ -69,6 +72,9 @@ def export(
         raise UserError(f'{out} exists; remove it, or choose another name')
     check_file(path)
     settings = Settings(parse_size(size), half, not no_valid)
+    if checkpoint is None:
+        checkpoint = config
+        config = config_of_trained(config)
     model, about, folder = load(config, checkpoint, cfg_options, backbone)
     photographs = find_photographs(images, folder)
     graph = exportable(model, probabilities, backbone)
@@ -78,6 +84,23 @@ def export(
         print(unfit)
         return UNFIT
     return 0
+
+
+def config_of_trained(name: str) -> str:
+    """The path of the config of a trained model.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    from ..trained import TRAINED, similar_name
+
+    if name not in TRAINED:
+        similar = similar_name(name)
+        hint = f'; did you mean {similar}?' if similar else ''
+        raise UserError(
+            f'give a checkpoint after {name}, which is not the name of a trained model{hint}'
+        )
+    return str(TRAINED[name].config_path)
 
 
 def parse_size(text: Optional[str]) -> Optional[tuple[int, int]]:

@@ -326,6 +326,8 @@ def parser_of(function: Callable) -> OneLineParser:
         if parameter.kind is not parameter.KEYWORD_ONLY:
             if 'choices' not in settings:
                 settings['metavar'] = name.upper()
+            if parameter.default is not parameter.empty:
+                settings['nargs'] = '?'
             parser.add_argument(name, help=text, **settings)
             continue
         is_required = parameter.default is parameter.empty

@@ -80,8 +80,8 @@ def monitors(cfg: Config) -> Iterator[tuple[str, str]]:
     for name, hook in (cfg.get('default_hooks') or {}).items():
         hooks[f'default_hooks.{name}'] = hook or {}
     for path, hook in hooks.items():
-        if kind_of(hook) == 'EarlyStoppingHook' and hook.get('strict'):
-            yield f'{path}.monitor', hook.get('monitor')
+        if kind_of(hook) == 'EarlyStoppingHook' and hook.get('monitor') and hook.get('strict'):
+            yield f'{path}.monitor', hook['monitor']
         if kind_of(hook) == 'CheckpointHook':
             for monitor in as_list(hook.get('save_best')):
                 if monitor != 'auto':

@@ -63,6 +63,9 @@ class StopOnDivergenceHook(Hook):
     loss is not finite, before each checkpoint and before each evaluation. A loss that is not finite
     while the weights stay finite is no error after the first iteration: mixed precision in float16
     skips such steps.
+
+    Examples:
+        >>> default_hooks = dict(divergence=dict(type='StopOnDivergenceHook'))
     """
 
     priority = 'NORMAL'  # before CheckpointHook
@@ -126,6 +129,9 @@ class StopOnSignalHook(Hook):
     evaluation, writes `preempted.pth` into the work dir and ends with exit status 75. A training
     that counts epochs repeats the epoch that was broken off. A second signal ends the training at
     once.
+
+    Examples:
+        >>> default_hooks = dict(signals=dict(type='StopOnSignalHook'))
     """
 
     priority = 'LOWEST'  # after schedulers, averaged weights and other checkpoints
@@ -199,7 +205,7 @@ class StopOnSignalHook(Hook):
             Path(runner.work_dir, 'last_checkpoint').write_text(str(path))  # for mmengine's resume
         barrier()  # until the checkpoint is written
         raise Preempted(
-            f'{signal.Signals(received.item()).name} received; {path} resumes after iteration '
+            f'{signal.Signals(int(received)).name} received; {path} resumes after iteration '
             f'{iterations}: continue with the same command and --resume'
         )
 
@@ -213,6 +219,9 @@ class EvaluateOnResumeHook(Hook):
 
     mmengine writes a checkpoint before it evaluates the model. A training that ends in between
     would lose the result, and maybe the best model.
+
+    Examples:
+        >>> default_hooks = dict(resume=dict(type='EvaluateOnResumeHook'))
     """
 
     priority = 'LOWEST'  # the evaluation needs what other hooks do before the training
@@ -244,6 +253,9 @@ class IterationSeedHook(Hook):
 
     Random draws of the model, and augmentations if `num_workers=0`, are then the same in a training
     that resumes at a checkpoint. Data workers have generators of their own.
+
+    Examples:
+        >>> default_hooks = dict(seed=dict(type='IterationSeedHook'))
     """
 
     priority = 'LOWEST'
@@ -282,6 +294,9 @@ class PlateauSchedulerHook(ParamSchedulerHook):
 
     A detector that finds nothing, as early in a training, has an evaluation without results; with
     it, mmengine's ReduceOnPlateauLR ends in a KeyError.
+
+    Examples:
+        >>> default_hooks = dict(param_scheduler=dict(type='PlateauSchedulerHook'))
     """
 
     def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, float]] = None) -> None:

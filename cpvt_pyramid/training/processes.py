@@ -75,7 +75,7 @@ def of_first_process(function: Callable[[], Any]) -> Any:
     Args:
         function: called in the first process alone; its result must be picklable.
     """
-    result = [None]
+    result: list[Any] = [None]
     if get_dist_info()[0] == 0:
         try:
             result[0] = function()

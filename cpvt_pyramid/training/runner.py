@@ -23,7 +23,8 @@ class CommandRunner(Runner):
         logger = super().build_logger(*args, **options)
         for handler in logger.handlers:
             if isinstance(handler, logging.FileHandler):
-                handler.handleError = raise_active  # else a full disk is a traceback for each line
+                # Else a full disk is a traceback for each line.
+                handler.handleError = raise_active  # type: ignore[method-assign]
             else:
                 handler.addFilter(lambda record: not FILE_ONLY.match(record.getMessage()))
         return logger

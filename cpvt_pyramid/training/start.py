@@ -159,7 +159,7 @@ def check_weights(model: nn.Module, load_from: Optional[str]) -> None:
     for name, module in model.named_modules():
         if not isinstance(module, LoadsCheckpoints):
             continue
-        init_cfg = getattr(module, 'init_cfg', None)
+        init_cfg: Any = getattr(module, 'init_cfg', None)
         if is_pretrained(init_cfg):
             prefix = init_cfg.get('prefix') or ''
             if prefix and not prefix.endswith('.'):

@@ -158,6 +158,14 @@ def test_help_comes_from_the_docstrings(capsys):
     assert 'really' not in said
 
 
+def test_help_without_docstrings():
+    """As `python -OO`, or PYTHONOPTIMIZE=2, leaves them out."""
+    ended = run(
+        sys.executable, '-OO', '-m', 'cpvt_pyramid', 'train', '--help', PYTHONPATH=str(ROOT)
+    )
+    assert ended.returncode == 0 and '--work-dir' in ended.stdout, ended.stderr
+
+
 def test_failing_imports(capsys):
     for code, line in (
         ('import no_such.part', "No module named 'no_such': no_such is not installed for "),

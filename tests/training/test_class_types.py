@@ -116,3 +116,12 @@ def test_names_are_those_of_the_classes(configs):
     use_launcher(cfg, 'pytorch')
     assert cfg.model.decode_head.norm_cfg.type == 'BN'
     assert kind_of({'type': 'mmdet.models.RetinaNet'}) == 'RetinaNet'
+
+
+def test_backbones_are_imported_with_the_data_preprocessor():
+    """As a config in the new style does."""
+    from cpvt_pyramid import mm
+    from cpvt_pyramid.mm import detection, segmentation
+
+    for module in (detection, segmentation):
+        assert module.CPVTPyramid is mm.CPVTPyramid and module.DenseCPVT is mm.DenseCPVT

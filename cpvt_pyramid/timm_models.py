@@ -1,8 +1,9 @@
 """Every variant as a classifier in timm's registry, to pre-train with timm's tools.
 
-Pyramids have their names in `ARCHS`. The columnar CPVT of the paper is `cpvt_tiny`, `cpvt_small` or
-`cpvt_base`. The suffix `_0to5` means a PEG after each of blocks 0 to 5 instead of block 0 alone;
-`_gap` means average pooling instead of a class token.
+Pyramids have their names in `ARCHS`; PVTv2, whose names timm has taken, is `cpvt_pvt_v2_b2` and so
+on. The columnar CPVT of the paper is `cpvt_tiny`, `cpvt_small` or `cpvt_base`. The suffix `_0to5`
+means a PEG after each of blocks 0 to 5 instead of block 0 alone; `_gap` means average pooling
+instead of a class token.
 
 Parameters have the names of the published checkpoints, so that checkpoints of timm's training
 script load into the backbones, and every format that `checkpoints` reads loads here.
@@ -21,7 +22,6 @@ Examples:
 """
 
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -30,30 +30,16 @@ from typing import Any, Optional, Union
 import timm
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import (
-    build_model_with_cfg,
-    generate_default_cfgs,
-    register_model,
-    register_notrace_module,
-)
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._features import FeatureGetterNet, FeatureInfo, feature_take_indices
 from torch import Tensor, nn
 
-from .archs import ARCHS, COLUMNAR_ARCHS, Arch
+from .archs import ARCHS, COLUMNAR_ARCHS, Arch, find_arch
 from .checkpoints.formats import to_ours
 from .checkpoints.reading import tensors_of
 from .columnar import Column
-from .model import (
-    Block,
-    CPVTPyramid,
-    PatchEmbed,
-    PosCNN,
-    check_image,
-    init_weights,
-    set_checkpointing,
-)
+from .model import CPVTPyramid, PosCNN, check_image, init_weights, set_checkpointing
 from .padding.mask import Padding, fill_outside
-from .position import LearnedPosition, SinCosPosition
 
 POOLS = ('avg', 'token', '')
 PVT_WEIGHTS = 'https://github.com/whai362/PVT/releases/download/v2/{}.pth'
@@ -61,24 +47,20 @@ PVT_WEIGHTS = 'https://github.com/whai362/PVT/releases/download/v2/{}.pth'
 READING = {'pretrained', 'pretrained_cfg', 'pretrained_cfg_overlay', 'checkpoint_path', 'cache_dir'}
 # Parameters without weight decay, as in the code of DeiT and Twins: tables, tokens and PEGs.
 UNDECAYED = re.compile(r'(pos_|more_pos_block\.|cls_)|.*\.attn\.(position|peg)\.')
-# Modules that torch.fx does not trace into.
-for _module in (Block, LearnedPosition, PatchEmbed, PosCNN, SinCosPosition):
-    register_notrace_module(_module)
-
 
 # The class token (B, 1, C), if there is one, and the map (B, H, W, C), for each map of a model.
 Taps = Iterator[tuple[Optional[Tensor], Tensor]]
 
 
 class Classifier(nn.Module):
-    """The interface that timm expects of a model, mixed into a trunk.
+    """The interface that timm expects of a model, mixed into a trunk: `CPVTPyramid` or `Column`.
 
     Args:
         arch: of the trunk.
         num_classes: of the classifier; 0: no classifier, the model returns pooled features.
         in_chans: channels of the image.
-        global_pool: input of the classifier: 'avg', the mean of the map; 'token', the class token,
-            which only models with this option have; '': each cell of the map, not pooled.
+        global_pool: input of the classifier: 'avg', the mean of the map; 'token', the class token
+            of a columnar model; '': each cell of the map, not pooled.
         img_size: timm's name for the trunk's `pretrain_img_size`.
         drop_rate: dropout before the classifier.
         proj_drop_rate: timm's name for the trunk's `drop_rate`.
@@ -109,7 +91,6 @@ class Classifier(nn.Module):
     ) -> None:
         super().__init__(
             arch,
-            class_token=global_pool == 'token',
             in_channels=in_chans,
             pretrain_img_size=img_size,
             drop_rate=proj_drop_rate,
@@ -234,12 +215,14 @@ class Classifier(nn.Module):
             else:  # tables and tokens
                 for parameter in module.parameters(recurse=False):
                     nn.init.trunc_normal_(parameter, std=0.02)
+        if self.peg_starts_at_zero:
+            for module in self.modules():
+                if isinstance(module, PosCNN):
+                    for parameter in module.parameters():
+                        nn.init.zeros_(parameter)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         set_checkpointing(self, enable)
-
-    def __prepare_scriptable__(self) -> nn.Module:
-        return Traced(self, self.in_chans)
 
     def set_distilled_training(self, enable: bool = True) -> None:
         """Let timm's `TokenDistillationTask` train the classifier on labels and on a teacher, like
@@ -255,24 +238,35 @@ class Classifier(nn.Module):
         return self.layer_of
 
 
-class PyramidTrunk(CPVTPyramid):
-    """A pyramid whose maps have no norms by default, as in timm."""
+class PyramidClassifier(Classifier, CPVTPyramid):
+    """A pyramid followed by a norm, pooling and a linear layer.
+
+    As in timm, maps have no norms by default, but those of PVTv2 and MiT; these have no other norm
+    before the classifier.
+    """
+
+    forward: Callable[..., Any]  # of `Classifier`, whose type is not that of `CPVTPyramid`
+    cls_token = None
 
     def __init__(
         self,
         arch: Union[str, Arch, dict],
         *,
-        class_token: bool = False,
-        stage_norm: bool = False,
+        global_pool: str = 'avg',
+        stage_norm: Optional[bool] = None,
         **options: Any,
     ) -> None:
-        if class_token:
+        if global_pool == 'token':
             raise ValueError("a pyramid has no class token; global_pool must be 'avg' or ''")
-        super().__init__(arch, stage_norm=stage_norm, out_indices=(0, 1, 2, 3), **options)
-        self.cls_token = None
+        found = find_arch(arch, Arch)
+        if stage_norm is None:
+            stage_norm = found.overlap
+        super().__init__(found, global_pool=global_pool, stage_norm=stage_norm, **options)
+        if found.overlap:
+            self.norm = nn.Identity()
 
     @property
-    def feature_info(self) -> list[dict]:
+    def feature_info(self) -> list[dict]:  # type: ignore[override]
         return [
             dict(num_chs=dim, reduction=4 * 2**i, module=f'norm_list.{i}')
             for i, dim in enumerate(self.arch.dims)
@@ -300,15 +294,13 @@ class PyramidTrunk(CPVTPyramid):
         return super().layer_of(name)
 
 
-class PyramidClassifier(Classifier, PyramidTrunk):
-    """A pyramid followed by a norm, pooling and a linear layer."""
-
-    forward: Callable[..., Any]  # of `Classifier`, whose type is not that of `CPVTPyramid`
-
-
 class ColumnClassifier(Classifier, Column):
     """The columnar CPVT, a map after each of its blocks, followed by a norm, pooling and a linear
     layer."""
+
+    def __init__(self, arch: Any, *, global_pool: str = 'avg', **options: Any) -> None:
+        has_token = global_pool == 'token'
+        super().__init__(arch, global_pool=global_pool, class_token=has_token, **options)
 
     @property
     def feature_info(self) -> list[dict]:  # type: ignore[override]
@@ -356,34 +348,6 @@ class Features(FeatureGetterNet):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.model.set_grad_checkpointing(enable)
 
-    def __prepare_scriptable__(self) -> nn.Module:
-        return Traced(self, self.model.in_chans)
-
-
-class Traced(nn.Module):
-    """What `torch.jit.script` compiles instead of a model: its trace, for any batch and size.
-
-    The layers use Python that TorchScript cannot compile, and nothing that it cannot trace.
-    """
-
-    def __init__(self, model: nn.Module, in_chans: int) -> None:
-        super().__init__()
-        if model.training:
-            raise ValueError(
-                'torch.jit.script needs a model in evaluation mode; call model.eval() before it'
-            )
-        self.eval()
-        # Every layer pads an image of this size, so that the trace pads others.
-        image = next(model.parameters()).new_zeros(2, in_chans, 70, 90)
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore', torch.jit.TracerWarning)
-            self.model = torch.jit.trace(model, image, check_trace=False, strict=False)
-
-    # Without annotation, TorchScript infers the type of the result.
-    def forward(self, x: Tensor):  # type: ignore[no-untyped-def]
-        assert not self.training, 'a scripted model cannot be trained; call eval()'
-        return self.model(x)
-
 
 def build(
     model_cls: type[Classifier],
@@ -401,21 +365,15 @@ def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
     def create(
         pretrained: bool = False, output_stride: Optional[int] = None, **options: Any
     ) -> nn.Module:
-        feature_cfg: dict[str, Any] = dict(out_indices=4)
         if options.get('features_only'):
-            if model_cls is PyramidClassifier:
-                options.setdefault('global_pool', 'avg')  # as `CPVTPyramid`, without a class token
-            if options.get('feature_cls', 'getter') == 'getter':
-                options['feature_cls'] = Features
-            elif model_cls is PyramidClassifier:  # 'hook' and 'fx' return what a module returns
-                feature_cfg['output_fmt'] = 'NHWC'
+            options['feature_cls'] = Features
         model = build_model_with_cfg(
             partial(build, model_cls),
             name,
             pretrained,
             # Any format under our names, before timm adapts stem and head.
             pretrained_filter_fn=lambda state_dict, _: to_ours(tensors_of(state_dict)),
-            feature_cfg=feature_cfg,
+            feature_cfg=dict(out_indices=4),
             **published | options,
         )
         info = model.feature_info
@@ -465,14 +423,25 @@ CFG: dict[str, Any] = dict(
 )
 
 
-def source_of(name: str) -> tuple[str, dict[str, Any]]:
+def registered_name(arch: str) -> str:
+    """The name in timm's registry of a pyramid; PVTv2's own are those of timm's models."""
+    return f'cpvt_{arch}' if arch.startswith('pvt_v2_') else arch
+
+
+def source_of(arch: str) -> tuple[str, dict[str, Any]]:
     """The key of a pyramid in `default_cfgs`, and the size of its map and where its weights are."""
-    family, size = name.split('_')
-    if family == 'pvt':
-        return f'{name}.in1k', dict(pool_size=None, url=PVT_WEIGHTS.format(name))
-    if size == 'nano':
+    name = registered_name(arch)
+    family = arch.split('_')[0]
+    if arch == 'pcpvt_nano':
         return name, dict(pool_size=(7, 7))
-    return f'{name}.in1k', dict(pool_size=(7, 7), hf_hub_id=f'timm/twins_{name}.in1k')
+    if family == 'mit':
+        repository = f'nvidia/{arch.replace("_", "-")}'
+        return f'{name}.in1k', dict(pool_size=(7, 7), hf_hub_id=repository, license='other')
+    if arch.startswith('pvt_v2_'):
+        return f'{name}.in1k', dict(pool_size=(7, 7), hf_hub_id=f'timm/{arch}.in1k')
+    if family == 'pvt':  # the published classifier reads a class token
+        return f'{name}.in1k', dict(pool_size=(7, 7), url=PVT_WEIGHTS.format(arch), num_classes=0)
+    return f'{name}.in1k', dict(pool_size=(7, 7), hf_hub_id=f'timm/twins_{arch}.in1k')
 
 
 # The variants of the columnar models in the CPVT paper, with their options.
@@ -484,18 +453,16 @@ for _name in COLUMNAR_ARCHS:
     COLUMNS[f'{_name}_0to5'] = dict(arch=_name, **AFTER_SIX, global_pool='token')
     COLUMNS[f'{_name}_0to5_gap'] = dict(arch=_name, **AFTER_SIX, global_pool='avg')
 
-# timm has PVTv2 under the same names.
-PYRAMIDS = [name for name in ARCHS if not name.startswith(('pvt_v2_', 'mit_'))]
 _cfgs: dict[str, Any] = {}
-for _name in PYRAMIDS:
+for _name in ARCHS:
     _key, _source = source_of(_name)
-    _cfgs[_key] = dict(CFG, first_conv='patch_embeds.0.proj', **_source)
+    _cfgs[_key] = dict(CFG, first_conv='patch_embeds.0.proj') | _source
 for _name, _options in COLUMNS.items():
     _size = None if _options['global_pool'] == 'token' else (14, 14)
     _cfgs[_name] = dict(CFG, pool_size=_size, first_conv='patch_embed.proj')
 default_cfgs = generate_default_cfgs(_cfgs)
 
-for _name in PYRAMIDS:
-    register(_name, PyramidClassifier, arch=_name, global_pool='avg')
+for _name in ARCHS:
+    register(registered_name(_name), PyramidClassifier, arch=_name)
 for _name, _options in COLUMNS.items():
     register(_name, ColumnClassifier, **_options)

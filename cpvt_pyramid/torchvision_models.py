@@ -1,4 +1,4 @@
-"""torchvision's detectors, and a Semantic FPN, on the backbones of this package.
+"""torchvision's detectors on the backbones of this package.
 
     model = retinanet('pcpvt_small', num_classes=10)
     losses = model(images, targets)  # as torchvision's own
@@ -20,30 +20,23 @@ import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Optional, TypeVar, Union
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import detection
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
 from torchvision.ops.poolers import LevelMapper
 
 from .archs import COLUMNAR_ARCHS, Arch, ColumnarArch
-from .checkpoints import read_checkpoint
-from .checkpoints.fit import compare
-from .checkpoints.formats import rename
-from .checkpoints.reading import WRAPPERS
-from .columnar import DenseCPVT, crop
+from .columnar import DenseCPVT
 from .model import CPVTPyramid
 from .padding.batching import map_in_batches
-from .padding.mask import check_valid, split_validity
-from .versions import is_exporting
+from .padding.mask import split_validity
 
 # A name from `ARCHS` or `COLUMNAR_ARCHS`; a dict of `arch` and other options of `CPVTPyramid` or
 # `DenseCPVT`; or one of these.
@@ -199,32 +192,6 @@ def mask_rcnn(
     parts = two_stage_parts(backbone, out_channels)
     parts['mask_roi_pool'] = StrideRoIAlign(14, parts['backbone'].strides[:-1])
     return assemble(MaskRCNN, num_classes, parts | options)
-
-
-def semantic_fpn(
-    backbone: Backbone = 'pcpvt_small',
-    *,
-    num_classes: int,
-    out_channels: int = 256,
-    head_channels: int = 128,
-    dropout: float = 0.1,
-) -> 'SemanticFPN':
-    """Semantic FPN (arXiv 1901.02446), as in `configs/semantic_fpn_cpvt_s.py`.
-
-    Args:
-        backbone: see `Backbone`.
-        num_classes: labels are 0 to num_classes - 1.
-        out_channels: channels of the FPN.
-        head_channels: channels of the head.
-        dropout: rate of the dropout of whole channels before the classifier.
-
-    Examples:
-        >>> model = semantic_fpn('pcpvt_nano', num_classes=5).eval()
-        >>> model(torch.rand(1, 3, 64, 96))['out'].shape
-        torch.Size([1, 5, 64, 96])
-    """
-    pyramid = BackboneFPN(build_body(backbone, finest=4), out_channels)
-    return SemanticFPN(pyramid, num_classes, head_channels, dropout)
 
 
 def one_stage_parts(
@@ -469,135 +436,3 @@ class StrideRoIAlign(MultiScaleRoIAlign):
         super().__init__(names, output_size, sampling_ratio=2)
         self.scales = [1 / stride for stride in strides]
         self.map_levels = LevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
-
-
-class SemanticFPN(nn.Module):
-    """Semantic FPN: levels are convolved, upsampled to the first one's stride, and added."""
-
-    def __init__(
-        self, backbone: BackboneFPN, num_classes: int, channels: int, dropout: float
-    ) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.branches = nn.ModuleList()
-        for stride in backbone.strides:
-            doublings = int(math.log2(stride // backbone.strides[0]))
-            layers = []
-            for i in range(max(doublings, 1)):
-                dim = channels if i else backbone.out_channels
-                layers.append(Conv2dNormActivation(dim, channels, 3))
-                if doublings:
-                    layers.append(nn.Upsample(scale_factor=2, mode='bilinear'))
-            self.branches.append(nn.Sequential(*layers))
-        self.dropout = nn.Dropout2d(dropout)
-        self.classifier = nn.Conv2d(channels, num_classes, 1)
-
-    def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> dict[str, Tensor]:
-        """Logits (B, num_classes, H, W) as `out`, like torchvision's segmentation models.
-
-        Args:
-            image: (B, 3, H, W), normalized.
-            valid: (B, 2), the true height and width of each image in pixels, if the batch is
-                padded at the right and bottom. In evaluation, images of one size run together
-                without their padding: logits are those of each image alone, and zero in the
-                padding. In training, the backbone ignores the padding, the head does not.
-        """
-        if valid is None:
-            return {'out': self.logits(image)}
-        if is_exporting() or torch.jit.is_tracing():
-            raise ValueError('a graph of SemanticFPN takes images of one size; leave out valid')
-        check_valid(valid, len(image))
-        if self.training:
-            return {'out': self.logits(image, valid)}
-
-        def results(crops: list[Tensor]) -> Tensor:
-            return self.logits(torch.stack(crops))
-
-        crops = [one[:, :h, :w] for one, (h, w) in zip(image, valid.tolist())]
-        height, width = image.shape[2:]
-        padded = []
-        for x in map_in_batches(results, crops, lambda crop: crop.shape, batch_size=len(crops)):
-            padded.append(F.pad(x, (0, width - x.shape[2], 0, height - x.shape[1])))
-        return {'out': torch.stack(padded)}
-
-    def logits(self, image: Tensor, valid: Optional[Tensor] = None) -> Tensor:
-        """Logits (B, num_classes, H, W); only the backbone uses `valid`."""
-        levels = list(self.backbone(image, valid).values())
-        results = []
-        for i, (x, branch) in enumerate(zip(levels, self.branches)):
-            finer = i  # the level whose size x has
-            for layer in branch.children():
-                x = layer(x)
-                if isinstance(layer, nn.Upsample):
-                    finer -= 1
-                    x = top_left(x, levels[finer].shape[2:])
-            results.append(x)
-        total = sum(results[1:], results[0])
-        logits = self.classifier(self.dropout(total))
-        logits = F.interpolate(logits, scale_factor=self.backbone.strides[0], mode='bilinear')
-        return top_left(logits, image.shape[2:])
-
-
-def top_left(x: Tensor, size: Sequence[int]) -> Tensor:
-    """The top left h x w of a map (B, C, H, W)."""
-    return crop(x.permute(0, 2, 3, 1), *size).permute(0, 3, 1, 2)
-
-
-# Pairs (ours, mm's) of beginnings of names in a detector's or segmentor's checkpoint.
-MM_NAMES = (
-    ('backbone.body.', 'backbone.'),
-    ('backbone.fpn.inner_blocks.{i}.0.', 'neck.lateral_convs.{i}.conv.'),
-    ('backbone.fpn.layer_blocks.{i}.0.', 'neck.fpn_convs.{i}.conv.'),
-    ('head.classification_head.conv.{i}.0.', 'bbox_head.cls_convs.{i}.conv.'),
-    ('head.regression_head.conv.{i}.0.', 'bbox_head.reg_convs.{i}.conv.'),
-    ('head.classification_head.cls_logits.', 'bbox_head.retina_cls.'),
-    ('head.regression_head.bbox_reg.', 'bbox_head.retina_reg.'),
-    ('branches.{i}.{j}.0.', 'decode_head.scale_heads.{i}.{j}.conv.'),
-    ('branches.{i}.{j}.1.', 'decode_head.scale_heads.{i}.{j}.bn.'),
-    ('classifier.', 'decode_head.conv_seg.'),
-)
-
-
-def load_mm_weights(model: Union[RetinaNet, SemanticFPN], path: Union[str, Path]) -> None:
-    """Load a checkpoint of MMDetection's RetinaNet or MMSegmentation's Semantic FPN.
-
-    Args:
-        model: from `retinanet` or `semantic_fpn`, with the sizes of the config: `num_classes`,
-            `out_channels`, and `extra_levels` and `head_convs` or `head_channels`.
-        path: of the checkpoint, or a name or address as in `load_weights`.
-
-    Raises:
-        ConnectionError: the checkpoint cannot be downloaded.
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or does not fit the model, which is left unchanged.
-
-    Examples:
-        >>> from mmengine.config import Config
-        >>> from mmseg.registry import MODELS
-        >>> cfg = Config.fromfile('configs/demo/pages_semantic_fpn_cpvt_nano.py')
-        >>> torch.save(MODELS.build(cfg.model).state_dict(), 'mm.pth')
-        >>> sizes = dict(num_classes=6, out_channels=64, head_channels=64)
-        >>> load_mm_weights(semantic_fpn('pcpvt_nano', **sizes), 'mm.pth')
-    """
-    tensors = read_checkpoint(path)
-    for wrapper in WRAPPERS:
-        tensors = tensors.get(wrapper, tensors)
-    levels = len(model.backbone.body.strides)
-    pairs = [(theirs, ours) for ours, theirs in MM_NAMES]
-    for i in range(len(model.backbone.strides) - levels):  # mm counts them with the others
-        extra = f'backbone.fpn.extra_blocks.convs.{i}.'
-        pairs.insert(1, (f'neck.fpn_convs.{levels + i}.conv.', extra))
-    tensors = {rename(name, pairs): value for name, value in tensors.items()}
-    # The backbone checks and converts its tensors itself.
-    misfit = compare(without_body(model.state_dict()), without_body(tensors)).misfit
-    if misfit:
-        raise ValueError(f'{path} {misfit}. Build the model with the sizes of its config')
-    try:
-        model.load_state_dict(tensors)
-    except ValueError as error:
-        raise ValueError(f'{path}: {error}') from None
-
-
-def without_body(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a model, without those of its backbone."""
-    return {name: x for name, x in tensors.items() if not name.startswith('backbone.body.')}

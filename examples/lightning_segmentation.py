@@ -1,11 +1,11 @@
-"""Train a Semantic FPN on a folder of images and label maps with Lightning, and evaluate it.
+"""Train a segmentor on a folder of images and label maps with Lightning, and evaluate it.
 
     pip install '.[torchvision,demo]' lightning torchmetrics
     cpvt demo-data pages
     python examples/lightning_segmentation.py
 
-Images of different sizes are padded to one batch. Their sizes go to the model, whose backbone then
-ignores the padding. In evaluation, the model runs images of one size together, without padding.
+Images of different sizes are padded to one batch, and their sizes go to the backbone. Its maps are
+then those of each image alone, and so are the logits: nothing after it mixes pixels.
 """
 
 import argparse
@@ -15,13 +15,12 @@ import lightning
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassJaccardIndex
 from torchvision.transforms.functional import normalize, pil_to_tensor, to_tensor
 
-from cpvt_pyramid import load_weights
-from cpvt_pyramid.torchvision_models import semantic_fpn
+from cpvt_pyramid import CPVTPyramid, load_weights
 
 DATA = Path(__file__).resolve().parents[1] / 'data/pages'
 IGNORED = 255
@@ -54,23 +53,43 @@ def padded(samples: list[tuple[Tensor, Tensor]]) -> Batch:
     return torch.stack(images), sizes, torch.stack(labels)
 
 
+class PixelClassifier(nn.Module):
+    """Each map of the backbone is classified pixel by pixel, and enlarged by repetition; logits are
+    the sum."""
+
+    def __init__(self, arch: str, num_classes: int) -> None:
+        super().__init__()
+        self.backbone = CPVTPyramid(arch)
+        channels = self.backbone.channels
+        self.classifiers = nn.ModuleList(nn.Conv2d(dim, num_classes, 1) for dim in channels)
+
+    def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
+        height, width = images.shape[2:]
+        maps = self.backbone(images, sizes)
+        logits = []
+        for x, classifier, stride in zip(maps, self.classifiers, self.backbone.strides):
+            enlarged = F.interpolate(classifier(x), scale_factor=stride)
+            logits.append(enlarged[:, :, :height, :width])
+        return sum(logits)
+
+
 class Segmentor(lightning.LightningModule):
     def __init__(self, arch: str, num_classes: int, lr: float) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.model = semantic_fpn(arch, num_classes=num_classes, out_channels=64, head_channels=64)
+        self.model = PixelClassifier(arch, num_classes)
         self.iou = MulticlassJaccardIndex(num_classes, ignore_index=IGNORED)
 
     def training_step(self, batch: Batch, _index: int) -> Tensor:
         images, sizes, labels = batch
-        logits = self.model(images, sizes)['out']
+        logits = self.model(images, sizes)
         loss = F.cross_entropy(logits, labels, ignore_index=IGNORED)
         self.log('loss', loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: Batch, _index: int) -> None:
         images, sizes, labels = batch
-        self.iou(self.model(images, sizes)['out'], labels)
+        self.iou(self.model(images, sizes), labels)
         self.log('mIoU', self.iou, prog_bar=True)
 
     def configure_optimizers(self) -> dict:
@@ -94,7 +113,7 @@ def main() -> None:
     train, val = MaskFolder(args.data, 'train'), MaskFolder(args.data, 'val')
     segmentor = Segmentor(args.arch, args.num_classes, args.lr)
     if args.weights:
-        load_weights(segmentor.model.backbone.body, args.weights)
+        load_weights(segmentor.model.backbone, args.weights)
     options = dict(batch_size=8, num_workers=2, collate_fn=padded)
     train_loader = DataLoader(train, shuffle=True, drop_last=True, **options)
     trainer = lightning.Trainer(max_epochs=args.epochs, gradient_clip_val=5.0, log_every_n_steps=1)

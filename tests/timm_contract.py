@@ -23,7 +23,11 @@ INSTEAD = {'twins_svt_small': 'svt_small', 'resnet18': 'pcpvt_nano'}
 LEFT_OUT = {
     'test_model_load_pretrained': 'downloads the published weights',
     'test_model_features_pretrained': 'downloads the published weights',
-    'test_model_forward_fx_torchscript': 'compiles single layers; we script whole models',
+    'test_model_forward_torchscript': 'compiles the Python of layers',
+    'test_model_forward_fx': 'traces the Python of layers',
+    'test_model_backward_fx': 'traces the Python of layers',
+    'test_model_forward_fx_torchscript': 'compiles the Python of layers',
+    'test_model_forward_features_fx': 'traces the Python of layers',
     'test_forward_intermediates_stop_early_final_norm': "takes arguments of Twins' constructor",
 }
 all_models = timm.list_models

@@ -15,7 +15,6 @@ EXTRAS = {
     'cpvt_pyramid/cli/export.py': ['export', 'mm'],
     'cpvt_pyramid/cli/quantize.py': ['quantize'],
     'cpvt_pyramid/cli/infer.py': ['runtime'],
-    'cpvt_pyramid/cli/timm_run.py': ['timm'],
     'cpvt_pyramid/cli/verify.py': ['runtime'],
     'cpvt_pyramid/cli/': ['mm'],
     'cpvt_pyramid/config/': ['mm'],

@@ -23,7 +23,6 @@ from cpvt_pyramid.torchvision_models import (
     fcos,
     mask_rcnn,
     retinanet,
-    semantic_fpn,
 )
 
 DETECTORS = dict(retinanet=retinanet, fcos=fcos, faster_rcnn=faster_rcnn, mask_rcnn=mask_rcnn)
@@ -81,7 +80,11 @@ def difference(model: nn.Module, batch: list[torch.Tensor]) -> float:
 
 @pytest.mark.parametrize(
     ('kind', 'backbone'),
-    [*((kind, 'pcpvt_nano') for kind in DETECTORS), ('retinanet', 'cpvt_tiny')],
+    [
+        *((kind, 'pcpvt_nano') for kind in DETECTORS),
+        ('retinanet', 'cpvt_tiny'),
+        ('fcos', 'pvt_v2_b0'),
+    ],
 )
 @pytest.mark.parametrize('order', [(0, 1, 2, 3), (3, 1, 0), (2, 1)])
 def test_predictions_are_those_of_the_image_alone(kind, backbone, order):
@@ -245,35 +248,6 @@ def test_images_of_other_channels_are_refused():
         model([torch.rand(3, 48, 64)])
 
 
-def test_logits_are_those_of_the_image_alone():
-    model = semantic_fpn(CPVTPyramid('pcpvt_nano'), num_classes=5, out_channels=16).eval()
-    sizes = torch.tensor([[61, 118], [131, 70], [32, 32], [61, 118]])
-    batch = torch.randn(4, 3, 131, 118)
-    with torch.no_grad():
-        together = model(batch, valid=sizes)['out']
-        assert together.shape == (4, 5, 131, 118)
-        for image, logits, (height, width) in zip(batch, together, sizes.tolist()):
-            alone = model(image[None, :, :height, :width])['out'][0]
-            assert alone.std() > 1e-3
-            torch.testing.assert_close(logits[:, :height, :width], alone, atol=1e-4, rtol=1e-4)
-            assert logits[:, height:].eq(0).all() and logits[:, :, width:].eq(0).all()
-        assert (model.logits(batch, sizes) - together)[2, :, :32, :32].abs().max() > 1e-3
-        with pytest.raises(ValueError, match='valid must be a tensor of shape'):
-            model(batch, sizes[:1])
-
-
-def test_in_training_the_backbone_of_semantic_fpn_ignores_the_padding():
-    model, seen = semantic_fpn('pcpvt_nano', num_classes=5, out_channels=16).train(), []
-    model.backbone.body.register_forward_hook(lambda _, __, maps: seen.append(maps))
-    batch = torch.randn(2, 3, 64, 96)
-    model(batch, torch.tensor([[64, 96], [32, 64]]))['out'].sum().backward()
-    model(batch[1:, :, :32, :64].repeat(2, 1, 1, 1))
-    for together, alone in zip(*seen):
-        rows, columns = alone.shape[2:]
-        torch.testing.assert_close(together[1, :, :rows, :columns], alone[0], atol=1e-5, rtol=1e-4)
-        assert together[1, :, rows:].eq(0).all()
-
-
 class Strided(nn.ModuleList):
     """Maps of a pyramid's sizes, which are captured in no time."""
 
@@ -300,26 +274,12 @@ def test_compiled():
         torch.testing.assert_close(compiled(batch), expected)
 
 
-def test_a_graph_of_semantic_fpn_takes_other_sizes():
-    model = semantic_fpn('pcpvt_nano', num_classes=3, out_channels=8, head_channels=8).eval()
-    channels = model.backbone.body.channels
-    model.backbone.body = Strided(
-        nn.Conv2d(3, c, 4 * 2**i, 4 * 2**i) for i, c in enumerate(channels)
-    )
-    image, shapes = torch.randn(2, 3, 70, 90), dict(image={2: torch.export.Dim.DYNAMIC})
-    graph = torch.export.export(model, (image,), dynamic_shapes=shapes, strict=False).module()
-    with torch.no_grad():
-        for size in ((2, 3, 96, 90), (2, 3, 131, 90)):
-            image = torch.randn(size)
-            torch.testing.assert_close(graph(image)['out'], model(image)['out'])
-    with pytest.raises(ValueError, match='leave out valid'):
-        torch.export.export(model, (image, torch.tensor([[96, 64]] * 2)), strict=False)
-
-
 @pytest.mark.parametrize(
     ('backbone', 'kind'),
     [
         (dict(arch='pcpvt_nano', position='learned'), CPVTPyramid),
+        (dict(arch='pvt_v2_b0'), CPVTPyramid),
+        (dict(arch='mit_b0', drop_path_rate=0.1), CPVTPyramid),
         (dict(arch=dict(ARCHS['pcpvt_nano']._asdict(), depths=[1, 1, 1, 1])), CPVTPyramid),
         (dict(arch='cpvt_tiny', out_channels=8), DenseCPVT),
         (dict(arch=dict(dim=16, heads=2, depth=1)), DenseCPVT),
@@ -328,7 +288,7 @@ def test_a_graph_of_semantic_fpn_takes_other_sizes():
 )
 def test_backbone_by_its_options(backbone, kind):
     with torch.device('meta'):
-        body = semantic_fpn(backbone, num_classes=3).backbone.body
+        body = faster_rcnn(backbone, num_classes=3).backbone.body
         assert retinanet(backbone, num_classes=3).backbone.strides == (8, 16, 32, 64, 128)
         expected = kind(**backbone)
     assert type(body) is kind

@@ -34,8 +34,8 @@ def test_lightning(run, pages_dataset, capsys):
     assert images.shape[2:] == labels.shape[1:] and (labels == names['IGNORED']).any()
     (height, width), model = sizes[1].tolist(), segmentor.model
     with torch.no_grad():
-        together = model(images, sizes)['out'][1, :, :height, :width]
-        alone = model(images[1:, :, :height, :width])['out'][0]
+        together = model(images, sizes)[1, :, :height, :width]
+        alone = model(images[1:, :, :height, :width])[0]
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
 
 

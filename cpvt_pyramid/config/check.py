@@ -15,8 +15,8 @@ from ..trained import TRAINED
 from .parts import (
     SPLITS,
     as_list,
+    classes_of,
     data_of,
-    dataset_class,
     dicts_in,
     is_local,
     items_of,
@@ -183,11 +183,8 @@ def check_classes(cfg: Config, model: nn.Module, *splits: str) -> None:
         return
     for split in splits:
         for dataset in data_of(cfg, split):
-            kind = dataset_class(dataset, cfg.default_scope)
-            if not hasattr(kind, '_load_metainfo'):  # not one of mmengine's data sets
-                continue
-            classes = kind._load_metainfo(dataset.get('metainfo')).get('classes')
-            if classes and 'Panoptic' not in kind.__name__:
+            classes = classes_of(dataset, cfg.default_scope)
+            if classes and 'Panoptic' not in kind_of(dataset):
                 check_head_classes(model, len(classes), split)
 
 

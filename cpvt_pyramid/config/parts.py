@@ -1,9 +1,10 @@
 """What a config says: the types of its parts, its data sets, their classes."""
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Optional
 
 from mmengine.config import Config
@@ -106,6 +107,31 @@ def framework_of(kind: Any) -> Optional[str]:
     return next((package for package in packages if package in FRAMEWORKS), None)
 
 
+def classes_of(dataset: dict, scope: str) -> Sequence[str]:
+    """The classes of a data set's config, which may name a file that lists them; empty if there are
+    none, or if it is not one of mmengine's data sets.
+
+    Raises:
+        UserError: they are a string, as in classes=('red'), which lacks a comma.
+    """
+    kind: Any = dataset_class(dataset, scope)
+    metainfo = dataset.get('metainfo') or {}
+    classes = metainfo.get('classes')
+    if not (isinstance(classes, str) and Path(classes).is_file()):
+        check_that_classes_are_a_list(classes, 'metainfo.classes')
+    if not hasattr(kind, '_load_metainfo'):
+        return ()
+    return kind._load_metainfo(metainfo).get('classes') or ()
+
+
+def check_that_classes_are_a_list(classes: Any, what: str) -> None:
+    if isinstance(classes, str):
+        raise UserError(
+            f'{what} must be a tuple or list of names, got the string {classes!r}; a tuple of one '
+            f'name needs a comma: ({classes!r},)'
+        )
+
+
 def dataset_meta(cfg: Config, checkpoint: dict, split: str = 'test') -> dict:
     """`classes`, from the checkpoint or else the config's data set, and their `palette`.
 
@@ -115,9 +141,11 @@ def dataset_meta(cfg: Config, checkpoint: dict, split: str = 'test') -> dict:
     dataset = next(leaves(cfg[f'{split}_dataloader'].dataset))
     kind = dataset_class(dataset, cfg.default_scope)
     declared = {**getattr(kind, 'METAINFO', {}), **(dataset.get('metainfo') or {})}
+    declared['classes'] = classes_of(dataset, cfg.default_scope)
     meta = checkpoint.get('meta', {})
     trained = meta.get('dataset_meta') or meta  # before MMEngine, `CLASSES` stood in `meta` itself
     classes = {k.lower(): v for k, v in {**declared, **trained}.items()}.get('classes', ())
+    check_that_classes_are_a_list(classes, "the checkpoint's classes")
     return {'classes': classes, 'palette': class_palette(classes, declared.get('palette'))}
 
 

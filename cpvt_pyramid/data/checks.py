@@ -8,15 +8,15 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from mmengine.config import Config
 
 from ..checkpoints.reading import listed
 from ..config.parts import (
     as_list,
+    classes_of,
     data_of,
-    dataset_class,
     is_local,
     kind_of,
 )
@@ -53,7 +53,7 @@ def check_dataset(
         content = read_coco(path)
         problems = []
         if cfg.get('check_classes', True):
-            classes = classes_of(cfg, dataset)
+            classes = classes_of(dataset, cfg.default_scope)
             check_categories(content['categories'], classes, split, path)
             problems = problems_of_other_classes(content, classes)
         checked = check_coco(path, image_folder(dataset), effort, content, masks)
@@ -155,11 +155,6 @@ def is_coco(dataset: dict) -> bool:
     return kind_of(dataset) == 'CocoDataset' and bool(dataset.get('ann_file'))
 
 
-def classes_of(cfg: Config, dataset: dict) -> Sequence[str]:
-    kind: Any = dataset_class(dataset, cfg.default_scope)
-    return kind._load_metainfo(dataset.get('metainfo')).get('classes') or ()
-
-
 def check_categories(
     categories: list[dict], classes: Sequence[str], split: str, path: Path
 ) -> None:
@@ -169,8 +164,7 @@ def check_categories(
     the order of the file.
     """
     names = [str(category.get('name')) for category in categories]
-    is_list = not isinstance(classes, str)  # an error of `check_classes`
-    if is_list and list(classes) != [name for name in names if name in classes]:
+    if list(classes) != [name for name in names if name in classes]:
         raise UserError(
             f'{path} must have the classes of the {split} data in their order, '
             f'{listed(classes)}; it has {listed(names)}. Set '
@@ -181,8 +175,6 @@ def check_categories(
 def problems_of_other_classes(content: dict, classes: Sequence[str]) -> list[Problem]:
     """A warning about objects that mmdet leaves out because their category is not a class: it may
     have been added to the data after the config was written."""
-    if isinstance(classes, str):  # an error of `check_classes`
-        return []
     names = {repr(category.get('id')): category.get('name') for category in content['categories']}
     counts = Counter(names.get(repr(a.get('category_id'))) for a in content['annotations'])
     left_out = [

@@ -18,7 +18,7 @@ import numpy as np
 from mmengine.registry import TRANSFORMS
 from PIL import Image
 
-from ..config.parts import dataset_class, kind_of
+from ..config.parts import classes_of, dataset_class, kind_of
 from ..predict.drawing import Color, class_palette
 from ..tooling.command import UserError
 from ..tooling.images import open_image
@@ -507,6 +507,7 @@ def write_indices(source: Path, target: Path, found: LabelMaps) -> None:
 
 def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> Checked:
     """Check the images and label maps of a `BaseSegDataset`."""
+    declared = classes_of(dataset, scope)
     built = built_dataset(dataset, scope)
     defects = Defects()
     images = Path(built.data_prefix.get('img_path') or '')
@@ -515,7 +516,7 @@ def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> 
         others = sorted({p.suffix for p in images.rglob('*') if p.is_file()})[:6]
         found = f'; it has {", ".join(others)}' if others else ''
         raise UserError(f'{images} has no images with the suffix {built.img_suffix}{found}')
-    classes = built.METAINFO.get('classes') or built.metainfo.get('classes') or ()
+    classes = built.METAINFO.get('classes') or declared
     valid_labels = (len(classes) or IGNORED_LABEL) + bool(built.reduce_zero_label)
     seen = set()
 

@@ -10,13 +10,16 @@ from pathlib import Path
 import layouts
 import numpy as np
 import pytest
+import torch
 from layouts import CLASSES, SIZE, coco_content, fill, label_map, scene
 from mmengine.config import Config
 from PIL import Image
 from pycocotools.cocoeval import COCOeval
 from support import ROOT, load_tool, save_tiff
 
+from cpvt_pyramid.config.check import check_classes
 from cpvt_pyramid.config.load import load_config
+from cpvt_pyramid.config.parts import dataset_meta
 from cpvt_pyramid.data.checks import check_dataset
 from cpvt_pyramid.data.coco import check_coco, indexed_coco
 from cpvt_pyramid.data.images import Effort, shown_image
@@ -328,6 +331,27 @@ def test_check_data(configs, sample_dataset, tmp_path, capsys):
     assert load_tool('check_data').main(command) == 0
     assert ' data: ' not in capsys.readouterr().out
     assert not Path('maps/data_report.txt').exists()
+
+
+@pytest.mark.parametrize('name', ['detector', 'segmentor'])
+def test_classes_without_a_comma(name, configs, tmp_path):
+    """metainfo=dict(classes=('red')) is a string, wherever classes are read; that of a file which
+    lists them is none."""
+    cfg = load_config(configs[name])
+    dataset = cfg.val_dataloader.dataset
+    dataset.metainfo.classes = 'red'
+    message = r"got the string 'red'; .* a comma: \('red',\)"
+    with pytest.raises(UserError, match=message):
+        check_dataset(cfg, 'val', dataset)
+    with pytest.raises(UserError, match=message):
+        check_classes(cfg, torch.nn.Identity(), 'val')
+    with pytest.raises(UserError, match=message):
+        dataset_meta(cfg, {}, 'val')
+    (tmp_path / 'classes.txt').write_text('red\nblue')
+    dataset.metainfo.classes = str(tmp_path / 'classes.txt')
+    assert dataset_meta(cfg, {}, 'val')['classes'] == ['red', 'blue']
+    with pytest.raises(UserError, match="the checkpoint's classes must be a tuple or list"):
+        dataset_meta(cfg, {'meta': {'dataset_meta': {'classes': 'red'}}}, 'val')
 
 
 def test_pictures_of_bands():

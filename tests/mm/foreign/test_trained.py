@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+import cv2
 import mmdet
 import mmseg
 import numpy as np
@@ -23,13 +24,17 @@ from mmdet.apis import inference_detector
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmseg.apis import inference_model
+from PIL import Image
 from torch import nn
 
 from benchmarks.models.ports import randomize
+from cpvt_pyramid import CPVTPyramid, load_weights
+from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.checkpoints import downloads
 from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.config.parts import dataset_meta
 from cpvt_pyramid.predict.openmmlab.models import build_model, fetch_checkpoint, load_whole_model
+from cpvt_pyramid.predict.predictor import Predictor
 from cpvt_pyramid.trained import CLASSES, METRICS, TRAINED
 
 PACKAGES = {'mmdet': mmdet, 'mmseg': mmseg}
@@ -262,3 +267,27 @@ def test_classes_are_those_of_the_file_or_of_the_data(new):
     meta = dataset_meta(load_config(TRAINED[name].config_path), checkpoint)
     expected = [f'class {i}' for i in range(80)]
     assert list(meta['classes']) == expected
+
+
+def test_commands_and_python_take_names(tmp_path):
+    name = 'segformer_b0_ade20k'
+    theirs = their_model(name)
+    save_as_published(theirs, name, new=False)
+    image = photograph(96, 120)  # resized to 512 x 640
+    path = str(tmp_path / 'photo.png')
+    cv2.imwrite(path, image)
+    expected = inference_model(theirs, image).pred_sem_seg.data[0].numpy()
+
+    assert main(['infer', name, path, '--out-dir', str(tmp_path), '--device', 'cpu']) == 0
+    written = np.asarray(Image.open(tmp_path / 'photo.labels.png'))
+    assert (written == expected).mean() > 0.999  # all but those that rounding decides
+    assert (Predictor(name, device='cpu')(path).labels == written).all()
+
+    backbone = CPVTPyramid('mit_b0')
+    report = load_weights(backbone, name)
+    assert str(report).endswith('0 missing, 0 unused')
+    x = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            list(backbone.eval()(x)), list(theirs.backbone(x)), rtol=1e-3, atol=1e-3
+        )

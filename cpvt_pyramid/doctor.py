@@ -1,15 +1,15 @@
 """Show what is installed, whether it works, and a command that fixes the rest.
 
-    python -m cpvt_pyramid.doctor
+    cpvt doctor
+    python -m cpvt_pyramid.doctor --rows device    in a clone, before anything is installed
 
-With names of rows as arguments, it shows only those. The exit status is 1 if something is broken.
-Packages are found by their metadata and tested by importing them, in a second process, because an
-operator library built for another torch can crash. This module imports only the standard library.
+The exit status is 1 if something is broken. Packages are found by their metadata and tested by
+importing them, in a second process, because an operator library built for another torch can crash.
+This module imports only the standard library.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -24,6 +24,8 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+from .tooling.command import UserError, run_command
 
 ROOT = Path(__file__).resolve().parents[1]  # the checkout, or site-packages
 OLDEST_TORCH = (2, 1)
@@ -70,9 +72,10 @@ def torch() -> Finding:
         builds = ', '.join(sorted(version for _, version in copies))
         return Finding('FAIL', f'{len(copies)} builds over each other: {builds}', ['torch'])
     if not present('torch'):
-        runs_exported = present('onnxruntime') or present('openvino')
         detail = 'not installed; only exported models run without it'
-        return Finding('note' if runs_exported else 'FAIL', detail, ['torch'])
+        if present('onnxruntime') or present('openvino'):
+            return Finding('note', detail)
+        return Finding('FAIL', detail, ['torch'])
     version = installed('torch').get('torch', 'unknown version')
     if release(version) and release(version) < OLDEST_TORCH:
         oldest = '.'.join(map(str, OLDEST_TORCH))
@@ -82,9 +85,10 @@ def torch() -> Finding:
 
 def torchvision() -> Finding:
     if not present('torchvision'):
-        is_needed = any(map(present, (*MM, 'timm')))
-        detail = 'not installed; OpenMMLab and timm need it'
-        return Finding('FAIL' if is_needed else 'note', detail, ['torch'])
+        is_needed = present('torch') and any(map(present, (*MM, 'timm')))
+        if is_needed:
+            return Finding('FAIL', 'not installed; OpenMMLab and timm need it', ['torch'])
+        return Finding('note', 'not installed; for its detectors')
     found = installed('torch', 'torchvision')
     version = found.get('torchvision', 'unknown version')
     builds = {text.partition('+')[2] for text in found.values() if '+' in text}
@@ -96,7 +100,9 @@ def torchvision() -> Finding:
 def mm_family() -> Finding:
     """The fork and the original install the same files, so they overwrite each other."""
     if not any(map(present, MM)):
-        return Finding('note', 'not installed; for MMDetection and MMSegmentation', [*MM])
+        # Without torch, mmcv cannot be compiled.
+        again = [*MM] if present('torch') else []
+        return Finding('note', 'not installed; for MMDetection and MMSegmentation', again)
     found = {name: installed(*map(name_of, MM[name])) for name in MM}
     names = ', '.join(f'{name} {v}' for versions in found.values() for name, v in versions.items())
     here = [name for name in MM if found[name]]
@@ -109,10 +115,6 @@ def mm_family() -> Finding:
     missing = [name for name in ('mmengine', 'mmcv') if not found[name]]
     if missing and (found['mmdet'] or found['mmseg']):
         return Finding('FAIL', f'{" and ".join(missing)} missing: {names}', missing)
-    transformers = installed('transformers').get('transformers', '')
-    if present('mmpretrain') and release(transformers) >= (5,):
-        detail = f'mmpretrain, which mmdet imports, does not work with transformers {transformers}'
-        return Finding('warn', detail, ['transformers'])
     return Finding('ok', names)
 
 
@@ -282,8 +284,6 @@ def command_for(again: Sequence[str]) -> str:
         steps.append(f'MMCV_WITH_OPS=1 {pip("install")} {options} {pins.pop("mmcv")}')
     if pins:
         steps.append(f'{pip("install")} {" ".join(pins.values())}')
-    if 'transformers' in again:
-        steps.append(f'{pip("install")} "transformers<5"')
     if 'cv2' in again:
         steps.append(f'{pip("install")} --force-reinstall opencv-python-headless numpy')
     if 'cpvt_pyramid' in again:
@@ -351,27 +351,32 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r'\d+', version)[:2]))
 
 
-def main(argv: list[str] | None = None) -> int:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser('cpvt doctor', description=__doc__, formatter_class=plain)
+def doctor(*, rows: Sequence[str] = ()) -> int:
+    """Print a table, and the command that fixes what is broken.
+
+    Args:
+        rows: of the table, by their names; all by default
+    """
     names = [*LOOKS, *TRIALS]
-    parser.add_argument('rows', nargs='*', metavar='ROW', help=', '.join(names))
-    rows = parser.parse_args(argv).rows or names
-    unknown = set(rows) - set(names)
-    if unknown:
-        parser.error(f'no row {", ".join(map(repr, sorted(unknown)))}; see --help')
+    if unknown := set(rows) - set(names):
+        raise UserError(f'no row {min(unknown)!r}; one of {", ".join(names)}')
+    rows = rows or names
     width = max(map(len, rows))
     broken = 0
     again: list[str] = []
     for name, finding in examined(rows):
         print(f'{finding.state:>4}  {name:<{width}}  {finding.detail}', flush=True)
         broken += finding.state == 'FAIL'
-        if finding.state in ('FAIL', 'warn') or name == 'mm family':
-            again += finding.again
+        again += finding.again
     print(f'\n{broken} broken' if broken else '\nnothing is broken')
     if again:
-        print(f'The command for it:\n\n    {command_for(again)}')
+        what = 'The command for it' if broken else 'To install what is missing'
+        print(f'{what}:\n\n    {command_for(again)}')
     return int(broken > 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(doctor, argv)
 
 
 if __name__ == '__main__':

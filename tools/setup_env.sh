@@ -259,7 +259,7 @@ if [ -n "$mmcv" ]; then install_mmcv; fi
 # What torch and mmcv were built for, and whether they can use this machine's GPU.
 rows=(device)
 [ -z "$mmcv" ] || rows+=('mmcv operators')
-py -m cpvt_pyramid.doctor "${rows[@]}" || true
+py -m cpvt_pyramid.doctor --rows "${rows[@]}" || true
 printf '%s\n' "$inputs" >"$venv/$stamp"
 echo "setup: complete"
 exit

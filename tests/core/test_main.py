@@ -68,7 +68,7 @@ def test_lines_begin_with_what_the_user_typed(monkeypatch, capfd, tmp_path):
 
 
 def test_arguments_and_status_are_the_tools_own():
-    ended = cpvt('doctor', 'Python')
+    ended = cpvt('doctor', '--rows', 'Python')
     assert ended.returncode == 0 and ended.stdout.startswith('  ok  Python')
     ended = cpvt('new_config', 'nowhere')  # the file's name
     assert ended.returncode == 2

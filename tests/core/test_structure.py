@@ -15,6 +15,7 @@ LAYERS = (
     '',
     'accelerate',
     'tooling',
+    'doctor',
     'demo',
     'predict',
     'mm',

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmcv.transforms import LoadImageFromFile
+from mmdet.datasets import CocoDataset
+from mmdet.datasets.transforms import PackDetInputs, Resize
+from mmdet.models import RetinaNet
 from mmengine.config import Config
 from models.small import Patches
 from PIL import Image
@@ -16,6 +20,7 @@ from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.export import verification
 from cpvt_pyramid.export.files import CPU, Written
+from cpvt_pyramid.export.from_config import about_config
 from cpvt_pyramid.export.self_test import draw
 from cpvt_pyramid.predict.openmmlab.models import build_model
 from cpvt_pyramid.predict.sessions import OnnxRuntime
@@ -101,6 +106,18 @@ def test_every_option_from_the_command_to_the_file(given, command, capsys, monke
     if '--cfg-options' in options:
         assert about['nms']['max_per_img'] == 7
     assert about['classes'] == list(NAMES)
+
+
+def test_types_of_a_config_may_be_classes():
+    """As in configs in pure Python."""
+    resize = dict(type=Resize, scale=(1333, 800), keep_ratio=True)
+    pipeline = [dict(type=LoadImageFromFile), resize, dict(type=PackDetInputs)]
+    data = dict(type=CocoDataset, metainfo=dict(classes=('a', 'b')), pipeline=pipeline)
+    model = dict(type=RetinaNet, backbone=dict(type=CPVTPyramid, arch='pcpvt_nano'))
+    cfg = Config(dict(model=model, test_dataloader=dict(dataset=data), default_scope='mmdet'))
+    about = about_config(cfg, {})
+    assert about['arch'] == 'RetinaNet, CPVTPyramid pcpvt_nano'
+    assert about['resize'] == {'short': 800, 'long': 1333} and about['classes'] == ['a', 'b']
 
 
 def test_a_file_that_fails_in_openvino_has_another_status(command, capsys, monkeypatch):

@@ -89,22 +89,6 @@ def test_images_and_a_killed_worker(untrained, capsys):
     assert contents('two') == contents('one')
 
 
-def test_tiles(untrained, capsys):
-    """Whole images, and a file that is none."""
-    Path('in').mkdir()
-    for i in range(2):
-        Image.fromarray(photograph(200, 150, seed=i)).save(f'in/{i}.png')
-    Path('in/void.png').touch()
-    command = [*untrained['segmentor'], 'in', '--tile', '128', '--format', 'geojson', '--out-dir']
-    assert infer.main([*command, 'one']) == 1
-    expected = capsys.readouterr().out.replace('in one', 'in two')
-    assert infer.main([*command, 'two', '--ray', 'local', '--ray-workers', '2']) == 1
-    said = capsys.readouterr()
-    assert 'skipped in/void.png: the file is empty' in said.err
-    assert report(said.out) == report(expected)
-    assert contents('two') == contents('one')
-
-
 def test_coco_and_what_an_earlier_run_has_written(untrained, capsys):
     Path('in').mkdir()
     for i in range(3):

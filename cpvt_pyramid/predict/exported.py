@@ -24,7 +24,7 @@ from .masks import enlarge_masks, paste_masks
 from .metadata import read_metadata
 from .model import Prepared
 from .predictions import Detections, Kind, LabelMap, Prediction
-from .sessions import Session, open_session, padded_input, padded_inputs, run_session
+from .sessions import Session, SessionError, open_session, padded_input, padded_inputs, run_session
 from .tiles import Boxes, Suppression
 
 # Memory for a pixel of the input, of a label map and of masks; see `ExportedModel.needed`.
@@ -165,12 +165,12 @@ class ExportedModel:
 
     @contextmanager
     def one_line_if_too_large(self, resized: Sequence[np.ndarray]) -> Iterator[None]:
-        """Raise a UserError if images in the input size do not fit into memory together."""
+        """Raise a SessionError if images in the input size do not fit into memory together."""
         height, width = max((image.shape[:2] for image in resized), key=math.prod)
         try:
             yield
         except MemoryError:
-            raise UserError(
+            raise SessionError(
                 f'{self.path}: {len(resized)} inputs of up to {width} x {height} pixels do not fit '
                 'into memory; reduce the size or the batch'
             ) from None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 from ..tooling.command import one_line
 from ..tooling.inputs import Named, is_video
@@ -14,6 +14,7 @@ from .large_images import Tiling, open_large
 from .model import Model, Prepared
 from .predictions import Prediction
 from .results import Results
+from .sessions import SessionError
 from .tiles import TileGrid
 from .videos import write_video
 
@@ -27,6 +28,7 @@ class Work(NamedTuple):
     overlap: int = 0  # of neighbouring tiles in pixels
 
 
+Outcome = Union[Prediction, SessionError]
 Skip = Callable[[Path, str], object]  # called with an input that cannot be read, and why
 
 
@@ -53,7 +55,11 @@ def write_images(
     model: Model, named: Sequence[Named], results: Results, work: Work, skip: Skip
 ) -> None:
     """Write the results of images. Threads read the next images and write the last results while
-    the model is at others. Images with one padded size pass the model together."""
+    the model is at others. Images with one padded size pass the model together. Images on which an
+    exported model fails, for example because they are too large, are skipped, unless it fails on
+    the first."""
+
+    has_succeeded = False
 
     def load(entry: Named) -> tuple[Named, Prepared]:
         return entry, model.prepare(model.read(entry[0]))
@@ -66,15 +72,26 @@ def write_images(
                 skip(path, one_line(error))
                 update(1)
 
-    def predict(batch: Sequence[tuple[Named, Prepared]]) -> list[tuple[Named, Prediction]]:
-        found = model.predict([prepared for _, prepared in batch])
-        return [(entry, prediction) for (entry, _), prediction in zip(batch, found)]
+    def predict(batch: Sequence[tuple[Named, Prepared]]) -> list[tuple[Named, Outcome]]:
+        nonlocal has_succeeded
+        try:
+            found: Sequence[Outcome] = model.predict([prepared for _, prepared in batch])
+            has_succeeded = True
+        except SessionError as error:
+            if not has_succeeded:  # it may fail on all
+                raise
+            found = [error] * len(batch)
+        return [(entry, outcome) for (entry, _), outcome in zip(batch, found)]
 
     def padded_size(item: tuple[Named, Prepared]) -> Optional[tuple[int, int]]:
         return item[1].padded_size
 
-    def write(item: tuple[Named, Prediction]) -> None:
-        results.write(*item)
+    def write(item: tuple[Named, Outcome]) -> None:
+        entry, outcome = item
+        if isinstance(outcome, SessionError):
+            skip(entry[0], one_line(outcome))
+        else:
+            results.write(entry, outcome)
 
     threads = model.threads if model.threads > 1 else 0
     with progress(len(named), 'images') as update:

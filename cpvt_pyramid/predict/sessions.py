@@ -22,6 +22,10 @@ TENSORRT = 'TensorrtExecutionProvider'
 NAMES = {'images', 'valid', 'original', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
 
 
+class SessionError(UserError):
+    """A backend failed on some input, which may be too large for it."""
+
+
 class Session(Protocol):
     """A model file, ready to run."""
 
@@ -250,10 +254,14 @@ def padded_inputs(
 def run_session(
     path: Path, session: Session, inputs: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The outputs of an opened file; a UserError if the backend fails."""
+    """The outputs of an opened file.
+
+    Raises:
+        SessionError: the backend failed.
+    """
     try:
         return session.run(inputs)
     except Exception as error:  # the backends' own kinds
-        raise UserError(
-            f'{path} failed on images of {inputs["images"].shape}: {one_line(error)}'
+        raise SessionError(
+            f'{path} failed on images of {inputs["images"].shape}: {one_line(error, 100)}'
         ) from error

@@ -162,6 +162,27 @@ def test_a_model_that_fails_in_a_worker(model, folder, monkeypatch, capsys):
     assert error[-1].endswith('no kernel') and not any('skipped' in line for line in error)
 
 
+@pytest.mark.parametrize('size', [1, 2])
+def test_an_image_on_which_a_model_fails_is_skipped(model, photos, monkeypatch, capsys, size):
+    """As one that is too large for the memory; the others are not."""
+    Path('in').mkdir()
+    for i, photo in enumerate([photos[0], photos[3], photos[0]]):
+        Image.fromarray(photo).save(f'in/{i}.png')
+    run = OnnxRuntime.run
+
+    def fails(session, inputs):
+        if inputs['images'].shape[3] > photos[0].shape[1]:
+            raise RuntimeError('Failed to allocate memory for requested buffer')
+        return run(session, inputs)
+
+    monkeypatch.setattr(OnnxRuntime, 'run', fails)
+    path = str(model('detection', resize=None))
+    assert main([path, 'in', '--workers', '1', '--batch-size', str(size)]) == 1
+    said = capsys.readouterr()
+    assert 'skipped in/1.png: detection.onnx failed on images of (1, 3, ' in said.err
+    assert '2 of 3 done' in said.out
+
+
 def test_mistakes(model, folder, monkeypatch, capfd):
     whole = model('detection').read_bytes()
     Path('torn.onnx').write_bytes(whole[: len(whole) // 2])

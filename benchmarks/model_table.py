@@ -78,7 +78,7 @@ def pyramid_row(arch: str) -> list[object]:
         for stage, depth in enumerate(row.depths):
             blocks = [f'CPVTPyramid.blocks.{stage}.{j}' for j in (0, 1)]
             pair = sum(multiply_additions(counter, block) for block in blocks)
-            total += pair * (depth / 2 - 1)
+            total += pair * (depth - 2) // 2
         costs.append(f'{total / 1e9:.1f}')
     return [f'`{arch}`', name, *costs, top1]
 

@@ -64,8 +64,9 @@ def local_file(source: Union[str, Path]) -> Path:
         raise ValueError(
             f'a name on the hub is hf://OWNER/REPO or hf://OWNER/REPO/FILE, got {name}'
         )
+    found: Optional[Path]
     try:
-        path = from_hub(*on_hub.groups()) if on_hub else from_address(name)
+        found = from_hub(*on_hub.groups()) if on_hub else from_address(name)
     except ImportError as error:
         raise ImportError(f'{name} needs huggingface_hub; pip install huggingface_hub') from error
     except Exception as error:  # the hub's client raises many, from several libraries
@@ -75,9 +76,9 @@ def local_file(source: Union[str, Path]) -> Path:
         if not on_hub:
             advice += f', or put it into {downloads_folder()}'
         raise ConnectionError(f'cannot download {name} ({reason}). {advice}') from error
-    if path is None:
+    if found is None:
         raise FileNotFoundError(f'{name} has no {", ".join(PUBLISHED)}; give {name}/FILE')
-    return path
+    return found
 
 
 def from_package(name: str) -> Path:

@@ -54,7 +54,7 @@ def describe_file(path: Path) -> Optional[str]:
         if start.lstrip().startswith(beginning):
             return description
     # A protocol buffer with field 1 (ir_version), then 2 (producer) or 7 (graph).
-    if start[0] == 8 and start[1] < 32 and start[2] in (0x12, 0x3A):
+    if start[:1] == b'\x08' and start[2:3] in (b'\x12', b':'):
         return f'is an ONNX model: {EXPORTED}'
     return describe_pickle(start)
 
@@ -70,7 +70,8 @@ def describe_archive(archive: zipfile.ZipFile) -> Optional[str]:
     if leaves and all(leaf.endswith('.npy') for leaf in leaves):
         return 'is a NumPy archive (.npz); save tensors by their names with torch.save'
     if 'data.pkl' not in leaves:
-        return f'is a zip archive, with {listed(names, 3)}; unpack it first'
+        contents = listed(names, 3) or 'nothing'
+        return f'is a zip archive that holds {contents}, not a checkpoint'
     with archive.open(names[leaves.index('data.pkl')]) as file:
         return describe_pickle(file.read(64))
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..archs import ARCHS, COLUMNAR_ARCHS, Arch
 from .files import listed
@@ -127,8 +127,6 @@ def describe_mismatch(name: str, here: tuple[int, ...], there: tuple[int, ...]) 
 
 def defect_of(value: Tensor, ours: Tensor) -> Optional[str]:
     """Why a tensor of the right shape cannot be loaded; None if it can."""
-    if type(value) not in (Tensor, nn.Parameter):
-        return f'is a {type(value).__name__}; only plain tensors load'
     if value.dtype not in DTYPES:
         return f'has the dtype {value.dtype}; one of {", ".join(map(str, DTYPES))} loads'
     if value.is_meta:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Union
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .downloads import local_file
 from .files import INDEX_ENDING, describe_file, is_safetensors, listed, pick_from_folder, shards_of
@@ -146,13 +146,18 @@ def tensors_of(checkpoint: dict) -> dict[str, Tensor]:
     """The tensors of a model inside a checkpoint, without wrapper and prefix.
 
     Raises:
-        ValueError: names or tensors are damaged, sparse or quantized.
+        ValueError: names or tensors are damaged, sharded, sparse or quantized.
     """
     checkpoint, _ = unwrapped(checkpoint)
     check_names(checkpoint)
     inner = without_prefixes(checkpoint)
     tensors = {name: value for name, value in inner.items() if isinstance(value, Tensor)}
     for name, value in tensors.items():
+        if type(value) not in (Tensor, nn.Parameter):
+            kind = type(value).__name__
+            raise ValueError(
+                f'{name[:100]} is a {kind}; save plain tensors, such as a full state dict'
+            )
         if value.layout != torch.strided or value.is_quantized:
             raise ValueError(f'{name[:100]} is sparse or quantized; only dense tensors load')
         if value.numel() > 2**32:

@@ -132,7 +132,7 @@ def validate(ours: dict[str, Tensor], model: CPVTPyramid | CPVT) -> None:
     expected = model.state_dict()
     if isinstance(model, CPVTPyramid):  # add what its classifier holds
         dim = model.channels[-1]
-        classifier = {'head': nn.Linear(dim, labels_of(ours))}
+        classifier: dict[str, nn.Module] = {'head': nn.Linear(dim, labels_of(ours))}
         if not model.arch.mlp_conv:
             classifier['norm'] = nn.LayerNorm(dim)
             token = torch.zeros(1, 1, dim)

@@ -556,7 +556,7 @@ def test_a_sharded_tensor_in_a_file(process_group, tmp_path):
     name = list(tensors)[-1]
     tensors[name] = distribute_tensor(tensors[name], init_device_mesh('cpu', (1,)))
     torch.save(tensors, tmp_path / 'a.pth')
-    refuses_file(CPVTPyramid(TINY['pcpvt']), tmp_path / 'a.pth', f'{name} is a DTensor; only')
+    refuses_file(CPVTPyramid(TINY['pcpvt']), tmp_path / 'a.pth', f'{name} is a DTensor; save')
 
 
 @pytest.mark.parametrize('error', [RuntimeError, KeyError, KeyboardInterrupt])

@@ -203,7 +203,8 @@ def write_zip(path: Path) -> None:
         (lambda path: path.write_text('version https://git-lfs.github.com'), 'pointer of Git LFS'),
         (lambda path: np.savez(path.open('wb'), a=np.ones(3)), r'is a NumPy archive \(.npz\)'),
         (lambda path: np.save(path.open('wb'), np.ones(3)), 'is a NumPy array'),
-        (write_zip, 'is a zip archive, with weights/nano.pth; unpack it first'),
+        (write_zip, 'is a zip archive that holds weights/nano.pth, not a checkpoint'),
+        (lambda path: path.write_bytes(b'\x08'), 'is not a complete checkpoint'),
         (write_script, 'is a TorchScript archive: .* save the state_dict'),
         (write_exported, 'is an exported program of torch.export'),
         (

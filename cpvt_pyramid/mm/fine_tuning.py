@@ -7,6 +7,7 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from ..checkpoints import LoadsCheckpoints
+from ..checkpoints.loading import check_backbones
 from ..checkpoints.reading import listed
 
 
@@ -15,7 +16,8 @@ class LoadWhatFitsHook(Hook):
     """Leaves out the tensors of a `load_from` whose shapes are not those of the model.
 
     They are those of heads with another number of classes, which keep their initial values, and are
-    logged in one line; without the hook, MMEngine warns about each. A backbone must fit.
+    logged in one line; without the hook, MMEngine warns about each. A backbone must fit: a
+    ValueError says why it does not.
     """
 
     priority = 'VERY_HIGH'  # before the EMAHook, which loads the same tensors
@@ -25,6 +27,7 @@ class LoadWhatFitsHook(Hook):
         if is_model_wrapper(model):
             model = model.module
         tensors = checkpoint.get('state_dict', checkpoint)
+        check_backbones(model, tensors)
         unfit = replace_unfit(model, tensors)
         if unfit:
             runner.logger.info(

@@ -201,7 +201,7 @@ def coco_split(
         in_place &= not problem.is_error
         for item in problem.items:
             defects.add(problem.kind, f'{item} ({name})', problem.is_error)
-    if not checked.good['images']:
+    if not checked.good or not checked.good['images']:
         raise UserError(f'{path} has no images without errors')
     return Split(checked.good, folder, path if in_place else None)
 

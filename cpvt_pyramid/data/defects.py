@@ -1,12 +1,9 @@
 """What is wrong with a data set, in a line for each kind."""
 
-import json
 from collections import defaultdict
-from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Optional
 
 from ..tooling.command import UserError
-from ..tooling.files import write_text
 
 SHOWN = 3  # items of a problem that its line names
 
@@ -35,15 +32,7 @@ class Checked(NamedTuple):
     problems: list[Problem]
     images: int  # number of images
     decoded: int  # how many of them were read completely
-    good: Union[dict[str, Any], list[str]]  # without errors: a COCO file, or names of images
-
-    def write_clean(self, path: Path) -> int:
-        """Write what is good to a file, as the data set reads it; returns its images."""
-        if isinstance(self.good, dict):
-            write_text(path, json.dumps(self.good))
-            return len(self.good['images'])
-        write_text(path, ''.join(f'{name}\n' for name in self.good))
-        return len(self.good)
+    good: Optional[dict[str, Any]] = None  # a COCO file without what has errors
 
 
 class Defects:
@@ -74,5 +63,6 @@ class Defects:
 
 def stop_with_errors() -> None:
     raise UserError(
-        'the data have the errors above; correct them, or leave out what has errors with --skip-bad'
+        'the data have the errors above; correct them, or leave out what has errors with '
+        'cpvt new-config --skip-bad'
     )

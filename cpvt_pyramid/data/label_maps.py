@@ -532,11 +532,10 @@ def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> 
         return found
 
     names = [Path(info['img_path']).relative_to(images).as_posix() for info in listed]
-    is_good, decoded = check_each(listed, findings, names, effort, defects)
-    kept = [name.removesuffix(built.img_suffix) for name, good in zip(names, is_good) if good]
+    _, decoded = check_each(listed, findings, names, effort, defects)
     if decoded == len(listed) and len(seen) == 1:
         defects.warn('segmentation masks with one label only', f'{seen.pop()} in all')
-    return Checked(defects.problems(), len(listed), decoded, kept)
+    return Checked(defects.problems(), len(listed), decoded)
 
 
 def label_findings(

@@ -21,6 +21,7 @@ _PUBLIC = {
     'COLUMNAR_ARCHS': 'archs',
     'ColumnarArch': 'archs',
     'PosCNN': 'model',
+    'accelerate': 'cpu.acceleration',
     'load_weights': 'checkpoints',
 }
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .checkpoints import load_weights as load_weights
     from .columnar import CPVT as CPVT
     from .columnar import DenseCPVT as DenseCPVT
+    from .cpu.acceleration import accelerate as accelerate
     from .model import CPVTPyramid as CPVTPyramid
     from .model import PosCNN as PosCNN
     from .position import PEGConfig as PEGConfig

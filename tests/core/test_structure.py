@@ -13,7 +13,7 @@ FILES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob('*.p
 # only the lower ones have an order among themselves.
 LAYERS = (
     '',
-    'accelerate',
+    'cpu',
     'tooling',
     'doctor',
     'demo',

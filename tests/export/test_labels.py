@@ -11,7 +11,7 @@ from cpvt_pyramid.export.files import CPU
 from cpvt_pyramid.export.labels import resized_labels
 from cpvt_pyramid.export.onnx_file import translate
 from cpvt_pyramid.export.resizing import resample, resize_weights
-from cpvt_pyramid.ops.label_maps import possible_classes
+from cpvt_pyramid.mm.label_maps import possible_classes
 from cpvt_pyramid.predict.sessions import OnnxRuntime, OpenVino
 
 

@@ -1,4 +1,4 @@
-"""3x3 convolutions of other people's modules with a third of the multiplications, for inference.
+"""3x3 convolutions with a third of the multiplications, for inference.
 
 They take most of the time of an FPN and of the heads of RetinaNet and UPerNet. PyTorch computes
 them directly on a CPU. Winograd's minimal filtering (Lavin and Gray, "Fast Algorithms for
@@ -6,30 +6,20 @@ Convolutional Neural Networks", arXiv:1509.09308, section 4) computes a tile of 
 5 x 5 inputs with 25 products for each pair of channels instead of 81. On random maps of 128 to 512
 channels its rounding errors are 4 to 7 times those of direct convolutions (root mean square).
 
-The rounding of a large value reaches all outputs of each tile that has it, also those that do not
-depend on it. Maps with such values, infinite ones or NaNs are computed directly (`has_outliers`).
+The rounding of a value reaches all outputs of each tile that has it, also those that do not depend
+on it. An infinite value or NaN spreads as far.
 
 Shapes: B batch, H x W map, C channels of the input, K of the output, h x w tiles.
 """
 
-from collections.abc import MutableMapping, Sequence
-from typing import Optional
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import has_torch_function_unary
-from torch.utils.weak import WeakIdKeyDictionary
 
-from .dispatch import use_onednn
-from .patches import ceil_div
-from .products import AT_A_TIME, onednn_affine
-
-# The largest absolute value of a map, divided by their mean, up to which it is computed by tiles. A
-# value as large as this multiplies the rounding errors of outputs that do not depend on it by 5. In
-# the trained models of examples/, maps have 4 to 122.
-MOST_MEANS = 256
-LARGEST = 1e30  # from which on the transforms may overflow
+from ..model import ceil_div
+from .products import AT_A_TIME, affine, is_taken
 
 FEWEST_CHANNELS = 128  # with fewer, the transforms take longer than the products that they save
 
@@ -55,84 +45,54 @@ WEIGHT: Matrix = [
 OUTPUT: Matrix = [[1, 1, 1, 1, 0], [0, 1, -0.5, -2, 0], [0, 1, 0.25, 4, 1]]
 
 
-def use_winograd(model: nn.Module) -> None:
-    """Compute the 3x3 convolutions of a model by `WinogradConv2d` where that is faster, in place.
+class Transformed(NamedTuple):
+    """A weight in the form that tiles take, and what it was made from."""
 
-    The modules get another class: their parameters, hooks and names stay. Subclasses of `nn.Conv2d`
-    are left alone.
-
-    Args:
-        model: any model, for float32 inference on a CPU. In training and elsewhere its convolutions
-            are PyTorch's.
-
-    Examples:
-        >>> conv = torch.nn.Conv2d(128, 128, 3, padding=1)
-        >>> x = torch.rand(1, 128, 30, 30)
-        >>> expected = conv(x)
-        >>> use_winograd(conv)
-        >>> with torch.no_grad():
-        ...     torch.testing.assert_close(conv(x), expected, atol=1e-4, rtol=1e-4)
-    """
-    for module in model.modules():
-        if type(module) is nn.Conv2d and takes_winograd(module):
-            module.__class__ = WinogradConv2d
-            if use_onednn(module.weight):
-                transformed(module.weight)  # processes that are forked later share it
-
-
-def takes_winograd(conv: nn.Conv2d) -> bool:
-    """True if a layer computes what `winograd_conv` does, with enough channels and a weight that is
-    neither pruned, quantized nor computed."""
-    shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
-    has_shape = shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1) and conv.padding_mode == 'zeros'
-    has_own_weight = type(conv.weight) is nn.Parameter
-    is_wide = min(conv.in_channels, conv.out_channels) >= FEWEST_CHANNELS
-    return has_shape and has_own_weight and is_wide
+    weight: Tensor
+    version: int
+    result: Tensor
 
 
 class WinogradConv2d(nn.Conv2d):
-    """`nn.Conv2d`, computed by `conv3x3`."""
+    """`nn.Conv2d` with a 3x3 kernel, stride 1 and padding 1, computed by tiles in inference.
+
+    The weight is transformed once. It is transformed again after it was replaced or changed in
+    place, and after each call of `train` and `eval`, since changes of `weight.data`, by which
+    mmengine's EMAHook swaps weights before a test, leave no trace.
+    """
+
+    transformed: Optional[Transformed] = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            return F.conv2d(input, self.weight, self.bias, 1, 1)
-        return conv3x3(input, self.weight, self.bias)
+        if torch.is_grad_enabled() or not is_taken(input, self.weight):
+            return super().forward(input)
+        if input.dim() != 4 or input.shape[1] != self.in_channels:
+            return super().forward(input)
+        return winograd_conv(input, self.transformed_weight(), self.bias)
 
+    def transformed_weight(self) -> Tensor:
+        """The weight in the form that tiles take."""
+        weight = self.weight
+        kept = self.transformed
+        if kept is not None and kept.weight is weight and kept.version == weight._version:
+            return kept.result
+        result = transform_weight(weight.detach())
+        self.transformed = Transformed(weight, weight._version, result)
+        return result
 
-def conv3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """`F.conv2d` with stride and padding 1, by `winograd_conv` in float32 inference on a CPU."""
-    is_tensor = not has_torch_function_unary(x)  # neither a subclass nor a proxy of torch.fx
-    if torch.is_grad_enabled() or not is_tensor:
-        return F.conv2d(x, weight, bias, 1, 1)
-    fits = x.dim() == 4 and x.shape[1] == weight.shape[1] and x.dtype == weight.dtype
-    if not fits or not use_onednn(x) or has_outliers(x):
-        return F.conv2d(x, weight, bias, 1, 1)
-    return winograd_conv(x, transformed(weight), bias)
+    def train(self, mode: bool = True) -> 'WinogradConv2d':
+        self.forget()
+        return super().train(mode)
 
+    def forget(self) -> None:
+        """Forget the transformed weight."""
+        self.__dict__.pop('transformed', None)
 
-def has_outliers(x: Tensor) -> bool:
-    """True if a value of a map is not finite, or so large that its rounding would show in outputs
-    that do not depend on it."""
-    sizes = x.abs()
-    largest = sizes.amax().item()  # NaN if there is one
-    return not largest < min(MOST_MEANS * sizes.mean().item(), LARGEST)
-
-
-# For each weight, a copy from when it was transformed, and the result. Weights can be changed in
-# place, as mmengine's EMAHook does before a test, so they are compared with the copy each time.
-_transformed: MutableMapping[Tensor, tuple[Tensor, Tensor]] = WeakIdKeyDictionary()
-
-
-def transformed(weight: Tensor) -> Tensor:
-    """`transform_weight`, whose result is kept as long as the weight exists."""
-    if weight in _transformed:
-        copy, result = _transformed[weight]
-        if torch.equal(weight, copy):
-            return result
-    copy = weight.detach().clone()
-    result = transform_weight(copy)
-    _transformed[weight] = copy, result
-    return result
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and saved: all but the transformed weight."""
+        state = self.__dict__.copy()
+        state.pop('transformed', None)
+        return state
 
 
 def transform_weight(weight: Tensor) -> Tensor:
@@ -182,7 +142,7 @@ def convolve_tiles(x: Tensor, weight: Tensor) -> Tensor:
     columns = [tall[:, :, :, i::OUTPUTS][:, :, :, :w] for i in range(INPUTS)]
     combine(INPUT, columns, tiles.transpose(0, 1))
     pairs = zip(tiles.view(INPUTS**2, b * h * w, c), weight)
-    products = torch.stack([onednn_affine(tile, of_tile) for tile, of_tile in pairs])
+    products = torch.stack([affine(tile, of_tile) for tile, of_tile in pairs])
     combined = x.new_empty(OUTPUTS, INPUTS, b, h, w, k)
     combine(OUTPUT, products.view(INPUTS, INPUTS, b, h, w, k).unbind(0), combined)
     out = x.new_empty(b, h, OUTPUTS, w, OUTPUTS, k)

@@ -1,0 +1,10 @@
+"""What makes models fast on a CPU. It is asked for: `cpvt_pyramid.accelerate(model)`.
+
+Names that are private to PyTorch, all of them in this folder:
+- `torch.ops.mkldnn._linear_pointwise` (products): oneDNN's product with its bias and a GELU.
+  `F.linear` takes MKL, and the GELU is another pass.
+- `torch.ops.aten.gelu_backward`, `torch.ops.aten._softmax_backward_data` (products, attention): the
+  gradients of GELU and softmax, in one pass each.
+- `Tensor._version` (winograd): how many times a weight has been changed in place.
+- `Module._forward_hooks` and its like (acceleration): read once, to leave hooked layers alone.
+"""

@@ -1,0 +1,190 @@
+"""The one call that makes a model fast on a CPU, and undoes it."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Optional, TypeVar
+
+import torch
+from torch import nn
+
+from ..columnar import SelfAttention
+from ..model import MLP, Attention, FrugalMLP, GlobalAttention, LinearAttention, PatchEmbed
+from ..model import WindowAttention
+from ..versions import VERSION
+from .attention import GlobalAttentionInParts, LinearAttentionInParts, SelfAttentionInParts
+from .patches import PatchConv
+from .products import FusedFrugalMLP, FusedMLP, OneDNNLinear
+from .windows import BorderWindowAttention
+from .winograd import FEWEST_CHANNELS, WinogradConv2d
+
+Model = TypeVar('Model', bound=nn.Module)
+
+# The class that takes the place of a class.
+FAST: dict[type, type] = {
+    nn.Linear: OneDNNLinear,
+    MLP: FusedMLP,
+    FrugalMLP: FusedFrugalMLP,
+    GlobalAttention: GlobalAttentionInParts,
+    LinearAttention: LinearAttentionInParts,
+    SelfAttention: SelfAttentionInParts,
+    WindowAttention: BorderWindowAttention,
+}
+PLAIN = {fast: plain for plain, fast in FAST.items()}
+PLAIN |= {PatchConv: nn.Conv2d, WinogradConv2d: nn.Conv2d}
+
+
+def accelerate(model: Model, enable: bool = True) -> Model:
+    """Make inference and training of a model faster in float32 on a CPU, in place.
+
+    Layers get another class that computes the same: products by oneDNN, with their GELU; attention
+    of many queries and keys in parts; smaller windows at the border of a map; patches by one
+    product; and, in inference, 3x3 convolutions with 128 channels or more by Winograd's minimal
+    filtering. The last one has 4 to 7 times the rounding errors of PyTorch's convolution, and NaN
+    and infinite values reach the 3 x 3 outputs around those that depend on them.
+
+    Parameters, their names and hooks of modules stay. The weights of patch embeddings and of
+    sub-sampling convolutions are stored channels-last. All this is decided once, at this call. What
+    it does not know it leaves alone: layers of other classes (also of derived ones), with weights
+    that are parametrized, pruned, quantized, sharded, not in float32 or not on a CPU, and an MLP
+    with hooks on its linear layers. On other devices, in other dtypes, under autocast, with
+    subclasses of tensors, and compiled or exported by `torch.compile` and `torch.export`, an
+    accelerated model computes as it did before.
+
+    What an accelerated model does not show or support, until it is undone:
+    - Hooks on `fc1` and `fc2` of an MLP that are registered later, global hooks of modules there,
+      and pruning of these layers, have no effect. Layers that take their place are called.
+    - A patched `nn.Linear.forward` or `F.linear`, and a `TorchFunctionMode`, see no product of a
+      linear layer, a patch convolution or an MLP.
+    - Gradients of gradients (`create_graph=True`) and functions of `torch.func` that differentiate
+      are an error. Forward-mode AD is not supported.
+    - `torch.jit.trace` and `torch.onnx.export` with `dynamo=False` record these operations for one
+      size: export a model that is not accelerated.
+    - `quantize_dynamic` finds no linear layer, because it looks for the class `nn.Linear` itself.
+    - Changes of `weight.data` of a 3x3 convolution in place are seen after the next call of
+      `train()` or `eval()`. Optimizers, `load_state_dict` and `weight.copy_` are seen at once.
+
+    It needs PyTorch 2.7 with oneDNN. With others it warns and changes nothing.
+
+    Args:
+        model: a backbone, or a model that has parts to accelerate, such as a detector.
+        enable: False undoes it: classes and weights are as they were before.
+
+    Returns:
+        The model.
+
+    Examples:
+        >>> model = accelerate(CPVTPyramid('pcpvt_nano').eval())
+        >>> with torch.no_grad():
+        ...     maps = model(torch.rand(1, 3, 64, 64))
+    """
+    if not enable:
+        for module in model.modules():
+            restore(module)
+        return model
+    if reason := what_is_missing():
+        warnings.warn(f'the model is not accelerated: {reason}', stacklevel=2)
+        return model
+    # Found before the first class changes, since what an MLP becomes depends on its layers.
+    for module, fast in list(replacements(model)):
+        module.__class__ = fast
+        if isinstance(module, PatchConv):
+            to_channels_last(module)
+        elif isinstance(module, WinogradConv2d) and not module.training:
+            module.transformed_weight()  # processes that are forked later share it
+    return model
+
+
+def what_is_missing() -> Optional[str]:
+    """What accelerated layers need and this PyTorch does not have, or None."""
+    if VERSION < (2, 7):
+        return f'torch 2.7 or newer is needed, found {torch.__version__}'
+    backend = torch.backends.mkldnn
+    if not backend.is_available() or not hasattr(torch.ops.mkldnn, '_linear_pointwise'):
+        return 'this PyTorch was built without oneDNN'
+    if not backend.enabled:
+        return 'torch.backends.mkldnn is switched off'
+    return None
+
+
+def replacements(model: nn.Module) -> Iterator[tuple[nn.Module, type]]:
+    """The modules that get another class, and that class."""
+    patch_convs = [module.proj for module in model.modules() if isinstance(module, PatchEmbed)]
+    for module in model.modules():
+        if isinstance(module, Attention) and hasattr(module, 'sr'):
+            patch_convs.append(module.sr)
+    patches = set(patch_convs)
+    for module in model.modules():
+        fast = FAST.get(type(module))
+        if type(module) is nn.Conv2d and has_plain_weight(module):
+            if module in patches and takes_patches(module):
+                yield module, PatchConv
+            elif takes_winograd(module):
+                yield module, WinogradConv2d
+        elif isinstance(module, nn.Linear):
+            if fast and has_plain_weight(module):
+                yield module, fast
+        elif isinstance(module, MLP):
+            if fast and is_plain_linear(module.fc1) and is_plain_linear(module.fc2):
+                yield module, fast
+        elif fast:
+            yield module, fast
+
+
+def has_plain_weight(layer: nn.Module) -> bool:
+    """True if a layer has an ordinary weight and bias in float32 on a CPU."""
+    for parameter in (layer.weight, layer.bias):
+        if parameter is None:
+            continue
+        if type(parameter) is not nn.Parameter or parameter.is_inference():
+            return False
+        if parameter.dtype != torch.float32 or parameter.device.type != 'cpu':
+            return False
+    return layer.weight is not None
+
+
+def is_plain_linear(layer: nn.Module) -> bool:
+    """True if calling a layer does nothing but apply its weight and bias."""
+    is_known = type(layer) is nn.Linear or type(layer) is OneDNNLinear
+    if not is_known or not has_plain_weight(layer) or 'forward' in vars(layer):
+        return False
+    hooks = (
+        layer._forward_hooks,
+        layer._forward_pre_hooks,
+        layer._backward_hooks,
+        layer._backward_pre_hooks,
+    )
+    return not any(hooks)
+
+
+def takes_patches(conv: nn.Conv2d) -> bool:
+    """True if the stride of a convolution equals its kernel."""
+    side = conv.kernel_size[0]
+    shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
+    return shape == ((side, side), (side, side), (0, 0), (1, 1), 1)
+
+
+def takes_winograd(conv: nn.Conv2d) -> bool:
+    """True if a convolution computes what `winograd_conv` does, with enough channels."""
+    shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
+    has_shape = shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1) and conv.padding_mode == 'zeros'
+    return has_shape and min(conv.in_channels, conv.out_channels) >= FEWEST_CHANNELS
+
+
+def to_channels_last(conv: PatchConv) -> None:
+    """Store a weight channels-last, and note the memory format that it had."""
+    conv.stored_contiguous = conv.weight.is_contiguous()
+    with torch.no_grad():
+        conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+
+
+def restore(module: nn.Module) -> None:
+    """Give an accelerated layer the class and the memory format that it had."""
+    if type(module) not in PLAIN:
+        return
+    if isinstance(module, PatchConv):
+        if module.stored_contiguous:
+            module.weight.data = module.weight.data.contiguous()
+        del module.stored_contiguous
+    elif isinstance(module, WinogradConv2d):
+        module.forget()
+    module.__class__ = PLAIN[type(module)]

@@ -1,0 +1,176 @@
+"""Attention with many queries and keys, some queries at a time.
+
+Shapes: B batch, N queries, M keys, d channels of a head.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..columnar import SelfAttention
+from ..model import Attention, GlobalAttention, LinearAttention, Scope
+from .processor import mkl_is_slow
+from .products import AT_A_TIME, affine, is_taken, summed_outer
+
+# From this number of scores of a head on, products of oneDNN are faster than PyTorch's fused
+# kernel, which uses MKL, where MKL is slow. Elsewhere they never are: on Zen 4 the fused kernel
+# takes 0.7 to 0.95 of oneDNN's time.
+WORTH_ONEDNN = 2**20
+
+# The fused kernel takes 256 queries at a time if it has at least as many as this, else 64 or 32.
+MIN_GROUP = 768
+
+
+class AttentionInParts(Attention):
+    """Mixin, listed before an attention of the model.
+
+    Where MKL is slow, oneDNN computes large attention. The scores stay in the processor's cache and
+    are recomputed in the backward pass. Elsewhere training distributes the queries of a few heads
+    over all threads. Encodings inside the attention and dropout are left to the attention itself.
+    """
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> Tensor:
+        if not is_simple(self, scope) or not is_taken(q):
+            return super().attend(q, k, v, scope)
+        trains = torch.is_grad_enabled()
+        if mkl_is_slow() and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:
+            hidden = None if scope.hidden is None else scope.hidden[:, 0, 0].to(q.dtype)
+            function = PartsOfAttention.apply if trains else attention_in_parts
+            out = function(q, k, v, hidden)
+        elif trains:
+            hidden = None if scope.hidden is None else scope.hidden.to(q.dtype)
+            out = grouped_attention(q, k, v, hidden)
+        else:
+            return super().attend(q, k, v, scope)
+        return out.transpose(1, 2).flatten(2)
+
+
+class GlobalAttentionInParts(AttentionInParts, GlobalAttention):
+    pass
+
+
+class LinearAttentionInParts(AttentionInParts, LinearAttention):
+    pass
+
+
+class SelfAttentionInParts(AttentionInParts, SelfAttention):
+    pass
+
+
+def is_simple(attention: Attention, scope: Scope) -> bool:
+    """True if an attention has neither an encoding inside nor dropout."""
+    drops = attention.attn_drop and attention.training
+    return not drops and attention.position is None and scope.query_rotation is None
+
+
+def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, hidden: Optional[Tensor]) -> Tensor:
+    """Attention by oneDNN, (B, heads, N, d), without gradient.
+
+    `hidden`, (B, M), is added to the scores; None: nothing is.
+    """
+    out = empty_map(q)
+    k = scaled(k).contiguous()
+    v = v.transpose(2, 3).contiguous()
+    for b, head, rows in query_parts(q, k):
+        weights = attention_weights(q[b, head, rows], k[b, head], hidden, b)
+        out[b, head, rows] = affine(weights, v[b, head])
+    return out
+
+
+class PartsOfAttention(torch.autograd.Function):
+    """`attention_in_parts` with its gradient, for which the weights are recomputed."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Optional[Tensor]) -> Tensor:
+        ctx.save_for_backward(q, k, v, hidden)
+        return attention_in_parts(q, k, v, hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+        q, k, v, hidden = ctx.saved_tensors
+        grad_q = empty_map(q)
+        k = scaled(k).contiguous()
+        v = v.contiguous()
+        grad_k = torch.zeros_like(k)
+        grad_v = torch.zeros_like(v)
+        for b, head, rows in query_parts(q, k):
+            part_q = q[b, head, rows].contiguous()
+            part_grad = grad[b, head, rows].contiguous()
+            weights = attention_weights(part_q, k[b, head], hidden, b)
+            grad_v[b, head] += summed_outer(weights, part_grad)
+            grad_scores = torch.ops.aten._softmax_backward_data(
+                affine(part_grad, v[b, head]), weights, -1, weights.dtype
+            )
+            grad_k[b, head] += summed_outer(grad_scores, part_q)
+            grad_q[b, head, rows] = affine(grad_scores, k[b, head].t())
+        return grad_q, scaled(grad_k), grad_v, None
+
+
+def attention_weights(q: Tensor, k: Tensor, hidden: Optional[Tensor], image: int) -> Tensor:
+    """Attention weights (rows, M) of some queries; the keys are `scaled`."""
+    scores = affine(q, k, None if hidden is None else hidden[image])
+    return torch.softmax(scores, dim=-1, out=scores)
+
+
+def query_parts(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, slice]]:
+    """Split the queries into parts whose scores stay in the cache: image, head and queries."""
+    batch, heads, queries, _ = q.shape
+    rows = max(AT_A_TIME // k.shape[2], 1)
+    for b, head, start in itertools.product(range(batch), range(heads), range(0, queries, rows)):
+        yield b, head, slice(start, start + rows)
+
+
+def scaled(k: Tensor) -> Tensor:
+    return k * k.shape[-1] ** -0.5
+
+
+def empty_map(q: Tensor) -> Tensor:
+    """An empty tensor like q, in which the heads of a token are next to each other in memory."""
+    return q.new_empty(q.transpose(1, 2).shape).transpose(1, 2)
+
+
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor, hidden: Optional[Tensor]) -> Tensor:
+    """PyTorch's attention whose backward pass keeps all threads busy, (B, heads, N, d).
+
+    The backward pass of PyTorch's fused kernel gives each head of an image to one thread: with one
+    image and one head, as in PCPVT's first stage, the other threads are idle. Here the queries of
+    an image are split into groups, which the kernel gets as images with the same keys and values.
+    """
+    queries = q.shape[2]
+    groups = groups_for(q.shape[0] * q.shape[1], queries, torch.get_num_threads())
+    if groups == 1:
+        return F.scaled_dot_product_attention(q, k, v, hidden)
+    if queries % groups:
+        q = F.pad(q, (0, 0, 0, -queries % groups))
+    q = q.unflatten(2, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    if hidden is not None:
+        hidden = for_each_group(hidden, groups)
+    k = for_each_group(k, groups)
+    v = for_each_group(v, groups)
+    out = F.scaled_dot_product_attention(q, k, v, hidden)
+    out = out.unflatten(0, (-1, groups))
+    return out.transpose(1, 2).flatten(2, 3)[:, :, :queries]
+
+
+def for_each_group(x: Tensor, groups: int) -> Tensor:
+    """Repeat each image of a batch for its groups of queries."""
+    return x[:, None].expand(-1, groups, -1, -1, -1).flatten(0, 1)
+
+
+def groups_for(heads: int, queries: int, threads: int) -> int:
+    """Number of groups of a head's queries that keeps all threads busy; 1 if whole heads do.
+
+    `heads` counts those of all images.
+    """
+    turns = math.ceil(heads / threads)
+    if heads >= 0.9 * turns * threads:
+        return 1
+    even = threads // math.gcd(heads, threads)  # every thread gets as many groups
+    return max(min(even, queries // MIN_GROUP), 1)

@@ -1,0 +1,33 @@
+"""What the processor is."""
+
+import functools
+import platform
+import re
+from pathlib import Path
+
+
+@functools.cache
+def processor() -> tuple[str, int]:
+    """Vendor and family of the processor, such as ('AuthenticAMD', 26); ('', 0) if unknown."""
+    try:
+        text = Path('/proc/cpuinfo').read_text(errors='replace')
+        vendor = re.search(r'^vendor_id\s*: (\w+)', text, re.MULTILINE)
+        family = re.search(r'^cpu family\s*: (\d+)', text, re.MULTILINE)
+    except OSError:  # not Linux; Windows says 'AMD64 Family 25 Model 17 Stepping 1, AuthenticAMD'
+        text = platform.processor()
+        vendor = re.search(r', (\w+)', text)
+        family = re.search(r'Family (\d+)', text)
+    if not vendor or not family:
+        return '', 0
+    return vendor[1], int(family[1])
+
+
+@functools.cache
+def mkl_is_slow() -> bool:
+    """True if MKL, which PyTorch's float32 products use, takes twice as long as oneDNN.
+
+    That was measured on AMD's Zen 5 (family 26), where MKL uses half of the width of AVX-512. On
+    AMD's Zen 4 (family 25) MKL takes 1.1 to 1.2 times as long. Other vendors' processors and newer
+    families are treated as Zen 4; they were not measured.
+    """
+    return processor() == ('AuthenticAMD', 26)

@@ -1,0 +1,91 @@
+"""Windows at the border of a map that are smaller instead of filled up and masked.
+
+Shapes: B batch, H x W map, C channels.
+"""
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from ..model import Grid, Scope, WindowAttention, dropout
+from .attention import is_simple
+from .products import is_taken
+
+
+class BorderWindowAttention(WindowAttention):
+    """A `WindowAttention` with smaller windows at the border of a map."""
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        if self.fills_windows(x, grid):
+            return super().forward(x, grid)
+        hidden = None if grid.padding is None else grid.padding.hidden()  # (B, H, W, 1)
+        x = self.attend_in_parts(self.qkv(x), hidden)
+        return dropout(self.proj(x), self.drop, self.training)
+
+    def fills_windows(self, x: Tensor, grid: Grid) -> bool:
+        """True if windows of one size are needed, or are as good."""
+        k = self.window
+        if self.padding != 'mask' or not (grid.height % k or grid.width % k):
+            return True
+        return not is_simple(self, grid.windows) or not is_taken(x)
+
+    def attend_in_parts(self, qkv: Tensor, hidden: Optional[Tensor]) -> Tensor:
+        """Attention of a map (B, H, W, 3 C), in up to four parts with windows of one size each.
+
+        The map is split where its last whole window ends.
+        """
+        heights = whole_and_rest(qkv.shape[1], self.window)
+        widths = whole_and_rest(qkv.shape[2], self.window)
+        results = []
+        for top, height in heights:
+            row = []
+            for left, width in widths:
+                inside = slice(None), slice(top, top + height), slice(left, left + width)
+                part_hidden = None if hidden is None else hidden[inside]
+                row.append(self.attend_in_part(qkv[inside], part_hidden))
+            results.append(torch.cat(row, 2))
+        return torch.cat(results, 1)
+
+    def attend_in_part(self, qkv: Tensor, hidden: Optional[Tensor]) -> Tensor:
+        """Attention of a part (B, h, w, 3 C) whose windows have one size, (B, h, w, C)."""
+        b, rows, columns, _ = qkv.shape
+        height = min(rows, self.window)
+        width = min(columns, self.window)
+        windows = split_windows(qkv, height, width)  # (B * n, height * width, 3 C)
+        windows = windows.unflatten(2, (3, self.heads, self.head_dim))
+        q, k, v = windows.permute(2, 0, 3, 1, 4).unbind(0)
+        keys = None
+        if hidden is not None:
+            keys = split_windows(hidden, height, width)[:, None, None, :, 0]
+        x = self.attend(q, k, v, Scope(height, width, hidden=keys))
+        return join_windows(x, height, width, (b, rows, columns, x.shape[-1]))
+
+
+def whole_and_rest(side: int, k: int) -> list[tuple[int, int]]:
+    """Begin and length of the part of a side that whole windows fill, and of the rest."""
+    rest = side % k
+    whole = side - rest
+    parts = []
+    if whole:
+        parts.append((0, whole))
+    if rest:
+        parts.append((whole, rest))
+    return parts
+
+
+def split_windows(x: Tensor, height: int, width: int) -> Tensor:
+    """Split maps (B, H, W, C) into n windows each, (B * n, height * width, C).
+
+    H and W must be multiples of the window's height and width.
+    """
+    b, rows, columns, c = x.shape
+    x = x.reshape(b, rows // height, height, columns // width, width, c).transpose(2, 3)
+    return x.reshape(-1, height * width, c)
+
+
+def join_windows(x: Tensor, height: int, width: int, shape: tuple[int, ...]) -> Tensor:
+    """The inverse of `split_windows`; `shape` is (B, H, W, C)."""
+    b, rows, columns, c = shape
+    x = x.reshape(b, rows // height, columns // width, height, width, c)
+    return x.transpose(2, 3).reshape(shape)

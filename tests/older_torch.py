@@ -2,19 +2,10 @@
 
 import pytest
 
-from cpvt_pyramid.accelerate.dispatch import HAS_FAST_OPS
+from cpvt_pyramid.versions import VERSION
 
 LACKS = {
-    'the fast operations': """
-        core/test_export.py::test_compiled core/test_layers.py::test_training_keeps_the_tokens
-        ops/test_attention.py::test_bfloat16
-        ops/test_attention.py::test_groups_of_queries ops/test_attention.py::test_which_version
-        ops/test_dispatch.py::test_plain_is ops/test_dispatch.py::test_the_environment_selects
-        ops/test_products.py::test_bfloat16_gets
-        ops/test_products.py::test_equals_torch ops/test_products.py::test_gradients_of_gradients
-        ops/test_products.py::test_gradients_of_weights
-        ops/test_products.py::test_other_types
-        ops/test_products.py::test_training_keeps ops/test_winograd.py mm/test_winograd.py""",
+    'the fast operations': 'accelerate/ core/test_export.py::test_compiled mm/test_winograd.py',
     'float16 on CPUs': """
         core/test_contract.py::test_no_nan_in_any_precision
         position/test_position.py::test_inside_attention_in_half_precision""",
@@ -23,8 +14,6 @@ LACKS = {
         position/test_position.py::test_inside_attention_exports
         core/test_torchvision_models.py::test_a_graph_of_semantic_fpn
         mm/test_backbone.py::test_exported_graphs""",
-    'symbolic traces through arithmetic with shapes': """
-        core/test_timm_models.py::test_graphs_of_other_tracers""",
     'a compiler for all that we do': """
         core/test_torchvision_models.py::test_compiled core/test_transforms.py::test_a_compiled
         mm/test_padded_batches.py::test_compiled""",
@@ -43,7 +32,7 @@ LACKS = {
 
 
 def skip(items: list[pytest.Item]) -> None:
-    for what, names in () if HAS_FAST_OPS else LACKS.items():
+    for what, names in () if VERSION >= (2, 7) else LACKS.items():
         prefixes = tuple(f'tests/{name}' for name in names.split())
         for item in items:
             if item.nodeid.startswith(prefixes):

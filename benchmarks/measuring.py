@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from benchmarks.models import ports
 from benchmarks.models.ports import ports_of
-from cpvt_pyramid import ARCHS, CPVTPyramid
+from cpvt_pyramid import ARCHS, CPVTPyramid, accelerate
 from cpvt_pyramid.tooling.command import UserError
 
-OURS = ('ours', 'ours_cp')  # as is; with activation checkpointing
+# As is; with activation checkpointing; accelerated.
+OURS = ('ours', 'ours_cp', 'ours_accelerated')
 NAMES = (*OURS, *ports.PORTS, *ports.OTHERS)
 COMPILED = '_compiled'  # suffix of the name of a compiled model
 STEPS = ('forward', 'train')
@@ -108,7 +109,8 @@ def build(name: str, arch: str, tensors: dict[str, Tensor] | None = None) -> nn.
         model = CPVTPyramid(arch, stage_norm=False, with_cp=name == 'ours_cp')
         if tensors:
             model.load_state_dict(tensors)
-        return ports.with_eps(model).eval()
+        model = ports.with_eps(model).eval()
+        return accelerate(model) if name == 'ours_accelerated' else model
     tensors = tensors if name in ports_of(arch) else None
     try:
         return ports.with_eps(ports.build(name, arch, tensors, stage_norm=False))

@@ -7,7 +7,7 @@
 Every model turns an image into four maps. `ours`, `timm` and `mmseg` (Twins) and `mmdet` (PVT) are
 the same architecture with the same weights and LayerNorm eps, and their maps are compared before
 they are timed. The others are backbones of similar size; for a PCPVT, `mmdet` is one of them: the
-PVT of the same shape. As in timm, SVT has no stage norms. A training step is a forward pass, the
+PVT of the same shape. `ours_accelerated` is ours after `accelerate`. As in timm, SVT has no stage norms. A training step is a forward pass, the
 mean square of all maps, and a backward pass; there is no optimizer. After a warm-up the models take
 turns in one process (A B C, A B C, ...).
 
@@ -87,8 +87,9 @@ def speed(
     """Measure all combinations of steps, dtypes and sizes, printing a table after each.
 
     Args:
-        models: ours, ours_cp, timm, mmseg, mmdet, pvt_v2_b2, swin_tiny, convnext_tiny, resnet50; by
-            default ours and all ports of the architecture
+        models: ours, ours_cp, ours_accelerated, timm, mmseg, mmdet, pvt_v2_b2, swin_tiny,
+            convnext_tiny, resnet50; by default ours, on a CPU ours_accelerated, too, and all ports
+            of the architecture
         arch: of ours and of the ports
         sizes: of the images, in pixels, each as SIDE or HEIGHTxWIDTH
         dtypes: of weights and images
@@ -107,7 +108,8 @@ def speed(
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or threads_before)
     first = ['ours', 'ours_cp'] if with_cp else []
-    names = list(dict.fromkeys([*first, *(models or ['ours', *ports_of(arch)])]))
+    accelerated = ['ours_accelerated'] if device == 'cpu' else []
+    names = list(dict.fromkeys([*first, *(models or ['ours', *accelerated, *ports_of(arch)])]))
     torch.manual_seed(0)
     rows = []
     options = {'arch': arch, 'threads': torch.get_num_threads(), 'rounds': rounds}

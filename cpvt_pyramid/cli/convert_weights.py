@@ -181,6 +181,7 @@ def write(tensors: dict[str, Tensor], path: Path) -> None:
     if path.suffix == '.safetensors':
         from safetensors.torch import save_file
 
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(tensors, path, metadata={'format': 'pt'})
     else:
         import torch

@@ -8,8 +8,15 @@ import torch
 from torch import nn
 
 from ..columnar import SelfAttention
-from ..model import MLP, Attention, FrugalMLP, GlobalAttention, LinearAttention, PatchEmbed
-from ..model import WindowAttention
+from ..model import (
+    MLP,
+    Attention,
+    FrugalMLP,
+    GlobalAttention,
+    LinearAttention,
+    PatchEmbed,
+    WindowAttention,
+)
 from ..versions import VERSION
 from .attention import GlobalAttentionInParts, LinearAttentionInParts, SelfAttentionInParts
 from .patches import PatchConv
@@ -126,20 +133,21 @@ def replacements(model: nn.Module) -> Iterator[tuple[nn.Module, type]]:
         elif isinstance(module, MLP):
             if fast and is_plain_linear(module.fc1) and is_plain_linear(module.fc2):
                 yield module, fast
-        elif fast:
+        elif fast and all(is_plain_parameter(parameter) for parameter in module.parameters()):
             yield module, fast
 
 
 def has_plain_weight(layer: nn.Module) -> bool:
     """True if a layer has an ordinary weight and bias in float32 on a CPU."""
-    for parameter in (layer.weight, layer.bias):
-        if parameter is None:
-            continue
-        if type(parameter) is not nn.Parameter or parameter.is_inference():
-            return False
-        if parameter.dtype != torch.float32 or parameter.device.type != 'cpu':
-            return False
-    return layer.weight is not None
+    has_plain_bias = layer.bias is None or is_plain_parameter(layer.bias)
+    return is_plain_parameter(layer.weight) and has_plain_bias
+
+
+def is_plain_parameter(parameter: object) -> bool:
+    """True for an ordinary parameter in float32 on a CPU."""
+    if type(parameter) is not nn.Parameter or parameter.is_inference():
+        return False
+    return parameter.dtype == torch.float32 and parameter.device.type == 'cpu'
 
 
 def is_plain_linear(layer: nn.Module) -> bool:

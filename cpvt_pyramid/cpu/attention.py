@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from ..columnar import SelfAttention
 from ..model import Attention, GlobalAttention, LinearAttention, Scope
 from .processor import mkl_is_slow
-from .products import AT_A_TIME, affine, is_taken, summed_outer
+from .products import AT_A_TIME, affine, is_computed_here, summed_outer
 
 # From this number of scores of a head on, products of oneDNN are faster than PyTorch's fused
 # kernel, which uses MKL, where MKL is slow. Elsewhere they never are: on Zen 4 the fused kernel
@@ -36,7 +36,7 @@ class AttentionInParts(Attention):
     """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> Tensor:
-        if not is_simple(self, scope) or not is_taken(q):
+        if not is_simple(self, scope) or not is_computed_here(q):
             return super().attend(q, k, v, scope)
         trains = torch.is_grad_enabled()
         if mkl_is_slow() and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .products import affine, gradients, is_taken
+from .products import affine, gradients, is_computed_here
 
 
 class PatchConv(nn.Conv2d):
@@ -23,7 +23,7 @@ class PatchConv(nn.Conv2d):
         k = self.kernel_size[0]
         if input.dim() != 4 or input.shape[2] % k or input.shape[3] % k:
             return super().forward(input)
-        if not is_taken(input, self.weight):
+        if not is_computed_here(input, self.weight):
             return super().forward(input)
         x = input.permute(0, 2, 3, 1)
         if torch.is_grad_enabled():

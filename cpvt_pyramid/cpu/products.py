@@ -24,7 +24,7 @@ from .processor import mkl_is_slow
 AT_A_TIME = 2**21
 
 
-def is_taken(x: Tensor, weight: Optional[Tensor] = None) -> bool:
+def is_computed_here(x: Tensor, weight: Optional[Tensor] = None) -> bool:
     """True if the functions of this folder compute with x and a weight.
 
     They take ordinary float32 tensors with values on a CPU, without autocast. Of anything else, and
@@ -41,7 +41,7 @@ class OneDNNLinear(nn.Linear):
     """`nn.Linear`, computed by oneDNN."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not is_taken(input, self.weight) or input.dim() < 2:
+        if not is_computed_here(input, self.weight) or input.dim() < 2:
             return super().forward(input)
         if torch.is_grad_enabled():
             return OneDNNProduct.apply(input, self.weight, self.bias)
@@ -61,7 +61,7 @@ class FusedMLP(MLP):
         drops = self.drop and self.training
         # They are of another class if they were replaced later, by LoRA for example.
         is_known = type(fc1) is OneDNNLinear and type(fc2) is OneDNNLinear
-        if drops or not is_known or not is_taken(x, fc1.weight):
+        if drops or not is_known or not is_computed_here(x, fc1.weight):
             return super().forward(x, grid)
         return fused_mlp(x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
 
@@ -85,9 +85,7 @@ def fused_mlp(x: Tensor, *layers: Tensor) -> Tensor:
     return out.unflatten(0, x.shape[:-1])
 
 
-def affine(
-    x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False
-) -> Tensor:
+def affine(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False) -> Tensor:
     """x @ weight.T + bias by oneDNN, then a GELU if asked for; without gradient."""
     if gelu:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'gelu', [], 'none')

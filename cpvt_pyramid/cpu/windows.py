@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..model import Grid, Scope, WindowAttention, dropout
 from .attention import is_simple
-from .products import is_taken
+from .products import is_computed_here
 
 
 class BorderWindowAttention(WindowAttention):
@@ -28,7 +28,7 @@ class BorderWindowAttention(WindowAttention):
         k = self.window
         if self.padding != 'mask' or not (grid.height % k or grid.width % k):
             return True
-        return not is_simple(self, grid.windows) or not is_taken(x)
+        return not is_simple(self, grid.windows) or not is_computed_here(x)
 
     def attend_in_parts(self, qkv: Tensor, hidden: Optional[Tensor]) -> Tensor:
         """Attention of a map (B, H, W, 3 C), in up to four parts with windows of one size each.

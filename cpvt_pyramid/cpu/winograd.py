@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..model import ceil_div
-from .products import AT_A_TIME, affine, is_taken
+from .products import AT_A_TIME, affine, is_computed_here
 
 FEWEST_CHANNELS = 128  # with fewer, the transforms take longer than the products that they save
 
@@ -64,7 +64,7 @@ class WinogradConv2d(nn.Conv2d):
     transformed: Optional[Transformed] = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or not is_taken(input, self.weight):
+        if torch.is_grad_enabled() or not is_computed_here(input, self.weight):
             return super().forward(input)
         if input.dim() != 4 or input.shape[1] != self.in_channels:
             return super().forward(input)

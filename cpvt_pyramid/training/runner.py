@@ -2,11 +2,15 @@
 
 import logging
 import re
-from typing import Any, Union
+from typing import Any, Optional, Union
 
+from mmengine.device import get_device
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
+from torch import nn
 from torch.utils.data import DataLoader
+
+from ..cpu.acceleration import accelerate
 
 # What mmengine logs at length: kept in the log file, not shown in the terminal.
 FILE_ONLY = re.compile(
@@ -17,7 +21,10 @@ FILE_ONLY = re.compile(
 
 
 class CommandRunner(Runner):
-    """mmengine's Runner, with a short log in the terminal; it trains as that does."""
+    """mmengine's Runner, with a short log in the terminal; it trains as that does.
+
+    On a CPU the model is accelerated.
+    """
 
     def build_logger(self, *args: Any, **options: Any) -> MMLogger:
         logger = super().build_logger(*args, **options)
@@ -35,6 +42,11 @@ class CommandRunner(Runner):
         if not len(loader.dataset):  # over which an InfiniteSampler would iterate forever
             raise ValueError('there are no images in the data set, or all are filtered out')
         return loader
+
+    def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
+        if get_device() == 'cpu':
+            accelerate(model)  # before DDP reads the memory formats of the weights
+        return super().wrap_model(model_wrapper_cfg, model)
 
 
 def raise_active(record: logging.LogRecord) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from ..accelerate import use_winograd
 from ..config import check
 from ..config.load import load_config, work_dir_of
 from ..data.checks import check_before_run
@@ -65,7 +64,6 @@ def run_test(
         with all_or_none(launcher):
             load_whole_model(runner.model, weights, checkpoint)
             check.check_classes(cfg, runner.model, 'test')
-        use_winograd(runner.model)
         divide_batches(runner.model)
         predictions = Path(out or folder / PREDICTIONS)
         if out or report:

@@ -45,8 +45,8 @@ def way(request, monkeypatch):
         monkeypatch.setattr(attention, 'mkl_is_slow', lambda: True)
         monkeypatch.setattr(products, 'mkl_is_slow', lambda: True)
         monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
-        monkeypatch.setattr(attention, 'AT_A_TIME', 500)
-        monkeypatch.setattr(products, 'AT_A_TIME', 500)
+        monkeypatch.setattr(attention, 'AT_A_TIME', 4000)
+        monkeypatch.setattr(products, 'AT_A_TIME', 4000)
     elif request.param == 'grouped':
         monkeypatch.setattr(attention, 'MIN_GROUP', 3)
         monkeypatch.setattr(torch, 'get_num_threads', lambda: 7)
@@ -114,8 +114,9 @@ def test_undone():
         assert vars(module).keys() == vars(old).keys()
     for parameter, old in zip(model.parameters(), before.parameters()):
         assert parameter.stride() == old.stride() and torch.equal(parameter, old)
-    same = maps_and_gradients(model.backbone, images()), maps_and_gradients(before.backbone, images())
-    for x, y in zip(*map(lambda pair: [*pair[0], *pair[1]], same)):
+    maps, grads = maps_and_gradients(model.backbone, images())
+    expected, expected_grads = maps_and_gradients(before.backbone, images())
+    for x, y in zip([*maps, *grads], [*expected, *expected_grads]):
         assert torch.equal(x, y)
 
 
@@ -212,10 +213,11 @@ def test_hooks_of_modules_are_called():
     for name, module in model.named_modules():
         module.register_forward_hook(lambda *call, name=name: seen.append(name))
     model(images())
-    unseen = {name for name, _ in model.named_modules()} - set(seen)
+    lists = nn.ModuleList, nn.ModuleDict
+    names = [name for name, module in model.named_modules() if not isinstance(module, lists)]
+    unseen = {name for name in names if name.startswith('blocks')} - set(seen)
     depth = len(model.blocks[0])
-    fused = {f'blocks.0.{i}.mlp.fc{j}' for i in range(depth) for j in (1, 2)}
-    assert fused <= unseen and not any(name.endswith(('.q', 'proj', 'sr')) for name in unseen)
+    assert unseen == {f'blocks.0.{i}.mlp.fc{j}' for i in range(depth) for j in (1, 2)}
 
 
 @pytest.mark.parametrize('where', ['meta', 'float64', 'bfloat16', 'quantized'])
@@ -236,11 +238,9 @@ def test_other_weights_are_left_alone(where):
 
 @pytest.mark.parametrize('way', ['bfloat16', 'float64', 'autocast', 'subclass', 'compiled'])
 def test_other_inputs_are_computed_as_before(way):
-    """Of an accelerated model that is then moved, cast or compiled: bit for bit."""
+    """Of an accelerated model that is then moved, cast or compiled."""
     model = tiny(out_indices=(0, 1))
     fast = accelerate(copy.deepcopy(model))
-    accelerate(fast, False)
-    fast = accelerate(fast)
     image = images()
     results = []
     for each in (model, fast):
@@ -257,8 +257,9 @@ def test_other_inputs_are_computed_as_before(way):
             found = torch.compile(each, backend='eager', fullgraph=True)(image)
         results.append(found)
     for x, y in zip(*results):
-        # The kernels of convolutions in another memory format round otherwise.
-        torch.testing.assert_close(x, y, rtol=0.02 if x.dtype == torch.bfloat16 else 1e-4, atol=0.05 if x.dtype == torch.bfloat16 else 1e-4)
+        # Convolutions with weights in another memory format round otherwise.
+        tolerance = 0.05 if way in ('bfloat16', 'autocast') else 1e-4
+        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
 
 
 class OtherPeoplesTensor(torch.Tensor):
@@ -356,7 +357,7 @@ def test_whole_models():
     model = nn.Sequential(conv, nn.Conv2d(128, 128, 2, stride=2), nn.Linear(4, 4))
     accelerate(model)
     assert classes(model)[1:] == [WinogradConv2d, nn.Conv2d, OneDNNLinear]
-    classifier = CPVT(dict(dim=32, heads=2, depth=1, mlp_ratio=2, patch_size=4))
+    classifier = CPVT(dict(dim=32, heads=2, depth=2, mlp_ratio=2, patch_size=4))
     assert type(accelerate(classifier).head) is OneDNNLinear
 
 

@@ -29,7 +29,7 @@ def test_rows(one_block_each, tmp_path, capsys):
     rows = rows_of(tmp_path, sizes=['32', '50x70'], steps=steps, rounds=2, with_cp=True)
     results = json.loads((tmp_path / 'speed.json').read_text())
     assert set(results) == {'machine', 'options', 'rows'}
-    names = ['ours', 'ours_cp', 'timm', 'mmseg']
+    names = ['ours', 'ours_cp', 'ours_accelerated', 'timm', 'mmseg']
     assert [row['model'] for row in rows] == names * 4
     for row in rows:
         assert len(row['rounds_ms']) == 2 and row['ms'] > 0
@@ -37,7 +37,7 @@ def test_rows(one_block_each, tmp_path, capsys):
         assert 0 < low <= high
         if row['model'] == 'ours':
             assert row['ratio'] == low == high == 1
-        elif row['height'] == 32 or row['model'] == 'ours_cp':
+        elif row['height'] == 32 or row['model'].startswith('ours'):
             assert row['difference'] < measuring.TOLERANCE
         else:  # libraries may differ
             assert 'difference' in row

@@ -9,8 +9,9 @@ from mmdet.structures import DetDataSample
 from models.small import mask_rcnn
 from predict.test_postprocessing import predictions
 
-from cpvt_pyramid.ops import winograd
-from cpvt_pyramid.ops.winograd import use_winograd, winograd_conv
+from cpvt_pyramid import accelerate
+from cpvt_pyramid.cpu import acceleration, winograd
+from cpvt_pyramid.cpu.winograd import winograd_conv
 
 
 @pytest.mark.parametrize('size', [(96, 128), (90, 101)])
@@ -18,8 +19,8 @@ def test_a_whole_model(size):
     """Boxes and masks of a detector whose operators read memory, with and without padding."""
     model = mask_rcnn()
     fast = copy.deepcopy(model)
-    with mock.patch.object(winograd, 'FEWEST_CHANNELS', 1):
-        use_winograd(fast)
+    with mock.patch.object(acceleration, 'FEWEST_CHANNELS', 1):
+        accelerate(fast)
     with mock.patch.object(winograd, 'winograd_conv', wraps=winograd_conv) as call:
         found, expected = (
             predictions(each, DetDataSample, size, ori_shape=size) for each in (fast, model)

@@ -7,9 +7,9 @@
 Every model turns an image into four maps. `ours`, `timm` and `mmseg` (Twins) and `mmdet` (PVT) are
 the same architecture with the same weights and LayerNorm eps, and their maps are compared before
 they are timed. The others are backbones of similar size; for a PCPVT, `mmdet` is one of them: the
-PVT of the same shape. `ours_accelerated` is ours after `accelerate`. As in timm, SVT has no stage norms. A training step is a forward pass, the
-mean square of all maps, and a backward pass; there is no optimizer. After a warm-up the models take
-turns in one process (A B C, A B C, ...).
+PVT of the same shape. `ours_accelerated` is ours after `accelerate`. As in timm, SVT has no stage
+norms. A training step is a forward pass, the mean square of all maps, and a backward pass; there is
+no optimizer. After a warm-up the models take turns in one process (A B C, A B C, ...).
 
     ms      median over the rounds
     ratio   to the first model: ratio of the medians, and quartiles of the rounds' ratios

@@ -115,11 +115,12 @@ def what_is_missing() -> Optional[str]:
 
 def replacements(model: nn.Module) -> Iterator[tuple[nn.Module, type]]:
     """The modules that get another class, and that class."""
-    patch_convs = [module.proj for module in model.modules() if isinstance(module, PatchEmbed)]
+    patches: set[object] = set()  # what turns patches into tokens
     for module in model.modules():
-        if isinstance(module, Attention) and hasattr(module, 'sr'):
-            patch_convs.append(module.sr)
-    patches = set(patch_convs)
+        if isinstance(module, PatchEmbed):
+            patches.add(module.proj)
+        elif isinstance(module, Attention) and hasattr(module, 'sr'):
+            patches.add(module.sr)
     for module in model.modules():
         fast = FAST.get(type(module))
         if type(module) is nn.Conv2d and has_plain_weight(module):

@@ -17,7 +17,12 @@ class PatchConv(nn.Conv2d):
 
     Its weight is stored channels-last, so that no pass permutes it. The map that it returns is
     channels-last, too.
+
+    Attributes:
+        stored_contiguous: whether the weight was contiguous before.
     """
+
+    stored_contiguous: bool
 
     def forward(self, input: Tensor) -> Tensor:
         k = self.kernel_size[0]

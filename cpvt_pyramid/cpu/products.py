@@ -2,7 +2,7 @@
 
 PyTorch's `F.linear` hands float32 products on a CPU to MKL, and the GELU is a separate pass over
 the widest map of the model. oneDNN, which is part of PyTorch, does both in one pass, and on AMD
-processors its products are 1.1 (Zen 4) to 2 times (Zen 5) as fast (benchmarks/notes.md).
+processors its products are 1.1 (Zen 4) to 2 times (Zen 5) as fast.
 
 Shapes: x is (..., C), weights are (out, in) as in `nn.Linear`.
 """

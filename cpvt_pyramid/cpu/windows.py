@@ -28,7 +28,9 @@ class BorderWindowAttention(WindowAttention):
         k = self.window
         if self.padding != 'mask' or not (grid.height % k or grid.width % k):
             return True
-        return not is_simple(self, grid.windows) or not is_computed_here(x)
+        if grid.windows is None or not is_simple(self, grid.windows):
+            return True
+        return not is_computed_here(x)
 
     def attend_in_parts(self, qkv: Tensor, hidden: Optional[Tensor]) -> Tensor:
         """Attention of a map (B, H, W, 3 C), in up to four parts with windows of one size each.

@@ -13,10 +13,10 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from torch import Tensor, nn
 
-from ...accelerate import use_winograd
 from ...config.check import check_settings
 from ...config.load import config_in_checkpoint, load_config, merge_options
 from ...config.parts import dataset_meta, kind_of, leaves, loaded_bands
+from ...cpu.acceleration import accelerate
 from ...mm.amp import replace_forward
 from ...mm.samples import data_sample
 from ...tooling.command import UserError
@@ -225,9 +225,10 @@ def open_trained(
         weights = fetch_checkpoint(checkpoint)
     model = build_model(cfg, device)
     load_whole_model(model, weights, checkpoint)
-    use_winograd(model)
     if dtype == 'bfloat16':
         replace_forward(model)
+    else:
+        accelerate(model)  # on a CPU
     with explained():
         meta = dataset_meta(cfg, weights)
         return OpenMMLabModel(model, cfg, meta, SCORE_THR if score_thr is None else score_thr)

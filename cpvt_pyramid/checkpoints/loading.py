@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from .fit import BODY, LoadReport, compare, objection_to
 from .formats import to_ours
 from .reading import (
+    COMPILED,
     check_names,
     contents_of,
     read_checkpoint,
@@ -103,10 +104,14 @@ def convert_state_dict(
         return None
     ours = nn.Module.state_dict(module)
     inner, choice = unwrapped(theirs)
-    inside = without_prefixes({k: v for k, v in inner.items() if isinstance(k, str)})
+    inner = {name: value for name, value in inner.items() if isinstance(name, str)}
+    if inner.keys().isdisjoint(ours):
+        inner = without_prefixes(inner)
+    else:  # some names are the model's own, which stay
+        inner = {k if k in ours else k.replace(COMPILED, ''): v for k, v in inner.items()}
     tensors = {}
     others = {}
-    for name, value in inside.items():
+    for name, value in inner.items():
         if isinstance(value, Tensor):
             tensors[name] = value
         else:  # of a quantized model

@@ -499,6 +499,27 @@ def test_a_sharded_checkpoint_of_the_hub(tmp_path):
     assert_loaded(again, model.state_dict())
 
 
+class Compiled(nn.Module):
+    """A module with the names that `torch.compile` gives one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+
+def test_a_model_whose_blocks_are_compiled():
+    """Names with `_orig_mod` are the model's own then."""
+    model, again = CPVTPyramid(TINY['pcpvt']), CPVTPyramid(TINY['pcpvt'])
+    for each in (model, again):
+        each.blocks[2][0] = Compiled(each.blocks[2][0])
+    assert any('_orig_mod' in name for name in model.state_dict())
+    again.load_state_dict(model.state_dict())
+    assert_loaded(again, model.state_dict())
+    plain = CPVTPyramid(TINY['pcpvt'])
+    plain.load_state_dict(model.state_dict())
+    assert_loaded(plain, {k.replace('_orig_mod.', ''): v for k, v in model.state_dict().items()})
+
+
 class Adapted(nn.Module):
     """A linear layer with an adapter, whose names are those of peft."""
 

@@ -8,8 +8,11 @@ from urllib.error import URLError
 import mmengine.runner.checkpoint
 import pytest
 import torch
+from foreign import TINY
+from torch import nn
 
-from cpvt_pyramid.predict.openmmlab.models import fetch_checkpoint
+from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid.predict.openmmlab.models import fetch_checkpoint, load_whole_model
 from cpvt_pyramid.tooling.command import UserError
 
 LOADER = 'cpvt_pyramid.predict.openmmlab.models.CheckpointLoader'
@@ -70,3 +73,24 @@ def test_addresses(error, message, monkeypatch):
     )
     with pytest.raises(UserError, match=message):
         fetch_checkpoint('s3://a/b.pth')
+
+
+@pytest.mark.parametrize('name', ['backbone.blocks.1.0.norm1.bias', 'head.weight'])
+def test_a_diverged_model_is_refused_although_pytorch_loads_it(name):
+    model = nn.Module()
+    model.backbone = CPVTPyramid(TINY['pcpvt'])
+    model.head = nn.Linear(64, 4)
+    tensors = {**model.state_dict()}
+    tensors[name] = tensors[name] * float('nan')
+    with pytest.raises(UserError, match=f'^a.pth is damaged: {name} has values that are not fin'):
+        load_whole_model(model, {'state_dict': tensors}, 'a.pth')
+    model.load_state_dict(tensors)
+    assert model.get_parameter(name).isnan().all()
+
+
+def test_a_backbone_of_another_architecture_is_named():
+    model = nn.Module()
+    model.backbone = CPVTPyramid('pcpvt_nano')
+    tensors = {f'backbone.{k}': v for k, v in CPVTPyramid('mit_b0').state_dict().items()}
+    with pytest.raises(UserError, match='^a.pth does not fit the model: .* mit_b0; the model is '):
+        load_whole_model(model, {'state_dict': tensors}, 'a.pth')

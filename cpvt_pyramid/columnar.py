@@ -203,15 +203,10 @@ class SelfAttention(Attention):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        q, k, v = self.project(x)
+        q, k, v = self.split(self.qkv(x), 3)
         if self.peg is not None:
-            q, k, _ = self.project(encode_map(self.peg, x, grid))
+            q, k, _ = self.split(self.qkv(encode_map(self.peg, x, grid)), 3)
         return dropout(self.proj(self.attend(q, k, v, grid.whole)), self.drop, self.training)
-
-    def project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values, (B, heads, T, d) each."""
-        qkv = self.qkv(x).reshape(*x.shape[:2], 3, self.heads, self.head_dim)
-        return qkv.permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def encode_map(position: nn.Module, x: Tensor, grid: Grid) -> Tensor:

@@ -195,19 +195,20 @@ def pooling_weights(x: Tensor, padding: Optional[Padding]) -> tuple[Tensor, Tens
         widths = torch.full((1,), x.shape[2], device=x.device)
     else:
         heights, widths = padding.sizes()
-    rows = pooling_of_axis(heights, x.shape[1]).to(x.dtype)
-    columns = pooling_of_axis(widths, x.shape[2]).to(x.dtype)
-    return rows, columns
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    rows = pooling_of_axis(heights, x.shape[1], dtype)
+    columns = pooling_of_axis(widths, x.shape[2], dtype)
+    return rows.to(x.dtype), columns.to(x.dtype)
 
 
-def pooling_of_axis(sides: Tensor, length: int) -> Tensor:
+def pooling_of_axis(sides: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """(B, POOLED, length), the weight of each of `length` tokens in each mean of sides (B,)."""
     index = torch.arange(POOLED, device=sides.device)
     start = index * sides[:, None] // POOLED  # (B, POOLED)
     stop = ((index + 1) * sides[:, None] + POOLED - 1) // POOLED
     at = torch.arange(length, device=sides.device)
     inside = (at >= start[..., None]) & (at < stop[..., None])
-    return inside / (stop - start)[..., None]
+    return inside.to(dtype) / (stop - start).clamp(min=1)[..., None]
 
 
 class PatchEmbed(nn.Module):
@@ -287,6 +288,13 @@ class Attention(nn.Module):
         self.drop = drop
         self.position = None
 
+    def split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """Queries, keys or values, (B, heads, N, d) each, out of (B, ..., parts * C)."""
+        x = x.flatten(1, -2)
+        b, tokens, _ = x.shape
+        x = x.reshape(b, tokens, parts, self.heads, self.head_dim)
+        return x.permute(2, 0, 3, 1, 4).unbind(0)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> Tensor:
         """softmax(q k^T / sqrt(d)) v, (B, N, C), of (B, heads, N, d) and (B, heads, M, d)."""
         bias = scope.hidden
@@ -322,11 +330,9 @@ class GlobalAttention(Attention):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        b, height, width, c = x.shape
-        q = self.q(x).reshape(b, height * width, self.heads, self.head_dim).transpose(1, 2)
-        kv = self.kv(self.subsample(x, grid)).reshape(b, -1, 2, self.heads, self.head_dim)
-        k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, d)
-        x = self.attend(q, k, v, grid.whole).view(b, height, width, c)
+        (q,) = self.split(self.q(x), 1)  # (B, heads, N, d)
+        k, v = self.split(self.kv(self.subsample(x, grid)), 2)  # (B, heads, M, d)
+        x = self.attend(q, k, v, grid.whole).view(x.shape)
         return dropout(self.proj(x), self.drop, self.training)
 
     def subsample(self, x: Tensor, grid: Grid) -> Tensor:
@@ -349,11 +355,9 @@ class LinearAttention(Attention):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        b, height, width, c = x.shape
-        q = self.q(x).reshape(b, height * width, self.heads, self.head_dim).transpose(1, 2)
-        kv = self.kv(self.pool(x, grid)).reshape(b, -1, 2, self.heads, self.head_dim)
-        k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, d)
-        x = self.attend(q, k, v, grid.whole).view(b, height, width, c)
+        (q,) = self.split(self.q(x), 1)  # (B, heads, N, d)
+        k, v = self.split(self.kv(self.pool(x, grid)), 2)  # (B, heads, 49, d)
+        x = self.attend(q, k, v, grid.whole).view(x.shape)
         return dropout(self.proj(x), self.drop, self.training)
 
     def pool(self, x: Tensor, grid: Grid) -> Tensor:
@@ -392,8 +396,7 @@ class WindowAttention(Attention):
             x = fill_outside(x, grid.padding)
         shape = x.shape
         x = to_windows(pad_to_multiple(x, self.window), self.window)  # (B * n, window^2, C)
-        qkv = self.qkv(x).reshape(*x.shape[:2], 3, self.heads, self.head_dim)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = self.split(self.qkv(x), 3)  # (B * n, heads, window^2, d)
         x = from_windows(self.attend_inside(q, k, v, grid.windows), self.window, shape)
         return dropout(self.proj(x), self.drop, self.training)
 
@@ -622,8 +625,8 @@ def repeat_border(x: Tensor, padding: Optional[Padding], border: int) -> Tensor:
     columns = torch.arange(-border, w + border, device=x.device).clamp(0, w - 1).expand(b, -1)
     if padding is not None:
         height, width = padding.sizes()
-        rows = rows.minimum(height[:, None] - 1)
-        columns = columns.minimum(width[:, None] - 1)
+        rows = rows.minimum(height[:, None] - 1).clamp(min=0)
+        columns = columns.minimum(width[:, None] - 1).clamp(min=0)
     batch = torch.arange(b, device=x.device)[:, None, None]
     return x[batch, rows[:, :, None], columns[:, None]]
 
@@ -709,7 +712,9 @@ class CPVTPyramid(LoadsCheckpoints):
         self.arch = arch = find_arch(arch, Arch)
         check_stages(arch, out_indices, frozen_stages, window_padding)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
-        encoding = parse_position(position or arch.position, peg, position_options, columnar=False)
+        if position is None:
+            position = arch.position
+        encoding = parse_position(position, peg, position_options, columnar=False)
         peg = encoding.peg
         self.rope = encoding.rope
         if self.rope and self.rope.normalized and arch.window:

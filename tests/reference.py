@@ -36,7 +36,8 @@ def reference_maps(
     x = image
     maps = []
     for i, patch in enumerate((4, 2, 2, 2)[:stages]):
-        x = patches(x, patch, *layer(weights, f'patch_embeds.{i}.proj'))
+        split = overlapping_patches if arch.overlap else patches
+        x = split(x, patch, *layer(weights, f'patch_embeds.{i}.proj'))
         x = layer_norm(x, *layer(weights, f'patch_embeds.{i}.norm'), 1e-5)
         if f'pos_embeds.{i}.table' in weights:
             x = x + resized(weights[f'pos_embeds.{i}.table'], x.shape[1:], 'bilinear')
@@ -47,6 +48,8 @@ def reference_maps(
             of = f'blocks.{i}.{j}'
             if arch.window and j % 2 == 0:
                 attend = partial(windows, size=arch.window, inside=inside)
+            elif arch.linear:
+                attend = to_means
             else:
                 attend = partial(everywhere, sr_ratio=arch.sr_ratios[i], inside=inside)
             x = block(x, weights, of, arch.heads[i], attend)
@@ -121,8 +124,12 @@ def block(x: Tensor, weights: dict, of: str, heads: int, attend: Callable[..., T
     y = layer_norm(x, *layer(weights, f'{of}.norm1'), 1e-6)
     x = x + attend(y, weights, of, heads)
     y = layer_norm(x, *layer(weights, f'{of}.norm2'), 1e-6)
-    y = gelu(pointwise(y, *layer(weights, f'{of}.mlp.fc1')))
-    return x + pointwise(y, *layer(weights, f'{of}.mlp.fc2'))
+    y = pointwise(y, *layer(weights, f'{of}.mlp.fc1'))
+    if f'{of}.mlp.dwconv.weight' in weights:
+        if attend is to_means:
+            y = y.clamp(min=0)
+        y = convolve(y, *layer(weights, f'{of}.mlp.dwconv'), zero_padding=True)
+    return x + pointwise(gelu(y), *layer(weights, f'{of}.mlp.fc2'))
 
 
 def pointwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -149,6 +156,20 @@ def patches(x: Tensor, size: int, weight: Tensor, bias: Tensor) -> Tensor:
             patch = x[:, top : top + size, left : left + size]
             kernel = weight[:, :, : patch.shape[1], : patch.shape[2]]
             row.append(torch.einsum('ochw,chw->o', kernel, patch) + bias)
+        rows.append(torch.stack(row, dim=-1))
+    return torch.stack(rows, dim=-2)
+
+
+def overlapping_patches(x: Tensor, stride: int, weight: Tensor, bias: Tensor) -> Tensor:
+    """The kernel at every `stride`-th place of the map, around which there are zeros."""
+    k = weight.shape[-1]
+    around = F.pad(x, [k // 2] * 4)
+    rows = []
+    for top in range(0, x.shape[1], stride):
+        row = []
+        for left in range(0, x.shape[2], stride):
+            patch = around[:, top : top + k, left : left + k]
+            row.append(torch.einsum('ochw,chw->o', weight, patch) + bias)
         rows.append(torch.stack(row, dim=-1))
     return torch.stack(rows, dim=-2)
 
@@ -248,27 +269,17 @@ def encoder(
     size: Sequence[int],
     of_queries: Sequence[Place],
     of_keys: Sequence[Place],
-    kind: str,
     normalized: bool = False,
-    depth: Optional[int] = None,
-    view: float = 90,
 ) -> Callable[[int, Tensor, Tensor], tuple]:
-    """A function of a head, its queries (d, N) and keys (d, M), which returns both rotated, and
-    what is added to their scores, a token or a pair of tokens at a time.
+    """A function of a head, its queries (d, N) and keys (d, M), which returns both rotated as RoPE
+    does, a token at a time. Places are those of the tokens."""
 
-    `kind` is 'rope', 'rope-mixed', 'fire', 'alibi' or 'lookhere'; the rest are the options of
-    these. Places are those of the tokens; `depth` is the number of layers of the model.
-    """
-
-    def turned(head: int, x: Tensor, places: Sequence[Place]) -> Tensor:
+    def turned(x: Tensor, places: Sequence[Place]) -> Tensor:
         """Each pair of channels is a complex number, multiplied by exp(i angle)."""
         planes = len(x) // 2
-        if kind == 'rope-mixed':
-            f_x, f_y = weights[f'{of}.attn.position.frequencies'][:, head].double()
-        else:
-            f_x, f_y = torch.zeros(2, planes, dtype=torch.double)
-            for i in range(planes // 2):
-                f_x[i] = f_y[planes // 2 + i] = 100 ** (-2 * i / planes)
+        f_x, f_y = torch.zeros(2, planes, dtype=torch.double)
+        for i in range(planes // 2):
+            f_x[i] = f_y[planes // 2 + i] = 100 ** (-2 * i / planes)
         out = x.clone()
         for token, place in enumerate(places):
             if place is None:
@@ -284,47 +295,10 @@ def encoder(
             out[:, token] = torch.view_as_real(pairs).flatten()
         return out
 
-    def bias(head: int, query: Place, key: Place) -> float:
-        part = {k.rpartition('position.')[2]: v for k, v in weights.items() if f'{of}.' in k}
-        if query is None or key is None or (kind == 'fire' and 'c' not in part):
-            return 0.0  # the last layer of a classifier has no FIRE: its map is not read
-        if kind == 'fire':
-            hidden, c = part['mlp.0.weight'], part['c'].item()
-            x = hidden.new_tensor([fire_distance(b - a, n, c) for a, b, n in zip(query, key, size)])
-            x = (hidden @ x + part['mlp.0.bias']).clamp(min=0)
-            return float(part['mlp.2.weight'][head] @ x + part['mlp.2.bias'][head])
-        distance = math.dist(query, key)
-        if kind == 'alibi':
-            return -alibi_slopes(heads)[head] * distance
-        scale = 1.5 - int(of.split('.')[1]) / (depth - 1)
-        directed = heads - heads // 3
-        if head >= directed:
-            return -scale * distance / 4 ** (head - directed + 1)
-        angle = math.degrees(math.atan2(query[0] - key[0], key[1] - query[1]))
-        turn = (angle - 360 * head / directed + 0.01) % 360  # past the first edge of the view
-        return -scale * distance / 2 if not distance or turn <= view + 0.02 else -math.inf
-
     def encode(head: int, q: Tensor, k: Tensor) -> tuple:
-        if kind.startswith('rope'):
-            return turned(head, q, of_queries), turned(head, k, of_keys), 0
-        return q, k, q.new_tensor([[bias(head, a, b) for b in of_keys] for a in of_queries])
+        return turned(q, of_queries), turned(k, of_keys), 0
 
     return encode
-
-
-def fire_distance(offset: float, side: int, c: float) -> float:
-    """Of a key from a query: logarithmic, with its sign, and 1 at the size of the image."""
-    sign = -1 if offset < 0 else 1
-    return sign * math.log(abs(c) * abs(offset) + 1) / math.log(abs(c) * side + 1)
-
-
-def alibi_slopes(heads: int) -> list[float]:
-    """Of ALiBi (arXiv 2108.12409): a geometric sequence for a power of two, from which others take
-    what they need, and then every second of the sequence for the next power."""
-    if math.log2(heads).is_integer():
-        return [2 ** (-8 * (i + 1) / heads) for i in range(heads)]
-    power = 2 ** math.floor(math.log2(heads))
-    return alibi_slopes(power) + alibi_slopes(2 * power)[0::2][: heads - power]
 
 
 def centers(height: int, width: int, cell: int = 1) -> list[tuple[float, float]]:
@@ -344,7 +318,7 @@ def windows(
             window = qkv[here]
             q, k, v = window.flatten(1).chunk(3)
             at, encode = centers(*window.shape[1:]), None
-            if inside:
+            if inside is not None:
                 encode = encoder(weights, of, heads, window.shape[1:], at, at, **inside)
             out[here] = attention(q, k, v, heads, encode=encode).view_as(out[here])
     return pointwise(out, *layer(weights, f'{of}.attn.proj'))
@@ -360,10 +334,30 @@ def everywhere(
     q = pointwise(x, *layer(weights, f'{of}.attn.q')).flatten(1)
     k, v = pointwise(coarse, *layer(weights, f'{of}.attn.kv')).flatten(1).chunk(2)
     size, encode = x.shape[1:], None
-    if inside:
+    if inside is not None:
         at, of_keys = centers(*size), centers(*size, sr_ratio)
         encode = encoder(weights, of, heads, size, at, of_keys, **inside)
     out = attention(q, k, v, heads, encode=encode).view_as(x)
+    return pointwise(out, *layer(weights, f'{of}.attn.proj'))
+
+
+def to_means(x: Tensor, weights: dict, of: str, heads: int) -> Tensor:
+    """Attention to 7 x 7 means of the map (PVTv2)."""
+    cells = []
+    for i in range(7):
+        for j in range(7):
+            rows, columns = (
+                slice(n * side // 7, -(-(n + 1) * side // 7))
+                for n, side in zip((i, j), x.shape[1:])
+            )
+            cells.append(x[:, rows, columns].mean((1, 2)))
+    coarse = torch.stack(cells, dim=1)[..., None]  # (C, 49, 1)
+    sr, bias = layer(weights, f'{of}.attn.sr')
+    coarse = pointwise(coarse, sr[:, :, 0, 0], bias)
+    coarse = gelu(layer_norm(coarse, *layer(weights, f'{of}.attn.norm'), 1e-5))
+    q = pointwise(x, *layer(weights, f'{of}.attn.q')).flatten(1)
+    k, v = pointwise(coarse, *layer(weights, f'{of}.attn.kv')).flatten(1).chunk(2)
+    out = attention(q, k, v, heads).view_as(x)
     return pointwise(out, *layer(weights, f'{of}.attn.proj'))
 
 
@@ -392,7 +386,7 @@ def of_all_tokens(
             distance = (at[None] - at[:, None]).clamp(-8, 8)  # from the query to the key
             relative[firsts:, firsts:] += weights[f'{of}.attn.position.{name}'][distance + 8]
     encode = None
-    if inside:
+    if inside is not None:
         at = [None] * firsts + centers(*size)
         encode = encoder(weights, of, heads, size, at, at, **inside)
     out = attention(q, k, v, heads, relative, encode)[:, None]

@@ -134,8 +134,7 @@ def check_validity(channel: Tensor, valid: Tensor, in_channels: int) -> None:
     An image of four channels without `in_channels=4` would be taken for a padded RGB image.
     """
     inside = ~Padding.of_batch(channel, valid).outside.permute(0, 3, 1, 2)
-    expected = inside.to(channel.dtype) * (valid.prod(1) > 0).view(-1, 1, 1, 1)
-    if not torch.equal(channel, expected):
+    if not torch.equal(channel, inside.to(channel.dtype)):
         raise ValueError(
             f'got an image of {in_channels + 1} channels, but in_channels={in_channels} and the '
             f'last channel is not a validity channel. For images of {in_channels + 1} channels set '

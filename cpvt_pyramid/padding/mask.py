@@ -47,10 +47,10 @@ class Padding:
     def of_batch(cls, image: Tensor, valid: Tensor) -> 'Padding':
         """The padding of a batch (B, C, H, W), in pixels.
 
-        An image has at least one pixel: sizes of 0 count as 1.
+        An image whose size is 0 is all padding, as a sliding window may be.
         """
         check_valid(valid, image.shape[0])
-        sizes = valid.to(image.device).clamp(min=1)
+        sizes = valid.to(image.device)
         rows = torch.arange(image.shape[2], device=image.device)
         columns = torch.arange(image.shape[3], device=image.device)
         return cls(rows >= sizes[:, :1], columns >= sizes[:, 1:])
@@ -89,7 +89,7 @@ def mean_inside(x: Tensor, padding: Optional[Padding]) -> Tensor:
     if padding is None:
         return x.mean((1, 2))
     height, width = padding.sizes()
-    return padding.fill(x).sum((1, 2)) / (height * width)[:, None]
+    return padding.fill(x).sum((1, 2)) / (height * width).clamp(min=1)[:, None]
 
 
 def check_valid(valid: Tensor, images: int) -> None:

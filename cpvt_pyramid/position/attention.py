@@ -56,8 +56,8 @@ class RoPE:
             height: Union[int, Tensor] = scope.height
             width: Union[int, Tensor] = scope.width
             if scope.sizes is not None:
-                height = scope.sizes[0][:, None]
-                width = scope.sizes[1][:, None]
+                height = scope.sizes[0].clamp(min=1)[:, None]
+                width = scope.sizes[1].clamp(min=1)[:, None]
             rows = 2 * math.pi * ((2 * rows + 1) / height - 1)  # (B or 1, H')
             columns = 2 * math.pi * ((2 * columns + 1) / width - 1)  # (B or 1, W')
         quarter = head_dim // 4

@@ -1,4 +1,4 @@
-"""Parts of a stage that the pyramid's tests do not reach."""
+"""What an MLP saves for its gradient, means of linear attention, and masks of windows."""
 
 import pytest
 import torch
@@ -6,62 +6,71 @@ import torch.nn.functional as F
 from reference import kept
 
 from benchmarks.models.ports import randomize
-from cpvt_pyramid import ops
-from cpvt_pyramid.layers import GlobalAttention, PatchConv, WindowAttention
-from cpvt_pyramid.position import Grid, PositionSettings, attention_position
+from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid.model import MLP, ConvMLP, FrugalConvMLP, FrugalMLP, Grid, pooling_weights
+from cpvt_pyramid.padding.mask import Padding
 
 
-@pytest.mark.parametrize('position', ['none', 'rope', 'alibi'])
-@pytest.mark.parametrize('size', [(7, 8), (6, 4), (4, 6), (2, 7), (1, 1)], ids=str)
-def test_smaller_windows_at_the_border_are_padded_ones_without_the_padding(size, position):
-    inside = attention_position(PositionSettings(position, None, {}), 2, 8, 0.0)
-    attention = randomize(WindowAttention(16, 2, window=3, position=inside)).double()
-    x = torch.randn(2, *size, 16, dtype=torch.double, requires_grad=True)
-    inputs = [x, *attention.parameters()]
-    weights = torch.randn_like(x)
-    results = []
-    for plain in (False, True):
-        with ops.plain(plain):
-            out = attention(x, Grid(*size))
-            results.append((out, *torch.autograd.grad((out * weights).sum(), inputs)))
-    torch.testing.assert_close(*results)
-
-
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-@pytest.mark.parametrize('size', [1, 2, 4])
-def test_patch_conv_is_a_convolution(size, dtype):
-    """With its gradient."""
-    conv = randomize(PatchConv(3, 5, size)).to(dtype)
-    x = torch.randn(2, 3, 4 * size - size // 2, 3 * size, dtype=dtype, requires_grad=True)
-    found = conv(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-    expected = F.conv2d(F.pad(x, (0, 0, 0, size // 2)), conv.weight, conv.bias, size)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    grads = (
-        torch.autograd.grad(out.square().sum(), [x, conv.weight, conv.bias])
-        for out in (found, expected)
-    )
-    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize('trains', ['tokens', 'weight', 'bias', 'nothing'])
-def test_patch_conv_has_the_gradients_that_are_asked_for(trains):
-    conv, x = randomize(PatchConv(3, 5, 2)).requires_grad_(False), torch.randn(2, 4, 6, 3)
-    inputs = {'tokens': x, 'weight': conv.weight, 'bias': conv.bias}
-    if trains == 'nothing':
-        assert not conv(x).requires_grad
-        return
-    inputs[trains].requires_grad_()
-    conv(x).sum().backward()
-    assert [name for name, x in inputs.items() if x.grad is not None] == [trains]
+def wide_maps(mlp, x):
+    """The maps of the hidden channels that a training step saves, each storage once."""
+    saved = {m.untyped_storage().data_ptr(): m for m in kept(mlp, x, Grid(x))}
+    return [m for m in saved.values() if m.numel() == x.numel() * 4]
 
 
 @pytest.mark.parametrize('autocast', [False, True])
-def test_training_keeps_the_tokens_of_attention_once(autocast):
-    """And neither the patches, which are a copy of them, nor what autocast is given."""
-    attention = randomize(GlobalAttention(8, 2, sr_ratio=2))
-    x = torch.randn(1, 64, 64, 8, requires_grad=True) * 1
+def test_a_frugal_mlp_saves_one_wide_map(autocast):
+    x = torch.randn(2, 9, 7, 8, requires_grad=True)
     with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-        maps = {m.untyped_storage().data_ptr(): m for m in kept(attention, x, Grid(64, 64))}
-    whole = [m.dtype for m in maps.values() if m.numel() == x.numel()]
-    # The tokens, their queries, and what attention makes of them.
-    assert whole == [torch.bfloat16 if autocast else torch.float32] * 3
+        assert len(wide_maps(MLP(8, 32), x)) == 2
+        assert len(wide_maps(FrugalMLP(8, 32), x)) == 1
+
+
+@pytest.mark.parametrize('trains', ['all', 'x', 'weight', 'bias'])
+@pytest.mark.parametrize(('plain', 'frugal'), [(MLP, FrugalMLP), (ConvMLP, FrugalConvMLP)])
+def test_a_frugal_mlp_has_the_same_gradients(plain, frugal, trains):
+    expected = randomize(plain(8, 32)).double()
+    found = frugal(8, 32).double()
+    found.load_state_dict(expected.state_dict())
+    results = []
+    for mlp in (expected, found):
+        x = torch.ones(2, 5, 6, 8, dtype=torch.double).cumsum(1).sin()
+        chosen = {'x': x, 'weight': mlp.fc2.weight, 'bias': mlp.fc2.bias}
+        if trains == 'all':
+            chosen.update(mlp.named_parameters())
+        else:
+            mlp.requires_grad_(False)
+            chosen = {trains: chosen[trains]}
+        for leaf in chosen.values():
+            leaf.requires_grad_()
+        out = mlp(x, Grid(x))
+        results.append([out, *torch.autograd.grad(out.square().sum(), list(chosen.values()))])
+    torch.testing.assert_close(*results)
+
+
+def test_a_frugal_mlp_under_autocast_and_twice():
+    """Weights in float32, maps in bfloat16; gradients of gradients are an error, not wrong."""
+    model = randomize(CPVTPyramid('pcpvt_nano', recompute_gelu=True))
+    image = torch.randn(1, 3, 40, 36)
+    with torch.autocast('cpu', torch.bfloat16):
+        model(image)[-1].float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+    image.requires_grad_()
+    (grad,) = torch.autograd.grad(model(image)[0].square().sum(), image, create_graph=True)
+    with pytest.raises(RuntimeError, match='once_differentiable'):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize('size', [(7, 7), (3, 20), (1, 1), (15, 8)], ids=str)
+def test_means_are_those_of_adaptive_pooling(size):
+    x = torch.randn(2, *size, 4)
+    padding = Padding.of_batch(torch.empty(2, 1, 20, 20), torch.tensor([size, (20, 20)]))
+    for weights in (pooling_weights(x, None), pooling_weights(torch.empty(2, 20, 20, 4), padding)):
+        rows, columns = (w[:1, :, :side] for w, side in zip(weights, size))
+        found = torch.einsum('bih,bjw,bhwc->bijc', rows, columns, x[:1])
+        expected = F.adaptive_avg_pool2d(x[:1].permute(0, 3, 1, 2), 7).permute(0, 2, 3, 1)
+        torch.testing.assert_close(found, expected)
+
+
+def test_windows_have_a_mask_only_where_they_are_filled_up():
+    assert Grid(torch.empty(1, 14, 21, 8), window=7).windows.hidden is None
+    assert Grid(torch.empty(1, 14, 20, 8), window=7).windows.hidden.any()

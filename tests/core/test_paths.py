@@ -1,6 +1,5 @@
 """One model, every way of running it: the same maps and the same gradients."""
 
-import contextlib
 import itertools
 from functools import partial
 
@@ -10,29 +9,7 @@ from models.ours import BACKBONES, VALID, images, maps_and_gradients
 from reference import same_maps
 from support import PINNED_TORCH
 
-from cpvt_pyramid import ops
-from cpvt_pyramid.layers import set_checkpointing
-from cpvt_pyramid.ops import attention, products
-
-
-@contextlib.contextmanager
-def patched(*patches):
-    """With (module, name, value) of each."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module, name, value in patches:
-            patch.setattr(module, name, value)
-        yield
-
-
-# All attention by oneDNN; scores and hidden maps in several parts.
-in_parts = partial(
-    patched,
-    (attention, 'AT_A_TIME', 500),
-    (attention, 'WORTH_ONEDNN', 1),
-    (products, 'AT_A_TIME', 500),
-)
-# Queries in groups, on more threads than there are heads.
-grouped = partial(patched, (attention, 'MIN_GROUP', 3), (torch, 'get_num_threads', lambda: 7))
+from cpvt_pyramid.model import set_checkpointing
 
 
 def checkpointed(model):
@@ -42,26 +19,19 @@ def checkpointed(model):
 
 def compiled(model, backend):
     torch._dynamo.reset()
-    return torch.compile(model, backend=backend, dynamic=False)
+    return torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
 
 
 def channels_last(x):
     return x.to(memory_format=torch.channels_last)
 
 
-# The context, and what is done to the model and to the image.
+# What is done to the model, and to the image.
 PATHS = {
-    'onednn': (),
-    'plain': (ops.plain,),
-    'plain, checkpointed': (ops.plain, checkpointed),
-    'in parts': (in_parts,),
-    'checkpointed': (in_parts, checkpointed),
-    'grouped': (grouped,),
-    'with a slow MKL': (partial(patched, (products, 'MKL_IS_SLOW', True)),),
-    'with a fast MKL': (partial(patched, (products, 'MKL_IS_SLOW', False)),),
-    'channels-last': (contextlib.nullcontext, channels_last, channels_last),
-    'compiled': (contextlib.nullcontext, partial(compiled, backend='eager')),
-    'compiled backward': (contextlib.nullcontext, partial(compiled, backend='aot_eager')),
+    'checkpointed': (checkpointed,),
+    'channels-last': (channels_last, channels_last),
+    'compiled': (partial(compiled, backend='eager'),),
+    'compiled backward': (partial(compiled, backend='aot_eager'),),
 }
 # Compiling takes seconds; `test_export.py` has unpadded ones. SVT has both kinds of attention.
 CASES = [
@@ -75,16 +45,13 @@ CASES = [
 def test_maps_and_gradients_are_the_same(name, valid, path):
     options = dict(out_indices=(0,)) if 'compiled' in path else {}
     model = BACKBONES[name](**options).train()
-    with torch.backends.mkldnn.flags(enabled=False):  # PyTorch's own products
-        maps, grads = maps_and_gradients(model, images(), valid)
-    context, *changes = PATHS[path] or (contextlib.nullcontext,)
-    with context():
-        given = [model, images()]
-        for i, change in enumerate(changes):
-            given[i] = change(given[i])
-        trained, trained_grads = maps_and_gradients(*given, valid)
-        with torch.no_grad():
-            inferred = given[0].eval()(given[1], valid)
+    maps, grads = maps_and_gradients(model, images(), valid)
+    given = [model, images()]
+    for i, change in enumerate(PATHS[path]):
+        given[i] = change(given[i])
+    trained, trained_grads = maps_and_gradients(*given, valid)
+    with torch.no_grad():
+        inferred = given[0].eval()(given[1], valid)
     same_maps(trained, maps)
     same_maps(inferred, maps)
     for a, b in zip(trained_grads, grads):

@@ -1,16 +1,19 @@
-"""Derivatives beyond those of training: tangents, gradients of gradients, `torch.func`. They take
-PyTorch's own operations: fast ones drop tangents without an error."""
+"""Derivatives beyond those of training: tangents, gradients of gradients, `torch.func`.
+
+Of PyTorch's kernels of attention, the plain one has them all.
+"""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from models.ours import classifier, dense, outputs, pcpvt, svt
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cpvt_pyramid import ops
-
+plain_attention = partial(sdpa_kernel, SDPBackend.MATH)
 BUILDERS = {'pcpvt': pcpvt, 'svt': svt, 'classifier': classifier, 'dense': dense}
 
 
@@ -36,13 +39,11 @@ def assert_near(found: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * b.abs().max().item())
 
 
-@pytest.mark.parametrize('plain', [False, True])
 @pytest.mark.parametrize('gradients', [False, True])
-def test_forward_mode(build, gradients, plain):
-    """Without gradients, oneDNN's operators returned tangents of zero."""
+def test_forward_mode(build, gradients):
     model, x, direction = build().eval(), image(), image()
     expected = slope(build, x, direction)
-    with torch.set_grad_enabled(gradients), ops.plain(plain):
+    with torch.set_grad_enabled(gradients), plain_attention():
         _, tangents = torch.func.jvp(lambda x: outputs(model, x), (x,), (direction,))
         assert_near(tangents, expected)
         with forward_ad.dual_level():
@@ -62,7 +63,8 @@ def test_tangents_of_weights(build):
         return outputs(lambda x: torch.func.functional_call(model, moved, (x,)), x.double())
 
     call = lambda w: outputs(lambda x: torch.func.functional_call(model, w, (x,)), x)  # noqa: E731
-    _, tangents = torch.func.jvp(call, (weights,), (directions,))
+    with plain_attention():
+        _, tangents = torch.func.jvp(call, (weights,), (directions,))
     expected = [((a - b) / 2e-6).float() for a, b in zip(at(1e-6), at(-1e-6))]
     assert_near(tangents, expected)
 
@@ -72,15 +74,14 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def test_gradients_of_gradients(build):
-    """`plain` is enough: the fused kernels of attention have none."""
     model, x, direction = build().eval(), image(), image()
     x.requires_grad_()
-    with ops.plain():
+    with plain_attention():
         (grad,) = torch.autograd.grad(loss_of(model, x), x, create_graph=True)
-    (found,) = torch.autograd.grad((grad * direction).sum(), x)
-    # Forward over reverse mode, which needs no context.
-    gradient = torch.func.grad(lambda x: loss_of(model, x))
-    _, expected = torch.func.jvp(gradient, (x.detach(),), (direction,))
+        (found,) = torch.autograd.grad((grad * direction).sum(), x)
+        # Forward over reverse mode.
+        gradient = torch.func.grad(lambda x: loss_of(model, x))
+        _, expected = torch.func.jvp(gradient, (x.detach(),), (direction,))
     assert_near([found], [expected])
 
 
@@ -101,7 +102,7 @@ def test_a_checkpoint_in_forward_mode():
     grads = []
     for with_cp in (False, True):
         model = svt(with_cp=with_cp).train()
-        with forward_ad.dual_level():
+        with forward_ad.dual_level(), plain_attention():
             loss = loss_of(model, torch.ones(1, 3, 32, 36))
         loss.backward()
         grads.append([p.grad for p in model.parameters()])
@@ -116,7 +117,7 @@ def test_against_numerical_derivatives(build):
     def some(x: Tensor) -> Tensor:
         return outputs(model, x)[-1].flatten()[:3]
 
-    with ops.plain():
+    with plain_attention():
         assert torch.autograd.gradcheck(some, x, fast_mode=True, check_forward_ad=True)
         assert torch.autograd.gradgradcheck(some, x, fast_mode=True)
 
@@ -127,14 +128,3 @@ def test_a_batch_of_torch_func_with_sizes(build):
     sizes = torch.tensor([[32, 17], [11, 36]])
     together = torch.func.vmap(lambda x, size: outputs(model, x[None], size[None]))(batch, sizes)
     assert_near([maps[:, 0] for maps in together], outputs(model, batch, sizes))
-
-
-@torch.no_grad()
-def test_a_compiled_batch_of_torch_func():
-    """The compiler has no empty stack of transforms, by which eager mode knows of them."""
-    model, batch = svt(out_indices=(0,)).eval(), torch.randn(2, 1, 3, 16, 16)
-    function = torch.func.vmap(lambda x: model(x)[0])
-    compiled = torch.compile(function, backend='eager')
-    torch.testing.assert_close(compiled(batch), function(batch))
-    other = torch.compile(lambda x: x.sin() + 1, backend='eager', fullgraph=True)
-    torch.testing.assert_close(other(batch), batch.sin() + 1)

@@ -11,6 +11,16 @@ from benchmarks.models.ports import randomize
 from cpvt_pyramid import ARCHS, CPVT, Arch, ColumnarArch, CPVTPyramid, DenseCPVT, PEGConfig
 
 TINY_COLUMN = ColumnarArch(dim=16, heads=2, depth=3, mlp_ratio=2, patch_size=4)
+TINY_PVT_V2 = Arch(
+    (8, 16, 24, 32),
+    (1, 2, 3, 4),
+    (2, 2, 2, 2),
+    (2, 1, 2, 1),
+    stage_norm=True,
+    position='none',
+    overlap=True,
+    mlp_conv=True,
+)
 # The encodings that are compared in the CPVT paper's study, and later ones.
 POSITIONS: dict[str, dict] = {
     'peg': dict(),
@@ -25,12 +35,10 @@ POSITIONS: dict[str, dict] = {
     'dense 1x1': dict(peg=PEGConfig(after='all', conv='dense', kernel_size=1)),
     'border repeated': dict(peg=PEGConfig(zero_padding=False, kernel_size=5, layers=2)),
     'rope': dict(position='rope'),
-    'rope-mixed+peg': dict(position='rope-mixed+peg'),
-    'alibi': dict(position='alibi'),
+    'rope+peg': dict(position='rope+peg'),
 }
 NORMALIZED = {
     'rope, normalized': dict(position='rope', position_options=dict(normalized=True)),
-    'mixed, normalized': dict(position='rope-mixed', position_options=dict(normalized=True)),
 }
 # Patches of 4 pixels make maps on which distances are clipped.
 COLUMN_POSITIONS = {
@@ -39,10 +47,6 @@ COLUMN_POSITIONS = {
     'peg of queries and keys': dict(peg=PEGConfig(after=(-1, 1), qk_only=True)),
     'relative': dict(position='relative'),
     'relative+peg': dict(position='relative+peg'),
-    'fire': dict(position='fire'),
-    'alibi+peg': dict(position='alibi+peg'),
-    'lookhere': dict(position='lookhere'),
-    'lookhere+peg': dict(position='lookhere+peg', position_options=dict(view=180)),
 }
 
 
@@ -52,6 +56,14 @@ def pcpvt(**options: object) -> nn.Module:
 
 def svt(**options: object) -> nn.Module:
     return randomize(CPVTPyramid(TINY_SVT, **options))
+
+
+def pvt_v2(**options: object) -> nn.Module:
+    return randomize(CPVTPyramid(TINY_PVT_V2, **options))
+
+
+def linear(**options: object) -> nn.Module:
+    return randomize(CPVTPyramid(TINY_PVT_V2._replace(linear=True), **options))
 
 
 def classifier(**options: object) -> nn.Module:
@@ -73,9 +85,13 @@ CASES = {
     )
     for name, options in positions.items()
 }
+CASES['pvt_v2, none'] = (pvt_v2, {})
+CASES['linear, none'] = (linear, {})
 BACKBONES = {
     'pcpvt': pcpvt,
     'svt': svt,
+    'pvt_v2': pvt_v2,
+    'linear': linear,
     'columnar': lambda **o: randomize(DenseCPVT(ColumnarArch(16, 2, 2), out_channels=8, **o)),
 }
 SIZE = (100, 75)  # pixels; every patch embedding, window and sub-sampling is padded
@@ -111,10 +127,9 @@ def slow_outputs(
 ) -> list[Tensor]:
     """The outputs for one image (1, 3, H, W), by the slow version of a model with these options."""
     kind = position.partition('+')[0]
-    options = dict(sincos=kind == 'sincos', zero_padding=(peg or PEGConfig()).zero_padding)
-    if kind in ('rope', 'rope-mixed', 'fire', 'alibi', 'lookhere'):
-        depth = dict(depth=model.arch.depth) if kind == 'lookhere' else {}
-        options['inside'] = dict(kind=kind, **depth, **(position_options or {}))
+    options: dict = dict(sincos=kind == 'sincos', zero_padding=(peg or PEGConfig()).zero_padding)
+    if kind == 'rope':
+        options['inside'] = position_options or {}
     if isinstance(model, CPVTPyramid):
         maps = reference_maps(model, model.arch, image[0], **options)
     elif isinstance(model, DenseCPVT):

@@ -258,6 +258,16 @@ class OverlapPatchEmbed(nn.Module):
         return dropout(self.norm(convolve(self.proj, x)), self.drop, self.training)
 
 
+def depthwise(channels: int, kernel_size: int, padding: int) -> nn.Conv2d:
+    """A depthwise convolution of tokens. Its weight has the strides that its gradient has in
+    channels-last memory, which are other numbers for the same order of values: DDP compares them.
+    """
+    conv = nn.Conv2d(channels, channels, kernel_size, padding=padding, groups=channels)
+    strides = (kernel_size**2, 1, kernel_size, 1)
+    conv.weight.data = conv.weight.data.as_strided(conv.weight.shape, strides)
+    return conv
+
+
 def convolve(convolution: nn.Module, x: Tensor) -> Tensor:
     """Apply a convolution of maps (B, C, H, W) to tokens (B, H, W, C)."""
     return convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
@@ -449,7 +459,7 @@ class ConvMLP(MLP):
 
     def __init__(self, dim: int, hidden: int, drop: float = 0.0, relu: bool = False) -> None:
         super().__init__(dim, hidden, drop)
-        self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+        self.dwconv = depthwise(hidden, 3, padding=1)
         self.relu = relu
 
     def expand(self, x: Tensor, grid: Grid) -> Tensor:
@@ -598,10 +608,10 @@ class PosCNN(nn.Module):
         def convolution() -> nn.Module:
             if conv == 'dense':
                 return nn.Conv2d(dim, dim, kernel_size, padding=padding)
-            depthwise = nn.Conv2d(dim, dim, kernel_size, padding=padding, groups=dim)
-            if conv == 'depthwise':
-                return depthwise
-            return nn.Sequential(depthwise, nn.Conv2d(dim, dim, 1))
+            spatial = depthwise(dim, kernel_size, padding)
+            return (
+                spatial if conv == 'depthwise' else nn.Sequential(spatial, nn.Conv2d(dim, dim, 1))
+            )
 
         self.proj = nn.Sequential(*(convolution() for _ in range(layers)))  # proj.0, as published
 

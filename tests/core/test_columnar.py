@@ -35,12 +35,11 @@ def test_with_a_learned_table_it_is_timms_deit(name, size):
         torch.testing.assert_close(ours(image), theirs(image))
 
 
-@pytest.mark.parametrize('mixed', [False, True])
 @pytest.mark.parametrize('size', [(96, 64), (224, 224)])
-def test_with_rope_it_is_timms_rope_vit(mixed, size):
+def test_with_rope_it_is_timms_rope_vit(size):
     """Its layer scales are folded into the weights before them."""
     theirs = timm.create_model(
-        f'vit_small_patch16_rope{"_mixed" * mixed}_224',
+        'vit_small_patch16_rope_224',
         depth=2,
         embed_dim=32,
         num_heads=4,
@@ -48,16 +47,13 @@ def test_with_rope_it_is_timms_rope_vit(mixed, size):
         img_size=size,
     )
     weights = copy.deepcopy(randomize(theirs).eval().state_dict())
-    frequencies = weights.pop('rope.freqs', None)
     for i in range(2):
         for name, last in (('gamma_1', 'attn.proj'), ('gamma_2', 'mlp.fc2')):
             scale = weights.pop(f'blocks.{i}.{name}')
             weights[f'blocks.{i}.{last}.weight'] *= scale[:, None]
             weights[f'blocks.{i}.{last}.bias'] *= scale
-        if mixed:
-            weights[f'blocks.{i}.attn.position.frequencies'] = frequencies[:, i]
     arch = ColumnarArch(dim=32, heads=4, depth=2)
-    ours = CPVT(arch, position='rope-mixed' if mixed else 'rope', num_classes=7).eval()
+    ours = CPVT(arch, position='rope', num_classes=7).eval()
     ours.load_state_dict(weights)
     image = torch.randn(1, 3, *size)
     with torch.no_grad():
@@ -103,7 +99,7 @@ def test_the_dense_backbone_takes_a_classifier_s_weights(tmp_path):
 def test_positions_are_a_choice_of_the_model():
     """Weights of DeiT start any of them; what they lack keeps its value, and is reported."""
     weights = classifier(position='learned').state_dict()
-    for options in (dict(), dict(position='rope-mixed'), dict(peg=PEGConfig(qk_only=True))):
+    for options in (dict(), dict(position='rope'), dict(peg=PEGConfig(qk_only=True))):
         model = CPVT(TINY_COLUMN, num_classes=7, **options)
         report = load(model, weights, strict=False)
         assert report.kept

@@ -97,18 +97,6 @@ def test_gradients_and_batches_of_torch_func(build):
             assert_near([maps[i] for maps in together], outputs(model, each))
 
 
-def test_a_checkpoint_in_forward_mode():
-    """What is recomputed after the level has ended are the operations of the forward pass."""
-    grads = []
-    for with_cp in (False, True):
-        model = svt(with_cp=with_cp).train()
-        with forward_ad.dual_level(), plain_attention():
-            loss = loss_of(model, torch.ones(1, 3, 32, 36))
-        loss.backward()
-        grads.append([p.grad for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*grads))
-
-
 def test_against_numerical_derivatives(build):
     """In float64: the Jacobian in both modes, and the derivatives of the gradient."""
     model = build().double().eval()

@@ -11,11 +11,10 @@ from cpvt_pyramid.model import Attention, Scope
 from cpvt_pyramid.position import RoPE, rotate
 
 
-@pytest.mark.parametrize('memory_format', [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize('conv', ['depthwise', 'separable', 'dense'])
-def test_gradients_have_the_strides_of_their_weights(conv, memory_format):
+@pytest.mark.parametrize('conv', ['depthwise', 'separable'])
+def test_gradients_have_the_strides_of_their_weights(conv):
     """Otherwise DDP warns: "Grad strides do not match bucket view strides"."""
-    peg = PosCNN(8, conv=conv).to(memory_format=memory_format)
+    peg = PosCNN(8, conv=conv)
     peg(torch.randn(2, 5, 6, 8, requires_grad=True)).sum().backward()
     for name, parameter in peg.named_parameters():
         assert parameter.grad.stride() == parameter.stride(), name

@@ -99,7 +99,7 @@ def test_the_dense_backbone_takes_a_classifier_s_weights(tmp_path):
 def test_positions_are_a_choice_of_the_model():
     """Weights of DeiT start any of them; what they lack keeps its value, and is reported."""
     weights = classifier(position='learned').state_dict()
-    for options in (dict(), dict(position='rope'), dict(peg=PEGConfig(qk_only=True))):
+    for options in (dict(), dict(position='relative'), dict(peg=PEGConfig(qk_only=True))):
         model = CPVT(TINY_COLUMN, num_classes=7, **options)
         report = load(model, weights, strict=False)
         assert report.kept

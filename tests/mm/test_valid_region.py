@@ -15,6 +15,7 @@ from support import ROOT
 
 from benchmarks.models.ports import randomize
 from benchmarks.models.samples import annotated, random_images
+from cpvt_pyramid.padding.mask import Padding
 
 CONFIGS = ROOT / 'configs'
 DEMOS = ['demo/pages_retinanet_cpvt_nano.py', 'demo/pages_semantic_fpn_cpvt_nano.py']
@@ -63,6 +64,24 @@ def test_features_do_not_depend_on_the_batch(name):
     assert inputs(model, images).shape == (2, 3, *size)
     images[1] = images[1][:, :150]
     assert inputs(model, images).shape == (2, 4, *size)
+
+
+@pytest.mark.parametrize('images', [1, 2])
+def test_images_of_one_size_run_without_masks(images, monkeypatch):
+    """And have the maps, zero in the padding, that they have with masks; a tensor that was made from
+    the batch, as a sliding window is, runs with masks."""
+    model = build(DEMOS[0])
+    batch = inputs(model, random_images([(50, 70)]) * images)
+    assert batch.shape == (images, 4, 64, 96)
+    with torch.no_grad():
+        masked = model.backbone(batch.clone())
+        monkeypatch.setattr(Padding, 'of_batch', None)  # would be called for a mask
+        cropped = model.backbone(batch)
+        with pytest.raises(TypeError):
+            model.backbone(batch[:, :, :60])
+    for a, b in zip(cropped, masked):
+        torch.testing.assert_close(a, b)
+    assert [x.is_contiguous() for x in cropped] == [True] * 4
 
 
 def labelled(images: list) -> list:

@@ -182,10 +182,10 @@ def hidden_in_windows(x: Tensor, padding: Optional[Padding], k: int) -> Optional
         hidden = x.new_zeros(1, *x.shape[1:3], 1)
     else:
         return None
-    hidden = pad_to_multiple(hidden, k, HIDDEN)
+    hidden = to_windows(pad_to_multiple(hidden, k, HIDDEN), k)[:, None, None, :, 0]
     if padding is None:  # all images have the same border
-        hidden = hidden.expand(x.shape[0], -1, -1, -1)
-    return to_windows(hidden, k)[:, None, None, :, 0]  # (B * n, 1, 1, k * k)
+        hidden = hidden.repeat(x.shape[0], 1, 1, 1)
+    return hidden  # (B * n, 1, 1, k * k)
 
 
 def pooling_weights(x: Tensor, padding: Optional[Padding]) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .. import columnar, model
 from ..checkpoints import LoadReport
+from ..checkpoints.loading import fit_checkpoint
 from ..padding.mask import split_validity
 from ..versions import is_compiling
 from .valid_region import check_validity, crop_and_run
@@ -36,6 +37,25 @@ class Configured(nn.Module):
         super().__init__(*args, **options)
         self.init_cfg = copy.deepcopy(init_cfg)
         self.validity_checked = False
+        self.initializing = False
+
+    def init_weights(self) -> None:
+        """Initialize as `init_cfg` says.
+
+        Raises:
+            ValueError: a pretrained checkpoint is damaged or of another architecture. mmengine
+                itself goes on without it.
+        """
+        self.initializing = True
+        try:
+            super().init_weights()  # type: ignore[misc]  # of BaseModule
+        finally:
+            self.initializing = False
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *others: Any) -> None:
+        if self.initializing:
+            fit_checkpoint(self, state_dict)  # type: ignore[arg-type]  # raises a ValueError
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """The core class's maps, contiguous; zero in the padding of a padded batch.

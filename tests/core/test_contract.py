@@ -8,7 +8,6 @@ from unittest import mock
 
 import pytest
 import torch
-from cpvt_pyramid.layers import Block
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models.ours import (

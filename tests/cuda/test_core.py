@@ -5,15 +5,15 @@ import re
 
 import pytest
 import torch
+from cpvt_pyramid.layers import WindowAttention, set_checkpointing
+from cpvt_pyramid.ops import attention
+from cpvt_pyramid.ops.attention import MAX_BATCH
 from gpu import DEVICE, VARIANTS, assert_near, assert_never_waits, twins
 from models.ours import BACKBONES, VALID, images, maps_and_gradients, outputs
 from support import ROOT
 
 from benchmarks.models.ports import randomize
 from cpvt_pyramid import ops
-from cpvt_pyramid.layers import WindowAttention, set_checkpointing
-from cpvt_pyramid.ops import attention
-from cpvt_pyramid.ops.attention import MAX_BATCH
 from cpvt_pyramid.position import Grid
 
 small = pytest.mark.parametrize('name', BACKBONES)

@@ -68,7 +68,7 @@ def test_features_do_not_depend_on_the_batch(name):
 
 @pytest.mark.parametrize('images', [1, 2])
 def test_images_of_one_size_run_without_masks(images, monkeypatch):
-    """And have the maps that they have with masks. A part of the batch, a window, runs with masks."""
+    """And have the same maps as with masks. A part of the batch, a window, runs with masks."""
     model = build(DEMOS[0])
     batch = inputs(model, random_images([(50, 70)]) * images)
     assert batch.shape == (images, 4, 64, 96)

@@ -11,8 +11,8 @@ Three tables compare our backbone with timm's, the first two exactly, the third 
     operations  ATen operations that compute or copy, on meta tensors: without views and memory
                 that is only reserved. Attention counts as its parts, as on every device without
                 a kernel for it. `padded`: a forward pass with `valid`, for images of two sizes
-    host time   ms of one thread, with 8 channels in each head and an image of 64 x 64 pixels, so
-                that arithmetic takes next to nothing: minimum, lower quartile and their ratios
+    host time   ms of processor time, with 8 channels in each head and an image of 32 x 32 pixels,
+                so that arithmetic takes next to nothing: minimum, lower quartile, and their ratios
 
 A training step is the forward pass, the mean square of all maps and the backward pass. timm's
 model is called by `forward_intermediates`, which returns four maps, too.
@@ -41,7 +41,7 @@ STEPS = ('forward', 'training step')
 COUNT_SIZE = 224  # pixels, of the image of the counts
 PADDED = ((224, 224), (190, 157))  # true sizes of a padded batch
 HEAD_WIDTH = 8  # channels, of the models whose host time is measured
-TIME_SIZE = 64  # pixels, of their image
+TIME_SIZE = 32  # pixels, of their image
 WARM_UP = 5  # steps before time counts
 RESERVED = ('empty', 'new_empty', 'empty_like', 'empty_strided', 'new_empty_strided')
 
@@ -253,7 +253,10 @@ def time_table(archs: Sequence[str], rounds: int) -> list[list[str]]:
 def time_in_turns(
     models: Sequence[nn.Module], functions: Sequence[Callable[[], None]], rounds: int
 ) -> list[list[float]]:
-    """Seconds of each round of each function; first one begins, then the other."""
+    """Seconds of processor time of each round of each function; first one begins, then the other.
+
+    On one thread it is the host's work, whatever else the machine does.
+    """
     seconds: list[list[float]] = [[] for _ in functions]
     order = list(range(len(functions)))
     collects = gc.isenabled()
@@ -261,9 +264,9 @@ def time_in_turns(
     try:
         for number in range(-WARM_UP, rounds):
             for i in order:
-                start = time.perf_counter()
+                start = time.process_time()
                 functions[i]()
-                elapsed = time.perf_counter() - start
+                elapsed = time.process_time() - start
                 free_gradients(models[i])
                 if number >= 0:
                     seconds[i].append(elapsed)

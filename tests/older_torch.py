@@ -19,11 +19,10 @@ LACKS = {
         mm/test_padded_batches.py::test_compiled""",
     'per-sample gradients of fused attention': 'core/test_other_peoples_layers.py::test_per_sample',
     'files of more than tensors, read safely': """
-        runner/test_models.py::test_checkpoints_with_options""",
+        predict/test_openmmlab_models.py::test_checkpoints_with_options""",
     "names of classes in Python's errors of arguments": """
-        runner/test_mistakes.py::test_in_a_run[train-train_dataloader.dataset.pipeline.2.scal""",
+        training/test_mistakes.py::test_in_a_run[train-train_dataloader.dataset.pipeline.2.scal""",
     'exports': 'checkpoints/test_downloads.py::test_tools_take_names_or_say_why_not',
-    'sharded training': 'runner/training/test_preemption.py::test_two_processes[Sharded',
     'sys.stdlib_module_names': 'core/test_torchvision_models.py::test_torchvision_is_all',
     'bfloat16 in non-maximum suppression': 'core/test_torchvision_models.py::test_autocast',
     'the newest timm': 'position/test_position.py::test_rope_is_timms',

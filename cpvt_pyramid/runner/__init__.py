@@ -1,1 +1,0 @@
-"""Training, testing and inference with mm, as the tools do it."""

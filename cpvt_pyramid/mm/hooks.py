@@ -108,7 +108,7 @@ def check_weights_are_finite(runner: Runner, iterations: int) -> None:
     raise UserError(
         f'diverged at iteration {iterations}: weights are not finite. Try a lower learning rate, a '
         'longer warm-up, optim_wrapper.clip_grad=dict(max_norm=1.0), or training without --amp. '
-        f'The checkpoints in {runner.work_dir} are from before'
+        f'They are in no checkpoint of {runner.work_dir}'
     )
 
 

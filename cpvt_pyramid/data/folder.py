@@ -64,7 +64,8 @@ class Files:
         self.root = root
         self.assigned = dict(assigned or {})
         self._splits: dict[str, tuple[Optional[str], str]] = {}  # by path, as they are asked for
-        every = [path.relative_to(root).as_posix() for path in files_below(root)]
+        paths = [path for path in files_below(root) if path.is_file()]  # no pipes, no broken links
+        every = [path.relative_to(root).as_posix() for path in paths]
         self.undecodable = [name for name in every if not is_utf8(name)]
         names = [name for name in every if is_utf8(name)]
         generated = [name.removesuffix('.py') + GENERATED for name in names if name[-3:] == '.py']
@@ -154,7 +155,8 @@ class Files:
 
         All of them are below one folder: the one that has most, without folders of another split.
         The names may begin with folders that are not here, as those of another machine. Of several
-        folders that have as many, it is the nearest to the file, then the one of its split.
+        folders that have as many, it is none of masks by its name, then the nearest to the file,
+        then the one of its split.
 
         Args:
             names: paths or names of images.
@@ -208,8 +210,9 @@ class Files:
         def shared(folder: str) -> int:
             return len(os.path.commonprefix([PurePosixPath(folder).parts, here]))
 
-        nearest = max(map(shared, folders))
-        left = [folder for folder in folders if shared(folder) == nearest]
+        left = [folder for folder in folders if not words(folder) & LABEL_WORDS] or list(folders)
+        nearest = max(map(shared, left))
+        left = [folder for folder in left if shared(folder) == nearest]
         if len(left) > 1 and split is not None:
             left = [folder for folder in left if self.split_of(folder) == split] or left
         if len(left) > 1:

@@ -11,6 +11,7 @@ that of its own ink. Boxes do not overlap, and the mask of a part is its filled 
     ROOT/annotations/instances_{train,val}.json    boxes and polygons, as in COCO
     ROOT/{train,val}/*.png
     ROOT/masks/{train,val}/*.png    label maps: 0 is background, 1 to 5 are the categories
+    ROOT/masks/classes.txt          the names of 0 to 5
     ROOT/SOURCES.md     the sources, their authors and licences
     ROOT/sample.json    the arguments
 
@@ -489,6 +490,8 @@ def write_pages(folder: Path, arguments: dict) -> None:
         drawn = tqdm(drawn, f'{split:5}', arguments[split], unit='page', file=sys.stderr)
         description = 'Parts of pages; see SOURCES.md'
         write_boxed_images(folder, split, drawn, CATEGORIES, description, are_rectangles=True)
+    names = ''.join(f'{name}\n' for name in ('background', *CATEGORIES))
+    (folder / 'masks/classes.txt').write_text(names)
     (folder / 'SOURCES.md').write_text(sources_of_pages(arguments), encoding='utf-8')
 
 

@@ -78,6 +78,18 @@ def test_valid(layout: Callable, tmp_path: Path, capsys):
     assert 'error' not in capsys.readouterr().out.replace('no errors', '')
 
 
+@pytest.mark.parametrize('task', ['boxes', 'maps'])
+def test_the_demo_as_data_of_ones_own(task, pages_dataset, tmp_path, capsys):
+    """It has boxes and segmentation masks, in files of the same names."""
+    command = [str(pages_dataset), '--base', str(BASES[task]), '--out', str(tmp_path / 'my.py')]
+    assert load_tool('new_config').main(command) == 0
+    cfg = load_config(tmp_path / 'my.py')
+    parts = 'text', 'title', 'list', 'table', 'figure'
+    assert cfg.metainfo.classes == (('background', *parts) if task == 'maps' else parts)
+    assert load_tool('check_data').main([str(tmp_path / 'my.py')]) == 0
+    assert 'warning' not in capsys.readouterr().out
+
+
 def test_written_maps_keep_ignored_pixels_and_skip_a_split_without_maps(tmp_path: Path):
     """In PNGs with a palette of few colours, 255 must not become 3."""
     root = tmp_path / 'data'

@@ -381,6 +381,17 @@ def test_xml_and_json_of_other_tools(tmp_path, capsys):
         objects_in(tmp_path)
 
 
+def test_pipes_and_broken_links(tmp_path):
+    """They are no files: reading a pipe would wait for ever."""
+    layouts.coco_of_splits(tmp_path)
+    os.mkfifo(tmp_path / 'pipe.json')
+    os.mkfifo(tmp_path / 'train2017/pipe.png')
+    (tmp_path / 'lost.json').symlink_to('nowhere.json')
+    (tmp_path / 'self.json').symlink_to('self.json')
+    found, problems = objects_in(tmp_path)
+    assert counts(found) == {'train': (4, 8), 'val': (4, 8)} and not problems
+
+
 def test_names_that_are_not_utf8(tmp_path, capsys):
     """They are shown escaped, and left out."""
     layouts.voc_of_2007(tmp_path)

@@ -329,7 +329,10 @@ def published_weights() -> Iterator[list[str]]:
             timm_name = 'deit_tiny_patch16_224'
             form = 'vit'
         with torch.device('meta'):
-            published = timm.create_model(timm_name) if timm_name else CPVTPyramid(arch)
+            if timm_name:
+                published = timm.create_model(timm_name, num_classes=1000)
+            else:
+                published = CPVTPyramid(arch)
         megabytes = 4 * size_of(published) / 1e6
         yield [f'`{name}`', model, source, licence, f'{megabytes:.0f} MB', f'`{form}`']
     for path in sorted(IN_PACKAGE.glob('*.safetensors')):

@@ -181,7 +181,7 @@ def test_importing_the_plugin_registers_its_names_and_changes_nothing_else():
         'optim_wrapper',
         'scheme',
     )
-    assert not [entry for entry in added if not entry.startswith(registries)]
+    assert not [entry for entry in added if not entry.startswith(kinds)]
 
 
 def test_a_fourth_channel_is_checked_until_a_padded_batch_has_passed():

@@ -1,10 +1,12 @@
 """What users do to the layers of a model has its effect: hooks, LoRA, pruning, replaced parts."""
 
 import copy
+import threading
 from collections.abc import Callable
 from functools import partial
 
 import pytest
+import timm
 import torch
 from models.ours import classifier, images, outputs, pcpvt, svt
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import prune
 
 from benchmarks.models.ports import randomize
+from cpvt_pyramid import ARCHS, CPVTPyramid
 from cpvt_pyramid.model import MLP, Block, Grid, set_checkpointing
 
 IMAGE = images(2, (40, 36))
@@ -201,3 +204,69 @@ def test_per_sample_gradients(model):
         grads = torch.autograd.grad(loss(leaves, image), list(leaves.values()))
         for name, grad in zip(leaves, grads):
             torch.testing.assert_close(per_sample[name][i], grad, rtol=1e-4, atol=1e-5)
+
+
+# --- beside timm -------------------------------------------------------------------------------
+
+
+class Products(torch.overrides.TorchFunctionMode):
+    """Counts calls of linear layers and convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in (torch.nn.functional.linear, torch.conv2d):
+            self.calls.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+def note(names: list, name: str, *_: object) -> None:
+    names.append(name)
+
+
+@pytest.mark.parametrize('name', ['pcpvt_small', 'svt_small'])
+def test_what_is_seen_of_a_model_is_what_is_seen_of_timm_s(name, monkeypatch):
+    """Hooks on every module with parameters, a patched `nn.Linear.forward`, a mode of functions."""
+    arch = ARCHS[name]._replace(depths=(2, 2, 2, 2))
+    theirs = timm.create_model(f'twins_{name}', depths=arch.depths, num_classes=0)
+    ours = CPVTPyramid(arch, stage_norm=False)
+    image = torch.randn(1, 3, 224, 224)
+    patched = []
+    forward = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, 'forward', lambda m, x: (patched.append(m), forward(m, x))[1])
+    seen = []
+    for model in (ours, theirs):
+        model.eval()
+        hooked = []
+        for part, module in model.named_modules():
+            if [*module.parameters(recurse=False)] and part != 'norm':  # timm's last norm
+                module.register_forward_hook(partial(note, hooked, part))
+        patched.clear()
+        with torch.no_grad(), Products() as products:
+            model(image)
+        seen.append((sorted(hooked), len(patched), len(products.calls)))
+    assert seen[0] == seen[1]
+
+
+def test_training_and_inference_in_two_threads():
+    """A checkpointed training recomputes while another thread infers."""
+    train = svt(with_cp=True).train()
+    infer = pcpvt().eval()
+    grads = grads_of(train)
+    with torch.no_grad():
+        maps = infer(IMAGE)
+    wrong = []
+
+    def infer_often() -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                wrong.extend(1 for a, b in zip(infer(IMAGE), maps) if not torch.equal(a, b))
+
+    thread = threading.Thread(target=infer_often)
+    thread.start()
+    for _ in range(5):
+        torch.testing.assert_close(grads_of(train), grads)
+    thread.join()
+    assert not wrong

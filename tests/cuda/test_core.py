@@ -5,16 +5,13 @@ import re
 
 import pytest
 import torch
-from cpvt_pyramid.layers import WindowAttention, set_checkpointing
-from cpvt_pyramid.ops import attention
-from cpvt_pyramid.ops.attention import MAX_BATCH
 from gpu import DEVICE, VARIANTS, assert_near, assert_never_waits, twins
 from models.ours import BACKBONES, VALID, images, maps_and_gradients, outputs
 from support import ROOT
 
 from benchmarks.models.ports import randomize
-from cpvt_pyramid import ops
-from cpvt_pyramid.position import Grid
+from cpvt_pyramid.model import MAX_BATCH, Attention, Grid, Scope, WindowAttention, set_checkpointing
+from cpvt_pyramid.padding.mask import HIDDEN
 
 small = pytest.mark.parametrize('name', BACKBONES)
 padded = pytest.mark.parametrize('valid', [None, VALID], ids=['alone', 'padded'])
@@ -50,7 +47,7 @@ def channels_last(x):
 
 
 def compiled(model):
-    """With fixed sizes; dynamic ones fail in torch 2.13 (benchmarks/notes.md)."""
+    """With fixed sizes; dynamic ones fail in torch 2.13."""
     torch._dynamo.reset()
     return torch.compile(model, dynamic=False)
 
@@ -61,7 +58,6 @@ PATHS = {
     'tf32': (TF32, tf32),
     'bfloat16': (BFLOAT16, autocast(torch.bfloat16)),
     'float16': (FLOAT16, autocast(torch.float16)),
-    'plain': (2 * FLOAT32, ops.plain),
     'channels-last': (2 * FLOAT32, contextlib.nullcontext, channels_last, channels_last),
     'compiled': (2 * FLOAT32, contextlib.nullcontext, compiled),
 }
@@ -203,9 +199,9 @@ def test_more_windows_than_cuda_takes_in_a_batch():
     side = 7 * 260
     x = torch.randn(1, side, side, 32, device=DEVICE, requires_grad=True)
     assert (side // 7) ** 2 > MAX_BATCH
-    whole = layer(x, Grid(side, side))
+    whole = layer(x, Grid(x, window=7))
     (grad,) = torch.autograd.grad(whole.square().mean(), x)
-    part = layer(x[:, :70, :140], Grid(70, 140))
+    part = layer(x[:, :70, :140], Grid(x[:, :70, :140], window=7))
     assert_near([whole[:, :70, :140]], [part], FLOAT32)
     assert grad.isfinite().all()
 
@@ -215,11 +211,14 @@ def test_large_attention_uses_a_fused_kernel(keys):
     """The scores of all heads, 2 * 4096 * 16384 * 4 bytes, are never in memory."""
     q = torch.randn(1, 2, 16384, 32, device=DEVICE, dtype=torch.bfloat16)
     k = v = torch.randn(1, 2, 4096, 32, device=DEVICE, dtype=torch.bfloat16)
-    mask = None if keys == 4096 else (torch.arange(4096, device=DEVICE) < keys)[None, None, None]
+    hidden = None
+    if keys < 4096:
+        hidden = torch.zeros(1, 1, 1, 4096, device=DEVICE)
+        hidden[..., keys:] = HIDDEN
     with torch.inference_mode():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        out = attention.attend(q, k, v, mask, 0.0)
+        out = Attention(64, 2).attend(q, k, v, Scope(128, 128, hidden=hidden))
         used = torch.cuda.max_memory_allocated() - before
         scores = q.float() @ k[:, :, :keys].float().transpose(2, 3) / 32**0.5
         expected = (scores.softmax(-1) @ v[:, :, :keys].float()).transpose(1, 2).flatten(2)

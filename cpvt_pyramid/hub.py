@@ -71,7 +71,9 @@ class HubModel(
     Examples:
         >>> model = HubModel('CPVTPyramid', arch='pcpvt_nano')
         >>> model.save_pretrained('nano')
-        >>> HubModel.from_pretrained('nano').model.channels
+        >>> model = HubModel.from_pretrained('nano')
+        Loading weights from local directory
+        >>> model.model.channels
         (32, 64, 128, 192)
     """
 

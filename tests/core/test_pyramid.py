@@ -8,10 +8,11 @@ import torch
 from models.ours import SHALLOW, shallow
 from reference import TINY_SVT, reference_maps, same_maps
 from support import run
+from torch import nn
 
 from benchmarks.models.ports import randomize
-from cpvt_pyramid import ARCHS, CPVTPyramid
-from cpvt_pyramid.model import Grid, drop_path
+from cpvt_pyramid import ARCHS, CPVTPyramid, DenseCPVT
+from cpvt_pyramid.model import Grid, drop_path, init_weights
 
 TWINS = [name for name in ARCHS if name.startswith(('pcpvt', 'svt')) and name != 'pcpvt_nano']
 
@@ -124,3 +125,16 @@ def test_the_core_imports_torch_alone():
         ' or name.startswith(("cpvt_pyramid.mm", "torch._dynamo"))])'
     )
     assert run(sys.executable, '-c', code).stdout.strip() == '[]'
+
+
+def test_layers_of_stages_that_are_not_built_do_not_count():
+    """The last block that is built is one layer before the end."""
+    model = CPVTPyramid('pcpvt_small', out_indices=(0, 1, 2))
+    assert model.num_layers == 3 + 4 + 6 + 2
+    assert model.layer_of('blocks.2.5.mlp.fc1.weight') == model.num_layers - 2
+
+
+def test_initial_weights_of_layers_without_a_bias_and_of_levels():
+    init_weights(nn.Linear(4, 4, bias=False))
+    conv = DenseCPVT('cpvt_tiny').levels['0'].conv
+    assert abs(conv.weight.std() - (2 / (9 * 256)) ** 0.5) < 1e-3

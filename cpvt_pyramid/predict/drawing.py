@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +27,21 @@ JPEG_QUALITY = 90
 JPEG_SIDE = 65_500  # pixels; libjpeg writes no larger picture
 NAMES = 0.1  # share of a picture that the names of its boxes may take
 READABLE = 384  # images with a shorter longer side are enlarged before drawing
+# Families with Chinese, Japanese and Korean letters, as Linux, Windows and macOS have them.
+WIDE_FONTS = {
+    'Noto Sans CJK JP',
+    'Noto Sans CJK SC',
+    'Noto Sans SC',
+    'Droid Sans Fallback',
+    'WenQuanYi Zen Hei',
+    'WenQuanYi Micro Hei',
+    'Microsoft YaHei',
+    'Yu Gothic',
+    'Malgun Gothic',
+    'PingFang SC',
+    'Hiragino Sans GB',
+    'Arial Unicode MS',
+}
 # Colours of medium lightness and chroma, a hexadecimal digit per channel. Each is the farthest in
 # OKLab (Ottosson 2020) from all before it.
 DISTINCT = """
@@ -61,7 +77,6 @@ def draw_boxes(
     picture = _enlarged(image)
     factor = picture.width // image.shape[1]
     line = max(3, round(max(picture.size) / 320))
-    letters = font(max(14.0, max(picture.size) / 36))
 
     # The highest score on top, and all names above all frames. The highest score also chooses the
     # place of its name first.
@@ -77,6 +92,7 @@ def draw_boxes(
         names = [classes[label] if label < len(classes) else str(label) for label in labels]
     if scores is not None:
         names = [f'{name} {float(score):.2f}' for name, score in zip(names, scores)]
+    letters = font(max(14.0, max(picture.size) / 36), ''.join(names))
     sizes = [(letters.getlength(name) + 8, letters.size * 1.25) for name in names]
     if sum(width * height for width, height in sizes) > NAMES * math.prod(picture.size):
         thin = [frames[i] for i in order]
@@ -162,7 +178,7 @@ def draw_legend(
     names: Sequence[str], colors: Sequence[Color], width: int, text_size: float
 ) -> Image.Image:
     """A white strip `width` pixels wide with a swatch for each name, in as many rows as needed."""
-    letters = font(text_size)
+    letters = font(text_size, ''.join(names))
     swatch, gap = text_size, text_size * 0.5
     places, x, y = [], gap, gap
     for name in names:
@@ -226,14 +242,39 @@ def class_palette(classes: Sequence[str], palette: object = None) -> list[Color]
     return [(0, 0, 0) if name == 'background' else next(fresh) for name in classes]
 
 
+def font(size: float, text: str = '') -> Any:
+    """A font of a size in pixels that has the letters of a text: DejaVu Sans, which matplotlib
+    ships, or else one of `WIDE_FONTS` that is installed; without matplotlib, Pillow's own. A
+    warning tells of letters that none has."""
+    file = _font_file(frozenset(text))
+    return ImageFont.load_default(size) if file is None else ImageFont.truetype(file, size)
+
+
 @lru_cache
-def font(size: float) -> Any:
-    """DejaVu Sans, which matplotlib ships, or else Pillow's own font; size in pixels."""
+def _font_file(letters: frozenset[str]) -> Path | None:
+    """The file of a font, see `font`; None without matplotlib."""
     try:
         import matplotlib
+        from matplotlib import font_manager
     except ImportError:
-        return ImageFont.load_default(size)
-    return ImageFont.truetype(Path(matplotlib.get_data_path(), 'fonts/ttf/DejaVuSans.ttf'), size)
+        return None
+    plain = Path(matplotlib.get_data_path(), 'fonts/ttf/DejaVuSans.ttf')
+    if _has_letters(plain, letters):
+        return plain
+    for entry in font_manager.fontManager.ttflist:
+        if entry.name in WIDE_FONTS and _has_letters(entry.fname, letters):
+            return Path(entry.fname)
+    warnings.warn(
+        'names in pictures have letters that no installed font has; install Noto Sans CJK',
+        stacklevel=3,
+    )
+    return plain
+
+
+def _has_letters(file: str | Path, letters: frozenset[str]) -> bool:
+    from matplotlib.ft2font import FT2Font
+
+    return {ord(letter) for letter in letters} <= FT2Font(str(file)).get_charmap().keys()
 
 
 def _enlarged(image: np.ndarray, scale: int | None = None) -> Image.Image:

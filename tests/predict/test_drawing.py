@@ -188,3 +188,23 @@ def test_names_of_many_boxes_hide_nothing() -> None:
             assert tuple(seen[y1, (x1 + x2) // 2]) == palette[label]
     few = draw_boxes(GREY_SQUARE, boxes[:5], labels[:5], scores[:5], CLASSES)
     assert few.size == (400, 400)  # with their names
+
+
+def test_letters_that_the_plain_font_lacks(monkeypatch):
+    """Names are drawn in an installed font that has them; else one warning tells what to do."""
+    from matplotlib import font_manager
+
+    drawing._font_file.cache_clear()
+    image = np.zeros((60, 90, 3), np.uint8)
+    box = np.array([[5, 5, 60, 40]])
+    with pytest.warns(UserWarning, match='install Noto Sans CJK') as caught:
+        for _ in range(2):
+            draw_boxes(image, box, np.array([0]), None, ['\U00012000'])  # of cuneiform
+    assert len(caught) == 1
+    wide = [e.fname for e in font_manager.fontManager.ttflist if e.name == 'STIXGeneral']
+    monkeypatch.setattr(drawing, 'WIDE_FONTS', {'STIXGeneral'})
+    drawing._font_file.cache_clear()
+    letter = '\u20dd'  # a circle, which STIX has and DejaVu has not
+    file = drawing._font_file(frozenset(letter))
+    assert str(file) in wide and drawing._font_file(frozenset('name')).name == 'DejaVuSans.ttf'
+    drawing._font_file.cache_clear()

@@ -66,7 +66,7 @@ def kill_first_worker(killed: list[int]) -> None:
             return
 
 
-def test_images_and_a_killed_worker(untrained, capsys):
+def test_images_and_a_killed_worker(model, capsys):
     """Of several sizes, one that cannot be read, and a video. The results are those of one process,
     although a worker is killed."""
     Path('in').mkdir()
@@ -74,7 +74,7 @@ def test_images_and_a_killed_worker(untrained, capsys):
         Image.fromarray(photograph(*SIZES[i % 6], seed=i)).save(f'in/{i:02}.png')
     Path('in/void.png').touch()
     film('in/v.mp4', [photograph(96, 128, seed=i) for i in range(2)])
-    command = [*untrained['detector'], 'in', '--score-thr', '0.01', '--out-dir']
+    command = [str(model('detection')), 'in', '--score-thr', '0.01', '--out-dir']
     assert infer.main([*command, 'one']) == 1
     expected = capsys.readouterr().out.replace('in one', 'in two')
     killed: list[int] = []
@@ -89,11 +89,11 @@ def test_images_and_a_killed_worker(untrained, capsys):
     assert contents('two') == contents('one')
 
 
-def test_coco_and_what_an_earlier_run_has_written(untrained, capsys):
+def test_coco_and_what_an_earlier_run_has_written(model, capsys):
     Path('in').mkdir()
     for i in range(3):
         Image.fromarray(photograph(64, 96, seed=i)).save(f'in/{i}.png')
-    command = [*untrained['detector'], 'in', '--score-thr', '0.01', '--format', 'coco']
+    command = [str(model('detection')), 'in', '--score-thr', '0.01', '--format', 'coco']
     command += ['--no-pictures', '--skip-existing', '--out-dir']
     assert infer.main([*command, 'one']) == 0
     assert infer.main([*command, 'two', '--ray', 'local', '--ray-workers', '1']) == 0
@@ -105,23 +105,24 @@ def test_coco_and_what_an_earlier_run_has_written(untrained, capsys):
     assert contents('two') == contents('one')
 
 
-def test_a_full_disk_is_one_line(untrained, capsys):
+def test_a_full_disk_is_one_line(model, capsys):
     Path('full').mkdir()
     Path('full/.a.detections.json.partial').symlink_to('/dev/full')
     Image.fromarray(photograph(64, 96)).save('a.png')
-    command = [*untrained['detector'], 'a.png', '--no-pictures', '--out-dir', 'full']
+    command = [str(model('detection')), 'a.png', '--no-pictures', '--out-dir', 'full']
     assert infer.main([*command, '--ray', 'local', '--ray-workers', '1']) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith('cpvt infer: in a worker of Ray: [Errno 28] No space left on device')
     assert not Path('full/a.detections.json').exists()
 
 
-def test_a_terminated_run_ends_with_one_line(untrained):
+def test_a_terminated_run_ends_with_one_line(model):
     """And not with the stack of Ray, which aborts the process."""
     Path('in').mkdir()
-    for i in range(200):
-        Image.fromarray(photograph(200, 300, seed=i % 3)).save(f'in/{i:03}.png')
-    command = [sys.executable, '-m', 'cpvt_pyramid', 'infer', *untrained['detector'], 'in']
+    image = Image.fromarray(photograph(900, 900))
+    for i in range(400):
+        image.save(f'in/{i:03}.jpg')
+    command = [sys.executable, '-m', 'cpvt_pyramid', 'infer', str(model('detection')), 'in']
     command += ['--ray', 'local', '--ray-workers', '1']
     environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
@@ -136,24 +137,25 @@ def test_a_terminated_run_ends_with_one_line(untrained):
     assert 'Fatal' not in said and 'SIGABRT' not in said
 
 
-def test_the_example_of_the_page(untrained):
+def test_the_example_of_the_page(model):
     """A model inside a pipeline of one's own; here with arrays."""
     (example,) = re.findall(r'^```python\n(.*?)^```', PAGE, re.M | re.S)
     for i in range(4):
         Image.fromarray(photograph(64, 96, seed=i)).save(f'{i}.png')
-    config, checkpoint = untrained['detector']
-    example = example.replace('configs/retinanet_cpvt_s.py', config)
-    example = example.replace('retinanet.pth', checkpoint).replace(
-        's3://bucket/photos', str(Path.cwd())
-    )
+    path = str(model('detection').resolve())
+    arguments = "'configs/retinanet_cpvt_s.py', 'retinanet.pth'"
+    assert arguments in example
+    example = example.replace(arguments, repr(path))
+    example = example.replace('s3://bucket/photos', str(Path.cwd()))
+    example = example.replace("write_parquet('found')", f"write_parquet('{Path.cwd()}/found')")
     names: dict = {}
     exec(example.replace('num_gpus=1', 'num_gpus=0'), names)
     tables = [pandas.read_parquet(path) for path in Path('found').glob('*.parquet')]
     table = pandas.concat(tables)
     assert sorted(Path(path).name for path in table['path']) == [f'{i}.png' for i in range(4)]
-    predict = Predictor(config, checkpoint)
-    for path, found in zip(table['path'], table['found']):
-        assert json.loads(found) == predict(path).records()
+    predict = Predictor(path)
+    for name, found in zip(table['path'], table['found']):
+        assert json.loads(found) == predict(name).records()
 
 
 def test_a_predictor_can_be_sent_to_other_processes(untrained):

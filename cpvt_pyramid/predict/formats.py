@@ -23,7 +23,7 @@ LONGITUDE_LATITUDE = 'urn:ogc:def:crs:OGC:1.3:CRS84'
 PLAIN = {*IMAGE_ENDINGS} - {*FORMATS['TIFF'].endings}  # images without a georeference
 
 
-def objects_of(prediction: Prediction) -> list[dict[str, Any]]:
+def objects_in_prediction(prediction: Prediction) -> list[dict[str, Any]]:
     """The objects that a prediction holds; of a label map its classes, without the background."""
     if isinstance(prediction, Detections):
         return prediction.records()

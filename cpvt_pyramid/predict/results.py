@@ -21,7 +21,7 @@ from .formats import (
     features_of_labels,
     features_of_objects,
     may_be_located,
-    objects_of,
+    objects_in_prediction,
     objects_of_labels,
     objects_of_segments,
     write_coco,
@@ -136,12 +136,14 @@ class Results:
         else:
             counts = Counter(item['class'] for item in prediction.records())
         size = prediction.image.shape[:2]
-        self._add(entry, size, objects_of(prediction) if self.format == 'coco' else [], counts)
+        self._add(
+            entry, size, objects_in_prediction(prediction) if self.format == 'coco' else [], counts
+        )
         if self.format == 'geojson':
             if isinstance(prediction, LabelMap):
                 features = features_of_labels(prediction.labels, self.classes)
             else:
-                features = features_of_objects(objects_of(prediction))
+                features = features_of_objects(objects_in_prediction(prediction))
             write_geojson(self.folder / f'{name}.geojson', path, features)
 
     def write_in_tiles(self, entry: Named, model: Model, tiling: Tiling, done: Any) -> None:

@@ -64,10 +64,10 @@ def find_objects(
     layout = layout_of(files)
     if layout is None:
         raise NotRecognized(root, foreign_format(files))
-    return objects_of(layout, files, defects, masks)
+    return read_objects(layout, files, defects, masks)
 
 
-def objects_of(layout: Layout, files: Files, defects: Defects, masks: bool) -> Objects:
+def read_objects(layout: Layout, files: Files, defects: Defects, masks: bool) -> Objects:
     found = layout.read(files, defects, masks)
     warn_about_classes(found.splits, defects)
     return found
@@ -98,7 +98,7 @@ def find_data(
     files.warn(defects)
     layout = layout_of(files)
     if layout:
-        return objects_of(layout, files, defects, masks=False)
+        return read_objects(layout, files, defects, masks=False)
     if has_label_maps(files):
         return read_label_maps(files, defects)
     raise NotRecognized(root, foreign_format(files))
@@ -135,7 +135,7 @@ def found_for_task(
                 'the base, such as semantic_fpn_cpvt_s.py'
             )
         raise NotRecognized(root, foreign_format(files))
-    found = objects_of(layout, files, defects, masks=task == 'instance')
+    found = read_objects(layout, files, defects, masks=task == 'instance')
     every = [split.content['annotations'] for split in found.splits.values()]
     if task == 'instance' and not any(every):
         raise UserError(

@@ -5,7 +5,7 @@ import pytest
 from cpvt_pyramid.versions import VERSION
 
 LACKS = {
-    'the fast operations': 'accelerate/ core/test_export.py::test_compiled mm/test_winograd.py',
+    'the fast operations': 'cpu/ core/test_export.py::test_compiled mm/test_winograd.py',
     'float16 on CPUs': """
         core/test_contract.py::test_no_nan_in_any_precision
         position/test_position.py::test_inside_attention_in_half_precision""",

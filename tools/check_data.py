@@ -1,6 +1,0 @@
-#!/usr/bin/env python
-import sys
-
-from _checkout import main
-
-sys.exit(main(['check_data', *sys.argv[1:]]))

@@ -35,17 +35,19 @@ class BorderWindowAttention(WindowAttention):
     def attend_in_parts(self, qkv: Tensor, hidden: Optional[Tensor]) -> Tensor:
         """Attention of a map (B, H, W, 3 C), in up to four parts with windows of one size each.
 
-        The map is split where its last whole window ends.
+        The map is split where its last whole window ends. The gradient of `split` is one
+        concatenation, where that of slices is a map of zeros for each.
         """
         heights = whole_and_rest(qkv.shape[1], self.window)
         widths = whole_and_rest(qkv.shape[2], self.window)
         results = []
-        for top, height in heights:
+        for i, band in enumerate(qkv.split(heights, 1)):
             row = []
-            for left, width in widths:
-                inside = slice(None), slice(top, top + height), slice(left, left + width)
-                part_hidden = None if hidden is None else hidden[inside]
-                row.append(self.attend_in_part(qkv[inside], part_hidden))
+            for j, part in enumerate(band.split(widths, 2)):
+                part_hidden = None
+                if hidden is not None:
+                    part_hidden = hidden.split(heights, 1)[i].split(widths, 2)[j]
+                row.append(self.attend_in_part(part, part_hidden))
             results.append(torch.cat(row, 2))
         return torch.cat(results, 1)
 
@@ -55,8 +57,10 @@ class BorderWindowAttention(WindowAttention):
         height = min(rows, self.window)
         width = min(columns, self.window)
         windows = split_windows(qkv, height, width)  # (B * n, height * width, 3 C)
-        windows = windows.unflatten(2, (3, self.heads, self.head_dim))
-        q, k, v = windows.permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = [
+            x.unflatten(2, (self.heads, self.head_dim)).transpose(1, 2)
+            for x in windows.chunk(3, 2)  # its gradient is one concatenation, too
+        ]
         keys = None
         if hidden is not None:
             keys = split_windows(hidden, height, width)[:, None, None, :, 0]
@@ -64,16 +68,10 @@ class BorderWindowAttention(WindowAttention):
         return join_windows(x, height, width, (b, rows, columns, x.shape[-1]))
 
 
-def whole_and_rest(side: int, k: int) -> list[tuple[int, int]]:
-    """Begin and length of the part of a side that whole windows fill, and of the rest."""
+def whole_and_rest(side: int, k: int) -> list[int]:
+    """Lengths of the part of a side that whole windows fill, and of the rest, if there are any."""
     rest = side % k
-    whole = side - rest
-    parts = []
-    if whole:
-        parts.append((0, whole))
-    if rest:
-        parts.append((whole, rest))
-    return parts
+    return [length for length in (side - rest, rest) if length]
 
 
 def split_windows(x: Tensor, height: int, width: int) -> Tensor:

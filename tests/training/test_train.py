@@ -14,8 +14,11 @@ from mmengine.runner import Runner
 from support import ROOT, assert_same, clear_global_instances, load_tool
 from support import run as run_process
 
+from cpvt_pyramid.cpu.patches import PatchConv
+from cpvt_pyramid.cpu.products import FusedMLP, OneDNNLinear
 from cpvt_pyramid.tooling.files import make_folder
 from cpvt_pyramid.training import train as run
+from cpvt_pyramid.training.runner import CommandRunner
 
 train = load_tool('train')
 NO_VALIDATION = 'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None'
@@ -115,3 +118,19 @@ def test_a_segmentor_trains_the_same_way(configs, monkeypatch):
     command = [str(configs['segmentor']), '--work-dir', 'ours']
     assert train.main([*command, '--cfg-options', 'train_cfg.max_iters=4']) == 0
     assert_same(trained('ours', 'iter_4.pth'), trained('plain', 'iter_4.pth'))
+
+
+def test_a_training_on_a_cpu_is_accelerated(configs, monkeypatch):
+    """And its checkpoints are those of plain layers."""
+    kinds = set()
+    run = CommandRunner.train
+
+    def recorded(runner):
+        kinds.update(type(module) for module in runner.model.modules())
+        return run(runner)
+
+    monkeypatch.setattr(CommandRunner, 'train', recorded)
+    command = [str(configs['segmentor']), '--work-dir', 'ours']
+    assert train.main([*command, '--cfg-options', 'train_cfg.max_iters=1']) == 0
+    assert {FusedMLP, OneDNNLinear, PatchConv} <= kinds
+    assert trained('ours', 'iter_1.pth')['state_dict']

@@ -473,11 +473,11 @@ class FrugalMLP(MLP):
     """An `MLP` of which training saves one of the two wide maps instead of both.
 
     The GELU is recomputed in the backward pass. The second layer is not called as a module, so that
-    hooks on it and adapters in its place have no effect.
+    hooks on it have no effect. A layer of another class in its place, such as an adapter, is called.
     """
 
     def contract(self, x: Tensor) -> Tensor:
-        if self.drop:
+        if self.drop or type(self.fc2) is not nn.Linear:
             return super().contract(x)
         weight = self.fc2.weight.to(x.dtype)  # under autocast the map has another dtype
         bias = self.fc2.bias.to(x.dtype)
@@ -679,8 +679,8 @@ class CPVTPyramid(LoadsCheckpoints):
             stem; here the stem is part of the first stage.
         with_cp: activation checkpointing: less memory in training, more time.
         recompute_gelu: training saves one of the two wide maps of each MLP and recomputes the
-            other: less memory at the cost of one pass over it. Hooks and adapters on the second
-            layers of MLPs (`mlp.fc2`) then have no effect.
+            other: less memory at the cost of one pass over it. Hooks on the second layers of MLPs
+            (`mlp.fc2`) then have no effect.
 
     Attributes:
         channels: channels of each returned map.

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import kept
+from torch import nn
 
 from benchmarks.models.ports import randomize
 from cpvt_pyramid import CPVTPyramid
@@ -45,6 +46,20 @@ def test_a_frugal_mlp_has_the_same_gradients(plain, frugal, trains):
         out = mlp(x, Grid(x))
         results.append([out, *torch.autograd.grad(out.square().sum(), list(chosen.values()))])
     torch.testing.assert_close(*results)
+
+
+def test_a_frugal_mlp_calls_a_layer_of_another_class():
+    """An adapter, as LoRA's, shows the weight of the layer that it wraps, and must be called."""
+    mlp = FrugalMLP(8, 32)
+    x = torch.randn(1, 3, 3, 8)
+
+    class Adapted(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    before = mlp(x, Grid(x))
+    mlp.fc2.__class__ = Adapted
+    torch.testing.assert_close(mlp(x, Grid(x)), before + 1)
 
 
 def test_a_frugal_mlp_under_autocast_and_twice():

@@ -7,4 +7,8 @@ model = dict(
         std=[58.395, 57.12, 57.375],
         bgr_to_rgb=True,
         pad_size_divisor=32),
-    backbone=dict(type='CPVTPyramid', arch='pcpvt_small', drop_path_rate=0.2))
+    backbone=dict(
+        type='CPVTPyramid',
+        arch='pcpvt_small',
+        drop_path_rate=0.2,
+        recompute_gelu=True))

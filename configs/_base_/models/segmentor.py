@@ -10,7 +10,11 @@ model = dict(
         pad_val=0,
         seg_pad_val=255,
         size=(512, 512)),
-    backbone=dict(type='CPVTPyramid', arch='pcpvt_small', drop_path_rate=0.2),
+    backbone=dict(
+        type='CPVTPyramid',
+        arch='pcpvt_small',
+        drop_path_rate=0.2,
+        recompute_gelu=True),
     train_cfg=dict(),
     test_cfg=dict(mode='whole'))
 tta_model = dict(type='SegTTAModel')

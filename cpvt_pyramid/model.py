@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from .archs import Arch, check_rates, check_stages, find_arch
 from .checkpoints import LoadsCheckpoints
 from .padding.mask import HIDDEN, Padding, fill_outside
-from .position import NoPosition, PEGConfig, RoPE, parse_position, position_table, rotate
+from .position import NoPosition, PEGConfig, RoPE, Rotation, parse_position, position_table, rotate
 from .versions import is_exporting
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
@@ -84,8 +84,8 @@ class Scope(NamedTuple):
         step: side of the cell, in tokens, at whose center a key is.
         class_tokens: 0 or 1, before the tokens of the map, among queries and keys.
         hidden: (B, 1, 1, M), `HIDDEN` for keys in the padding and 0 for others. None: no padding.
-        query_rotation: sines and cosines of RoPE for the queries. None: they are not rotated.
-        key_rotation: those for the keys.
+        rotations: sines and cosines of RoPE for the queries, and those for the keys. None: neither
+            are rotated.
         sizes: height and width, (B,) each, of each image of a padded batch in tokens.
     """
 
@@ -94,8 +94,7 @@ class Scope(NamedTuple):
     step: int = 1
     class_tokens: int = 0
     hidden: Optional[Tensor] = None
-    query_rotation: Optional[tuple[Tensor, Tensor]] = None
-    key_rotation: Optional[tuple[Tensor, Tensor]] = None
+    rotations: Optional[tuple[Rotation, Rotation]] = None
     sizes: Optional[tuple[Tensor, Tensor]] = None
 
 
@@ -121,8 +120,12 @@ class Grid:
         padding: of the batch at this resolution, or None.
         whole: what an attention over the whole map is told.
         windows: what an attention inside windows is told, if there are windows.
-        pooling: weights of the means of linear attention: (B or 1, 7, H) and (B or 1, 7, W).
+        pooling: weights of the means of linear attention, if that is what attends: (B or 1, 7, H)
+            and (B or 1, 7, W).
     """
+
+    windows: Scope
+    pooling: tuple[Tensor, Tensor]
 
     def __init__(
         self,
@@ -139,8 +142,6 @@ class Grid:
         self.height, self.width = x.shape[1:3]
         self.padding = padding
         self.class_tokens = class_tokens
-        self.windows: Optional[Scope] = None
-        self.pooling: Optional[tuple[Tensor, Tensor]] = None
         if step is None:
             self.pooling = pooling_weights(x, padding)
             self.whole = Scope(self.height, self.width)
@@ -158,7 +159,7 @@ class Grid:
             self.windows = Scope(window, window, hidden=hidden)
         if rope is not None:
             self.whole = rope.with_rotations(self.whole, head_dim, x)
-            if self.windows:
+            if window:
                 self.windows = rope.with_rotations(self.windows, head_dim, x)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,9 +309,9 @@ class Attention(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> Tensor:
         """softmax(q k^T / sqrt(d)) v, (B, N, C), of (B, heads, N, d) and (B, heads, M, d)."""
         bias = scope.hidden
-        if scope.query_rotation is not None:
-            q = rotate(q, scope.query_rotation)
-            k = rotate(k, scope.key_rotation)
+        if scope.rotations is not None:
+            q = rotate(q, scope.rotations[0])
+            k = rotate(k, scope.rotations[1])
         if self.position is not None:
             q, k, bias = self.position(q, k, scope)
             if bias is not None and scope.hidden is not None:
@@ -473,7 +474,7 @@ class FrugalMLP(MLP):
     """An `MLP` of which training saves one of the two wide maps instead of both.
 
     The GELU is recomputed in the backward pass. The second layer is not called as a module, so that
-    hooks on it have no effect. A layer of another class in its place, such as an adapter, is called.
+    hooks on it have no effect. A layer of another class in its place, as an adapter, is called.
     """
 
     def contract(self, x: Tensor) -> Tensor:
@@ -777,11 +778,13 @@ class CPVTPyramid(LoadsCheckpoints):
         self.more_pos_block = nn.ModuleList()
         self.peg_after = []  # for each stage, the blocks that a PEG follows; -1: before the first
         for i, dim in enumerate(dims):
-            after = peg.indices(arch.depths[i], max(arch.depths)) if peg else []
-            self.peg_after.append(tuple(after))
-            self.pos_block.append(build_peg(peg, dim) if 0 in after else NoPosition())
-            others = {str(j): build_peg(peg, dim) for j in after if j != 0}
-            self.more_pos_block.append(nn.ModuleDict(others))
+            pegs: dict[int, nn.Module] = {}
+            if peg:
+                after = peg.indices(arch.depths[i], max(arch.depths))
+                pegs = {j: build_peg(peg, dim) for j in after}
+            self.peg_after.append(tuple(pegs))
+            self.pos_block.append(pegs.pop(0, NoPosition()))
+            self.more_pos_block.append(nn.ModuleDict({str(j): pegs[j] for j in pegs}))
 
         self.apply(init_weights)
         self.peg_starts_at_zero = peg is not None and peg.zero_init
@@ -822,7 +825,8 @@ class CPVTPyramid(LoadsCheckpoints):
         x = self.pos_embeds[i](x, grid)  # PVT: a table
         if -1 in self.peg_after[i]:
             x = self.peg(i, -1)(x, grid)
-        for j, block in enumerate(self.blocks[i]):
+        blocks: Any = self.blocks[i]  # a ModuleList, whose type names no items
+        for j, block in enumerate(blocks):
             x = block(x, grid)
             if j in self.peg_after[i]:  # CPVT: after block 0
                 x = self.peg(i, j)(x, grid)
@@ -843,7 +847,10 @@ class CPVTPyramid(LoadsCheckpoints):
 
     def peg(self, stage: int, block: int) -> nn.Module:
         """The PEG after a block of a stage, or before the first (-1)."""
-        return self.pos_block[stage] if block == 0 else self.more_pos_block[stage][str(block)]
+        if block == 0:
+            return self.pos_block[stage]
+        others: Any = self.more_pos_block[stage]  # a ModuleDict
+        return others[str(block)]
 
     def train(self, mode: bool = True) -> 'CPVTPyramid':
         super().train(mode)

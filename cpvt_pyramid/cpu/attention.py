@@ -66,7 +66,7 @@ class SelfAttentionInParts(AttentionInParts, SelfAttention):
 def is_simple(attention: Attention, scope: Scope) -> bool:
     """True if an attention has neither an encoding inside nor dropout."""
     drops = attention.attn_drop and attention.training
-    return not drops and attention.position is None and scope.query_rotation is None
+    return not drops and attention.position is None and scope.rotations is None
 
 
 def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, hidden: Optional[Tensor]) -> Tensor:

@@ -28,7 +28,7 @@ class BorderWindowAttention(WindowAttention):
         k = self.window
         if self.padding != 'mask' or not (grid.height % k or grid.width % k):
             return True
-        if grid.windows is None or not is_simple(self, grid.windows):
+        if not is_simple(self, grid.windows):
             return True
         return not is_computed_here(x)
 

@@ -11,7 +11,7 @@ def about_config(cfg: Any, checkpoint: dict) -> dict[str, Any]:
     Warns of a test pipeline that does more than resize."""
     meta = dataset_meta(cfg, checkpoint)
     resize = None
-    for step in next(leaves(cfg.test_dataloader.dataset)).pipeline:
+    for step in next(leaves(cfg.test_dataloader.dataset))['pipeline']:
         kind = kind_of(step)
         if kind.endswith('Resize') and step.get('scale') and step.get('keep_ratio'):
             resize = {'short': min(step.scale), 'long': max(step.scale)}

@@ -29,7 +29,7 @@ class Configured(nn.Module):
     """
 
     in_channels: int  # of the core class
-    strides: Sequence[int]
+    strides: tuple[int, ...]
 
     def __init__(
         self, *args: Any, init_cfg: Optional[Union[dict, list]] = None, **options: Any

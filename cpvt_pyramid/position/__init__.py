@@ -9,7 +9,7 @@ There are three kinds:
 """
 
 from .added import LearnedPosition, NoPosition, SinCosPosition, position_table
-from .attention import RelativePosition, RoPE, rotate
+from .attention import RelativePosition, RoPE, Rotation, rotate
 from .settings import (
     COLUMNAR_POSITIONS,
     POSITIONS,
@@ -27,6 +27,7 @@ __all__ = [
     'PositionSettings',
     'RelativePosition',
     'RoPE',
+    'Rotation',
     'SinCosPosition',
     'parse_position',
     'position_table',

@@ -25,10 +25,11 @@ class LearnedPosition(nn.Module):
         self.table = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, *size, dim), std=0.02))
 
     def forward(self, x: Tensor, grid: Optional[Any] = None) -> Tensor:
-        size = x.shape[1:3]
+        size = (x.shape[1], x.shape[2])
         if grid is None or grid.padding is None:
             return x + resize_table(self.table, size, self.mode)
-        return x + resize_table_each(self.table, *grid.padding.sizes(), size, self.mode)
+        heights, widths = grid.padding.sizes()
+        return x + resize_table_each(self.table, heights, widths, size, self.mode)
 
 
 class SinCosPosition(nn.Module):

@@ -42,7 +42,7 @@ class RoPE:
         keys = queries
         if scope.step > 1:
             keys = self.rotation(scope, scope.step, head_dim, like)
-        return scope._replace(query_rotation=queries, key_rotation=keys)
+        return scope._replace(rotations=(queries, keys))
 
     def rotation(self, scope: Any, step: int, head_dim: int, like: Tensor) -> Rotation:
         """Sines and cosines at the centers of cells of `step` x `step` tokens.

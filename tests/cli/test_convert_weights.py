@@ -12,7 +12,7 @@ import torch
 from foreign import TINY, classifier_of_mmpretrain, of_mmdet, of_mmseg, of_timm
 from mutations import BAD, NAMES
 from safetensors.torch import load_file
-from support import ROOT, load_tool
+from support import load_tool
 
 from cpvt_pyramid import ARCHS
 from cpvt_pyramid.checkpoints.formats import FORMATS

@@ -31,7 +31,7 @@ def test_rope_is_timms(normalized, height, width):
         theirs = timm.layers.RotaryEmbeddingCat(16, temperature=100, in_pixels=False, **size)
     q = torch.randn(2, 3, height * width, 16)
     scope = RoPE(normalized=normalized).with_rotations(Scope(height, width), 16, q)
-    found = rotate(q, scope.query_rotation)
+    found = rotate(q, scope.rotations[0])
     torch.testing.assert_close(found, apply_rot_embed_cat(q, theirs.get_embed()))
 
 
@@ -43,7 +43,7 @@ def test_rotations_in_half_precision(dtype):
     results = []
     for x in (q, q.float()):
         scope = RoPE().with_rotations(Scope(2, 300), 8, x)
-        results.append(rotate(x, scope.query_rotation))
+        results.append(rotate(x, scope.rotations[0]))
     assert results[0].dtype == dtype
     torch.testing.assert_close(results[0], results[1].to(dtype), rtol=2e-2, atol=2e-2)
 

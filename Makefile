@@ -47,7 +47,7 @@ coverage: setup  ## run the tests; the lines that they execute are in build/cove
 test-foreign: setup  ## test all detectors and segmentors of OpenMMLab, and exports at all sizes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m 'foreign or not foreign' tests/mm/foreign tests/export
 
-CORE_TESTS = $(addprefix tests/, checkpoints core ops padding position)
+CORE_TESTS = $(addprefix tests/, checkpoints core cpu padding position)
 
 test-torch:  ## test the core on the oldest supported torch, in .venv-oldest-torch
 	@tools/setup_env.sh oldest-torch

@@ -23,7 +23,7 @@ from .archs import Arch, check_rates, check_stages, find_arch
 from .checkpoints import LoadsCheckpoints
 from .padding.mask import HIDDEN, Padding, fill_outside
 from .position import NoPosition, PEGConfig, RoPE, Rotation, parse_position, position_table, rotate
-from .versions import is_exporting
+from .versions import is_compiling, is_exporting, statically_known_true
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
 MAX_BATCH = 65_535
@@ -35,13 +35,16 @@ def ceil_div(a: int, b: int) -> int:
     return (a + b - 1) // b
 
 
-def pad_to_multiple(x: Tensor, k: int, value: float = 0) -> Tensor:
-    """Pad tokens (B, H, W, C) at the right and bottom until k divides both sides.
+def divides(k: int, height: int, width: int) -> bool:
+    """True if k divides both sides: in a compiled or exported graph, at all sizes that it serves."""
+    fits = (height % k == 0, width % k == 0)
+    return all(map(statically_known_true, fits)) if is_compiling() else all(fits)
 
-    An exported graph serves other sizes, too, so that it always pads.
-    """
+
+def pad_to_multiple(x: Tensor, k: int, value: float = 0) -> Tensor:
+    """Pad tokens (B, H, W, C) at the right and bottom until k divides both sides."""
     height, width = x.shape[1:3]
-    if is_exporting() or height % k or width % k:
+    if not divides(k, height, width):
         down = ceil_div(height, k) * k - height
         right = ceil_div(width, k) * k - width
         x = F.pad(x, (0, 0, 0, right, 0, down), value=value)
@@ -68,11 +71,14 @@ def from_windows(x: Tensor, k: int, shape: Sequence[int]) -> Tensor:
 
 def crop(x: Tensor, height: int, width: int) -> Tensor:
     """The top left (B, height, width, C) of a map."""
-    if is_exporting():  # a slice would be specialized on whether there is something to crop
-        rows = torch.arange(height, device=x.device)
-        columns = torch.arange(width, device=x.device)
-        return x.index_select(1, rows).index_select(2, columns)
-    return x[:, :height, :width]
+    if not is_compiling():
+        return x[:, :height, :width]
+    if all(map(statically_known_true, (x.shape[1] == height, x.shape[2] == width))):
+        return x
+    # A graph would be specialized on whether a slice leaves out something.
+    rows = torch.arange(height, device=x.device)
+    columns = torch.arange(width, device=x.device)
+    return x.index_select(1, rows).index_select(2, columns)
 
 
 class Scope(NamedTuple):
@@ -179,7 +185,7 @@ def hidden_in_windows(x: Tensor, padding: Optional[Padding], k: int) -> Optional
     fill up the windows at the border."""
     if padding is not None:
         hidden = padding.hidden().to(x.dtype)
-    elif is_exporting() or x.shape[1] % k or x.shape[2] % k:
+    elif not divides(k, x.shape[1], x.shape[2]):
         hidden = x.new_zeros(1, *x.shape[1:3], 1)
     else:
         return None

@@ -24,5 +24,16 @@ if VERSION >= (2, 3):
 else:
     is_compiling = torch.jit.is_tracing
 
+
+
+def statically_known_true(condition: bool) -> bool:
+    """True if a condition on sizes holds at all sizes that a captured graph serves."""
+    if VERSION < (2, 7):
+        return False
+    from torch.fx.experimental import symbolic_shapes  # slow to import, and only for graphs
+
+    return symbolic_shapes.statically_known_true(condition)
+
+
 # Below PyTorch 2.7 there is no way to tell exports from compilation.
 is_exporting = torch.compiler.is_exporting if VERSION >= (2, 7) else is_compiling

@@ -56,10 +56,11 @@ def tiny(cfg: Config) -> dict:
 def data_for(model: nn.Module, sizes: list) -> dict:
     boxes = (8, 10, 40, 50), (30, 20, 75, 90)
     segmentor = hasattr(model, 'decode_head')
-    labels = (3, 5)
+    labels = (3, 4)
+    classes = min(model.decode_head.num_classes, 11) if segmentor else 11
     if getattr(getattr(model, 'bbox_head', None), 'num_classes', None) == 1:
         labels = (0, 0)
-    return random_data(segmentor, sizes, boxes=boxes, labels=labels, classes=11, masks=True)
+    return random_data(segmentor, sizes, boxes=boxes, labels=labels, classes=classes, masks=True)
 
 
 @contextmanager

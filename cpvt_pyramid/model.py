@@ -305,8 +305,14 @@ class Attention(nn.Module):
         self.drop = drop
         self.position = None
 
+    def by_head(self, x: Tensor) -> Tensor:
+        """Queries, keys or values (B, ..., C), as (B, heads, N, d)."""
+        x = x.flatten(1, -2)
+        b, tokens, _ = x.shape
+        return x.reshape(b, tokens, self.heads, self.head_dim).transpose(1, 2)
+
     def split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """Queries, keys or values, (B, heads, N, d) each, out of (B, ..., parts * C)."""
+        """Queries, keys and values, (B, heads, N, d) each, out of (B, ..., parts * C)."""
         x = x.flatten(1, -2)
         b, tokens, _ = x.shape
         x = x.reshape(b, tokens, parts, self.heads, self.head_dim)
@@ -347,7 +353,7 @@ class GlobalAttention(Attention):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        (q,) = self.split(self.q(x), 1)  # (B, heads, N, d)
+        q = self.by_head(self.q(x))  # (B, heads, N, d)
         k, v = self.split(self.kv(self.subsample(x, grid)), 2)  # (B, heads, M, d)
         x = self.attend(q, k, v, grid.whole).view(x.shape)
         return dropout(self.proj(x), self.drop, self.training)
@@ -372,7 +378,7 @@ class LinearAttention(Attention):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        (q,) = self.split(self.q(x), 1)  # (B, heads, N, d)
+        q = self.by_head(self.q(x))  # (B, heads, N, d)
         k, v = self.split(self.kv(self.pool(x, grid)), 2)  # (B, heads, 49, d)
         x = self.attend(q, k, v, grid.whole).view(x.shape)
         return dropout(self.proj(x), self.drop, self.training)

@@ -1,11 +1,13 @@
 """Captured graphs are right at sizes that they were not captured at. Elsewhere a conditional pad
 bakes "no pad" in, and other sizes come out in the wrong shape without an error."""
 
+import re
+
 import pytest
 import torch
 from models.ours import TINY_PVT_V2
 from reference import TINY_SVT, same_maps
-from support import PINNED_TORCH
+from support import PINNED_TORCH, ROOT
 
 from benchmarks.models.ports import randomize
 from cpvt_pyramid import Arch, CPVTPyramid, DenseCPVT
@@ -40,6 +42,17 @@ def test_torch_export(name):
     with torch.no_grad():
         graph = torch.export.export(model, (torch.randn(2, 3, 75, 90),), dynamic_shapes=(sizes,))
     assert_same(model, graph.module(check_guards=False))
+
+
+def test_the_graph_of_the_docs_at_ten_sizes():
+    page = (ROOT / 'docs/deployment.md').read_text()
+    (code,) = (b for b in re.findall(r'```python\n(.*?)```', page, re.S) if 'torch.export' in b)
+    names = {'TINY': TINY_SVT}
+    exec(code.replace("'svt_small'", 'TINY'), names)
+    with torch.no_grad():
+        for i in range(10):
+            image = torch.randn(1 + i % 3, 3, 40 + 61 * i, 500 - 37 * i)
+            same_maps(names['graph'](image), names['model'](image), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('name', ['svt', 'learned', 'linear'])

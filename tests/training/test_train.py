@@ -15,7 +15,7 @@ from support import ROOT, assert_same, clear_global_instances, load_tool
 from support import run as run_process
 
 from cpvt_pyramid.cpu.patches import PatchConv
-from cpvt_pyramid.cpu.products import FusedMLP, OneDNNLinear
+from cpvt_pyramid.cpu.products import FusedFrugalMLP, OneDNNLinear
 from cpvt_pyramid.tooling.files import make_folder
 from cpvt_pyramid.training import train as run
 from cpvt_pyramid.training.runner import CommandRunner
@@ -132,5 +132,5 @@ def test_a_training_on_a_cpu_is_accelerated(configs, monkeypatch):
     monkeypatch.setattr(CommandRunner, 'train', recorded)
     command = [str(configs['segmentor']), '--work-dir', 'ours']
     assert train.main([*command, '--cfg-options', 'train_cfg.max_iters=1']) == 0
-    assert {FusedMLP, OneDNNLinear, PatchConv} <= kinds
+    assert {FusedFrugalMLP, OneDNNLinear, PatchConv} <= kinds
     assert trained('ours', 'iter_1.pth')['state_dict']

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, NamedTuple, Union
 
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 
 class ImageFormat(NamedTuple):
@@ -48,3 +48,8 @@ def open_image(file: Union[str, Path, IO[bytes]]) -> Image.Image:
         PIL.UnidentifiedImageError: it is in none of them.
     """
     return Image.open(file, formats=readable_formats())
+
+
+def without_ghostscript() -> None:
+    """Keep Pillow from calling Ghostscript in this process, for code of others that opens images."""
+    EpsImagePlugin.gs_binary = False

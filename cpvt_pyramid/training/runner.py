@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..cpu.acceleration import accelerate
+from ..tooling.images import without_ghostscript
 
 # What mmengine logs at length: kept in the log file, not shown in the terminal.
 FILE_ONLY = re.compile(
@@ -38,6 +39,7 @@ class CommandRunner(Runner):
 
     @staticmethod
     def build_dataloader(dataloader: Union[DataLoader, dict], **options: Any) -> DataLoader:
+        without_ghostscript()  # mmcv opens masks by Pillow, in any of its formats
         loader = Runner.build_dataloader(dataloader, **options)
         if not len(loader.dataset):  # over which an InfiniteSampler would iterate forever
             raise ValueError('there are no images in the data set, or all are filtered out')

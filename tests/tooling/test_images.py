@@ -3,13 +3,20 @@
 import ast
 from pathlib import Path
 
+import mmcv
 import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 from support import ROOT
 
 from cpvt_pyramid.predict.images import load_image, size_of
-from cpvt_pyramid.tooling.images import FORMATS, IMAGE_ENDINGS, open_image, readable_formats
+from cpvt_pyramid.tooling.images import (
+    FORMATS,
+    IMAGE_ENDINGS,
+    open_image,
+    readable_formats,
+    without_ghostscript,
+)
 
 PROGRAM = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n'
 
@@ -40,6 +47,14 @@ def test_a_program_is_not_run(ghostscript):
     with pytest.raises(OSError), Image.open(path) as image:  # the check can fail
         image.load()
     assert ghostscript.exists()
+
+
+def test_a_training_runs_no_program_that_is_called_a_mask(ghostscript):
+    """mmcv opens masks by Pillow itself."""
+    without_ghostscript()
+    with pytest.raises(OSError, match='Unable to locate Ghostscript'):
+        mmcv.imfrombytes(PROGRAM, flag='unchanged', backend='pillow')
+    assert not ghostscript.exists()
 
 
 def test_no_other_part_of_the_package_opens_images():

@@ -36,7 +36,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def divides(k: int, height: int, width: int) -> bool:
-    """True if k divides both sides: in a compiled or exported graph, at all sizes that it serves."""
+    """True if k divides both sides: in a captured graph, at all sizes that it serves."""
     fits = (height % k == 0, width % k == 0)
     return all(map(statically_known_true, fits)) if is_compiling() else all(fits)
 

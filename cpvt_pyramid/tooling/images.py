@@ -51,5 +51,5 @@ def open_image(file: Union[str, Path, IO[bytes]]) -> Image.Image:
 
 
 def without_ghostscript() -> None:
-    """Keep Pillow from calling Ghostscript in this process, for code of others that opens images."""
+    """Keep Pillow from calling Ghostscript in this process, also for code that is not ours."""
     EpsImagePlugin.gs_binary = False

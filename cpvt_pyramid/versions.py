@@ -25,7 +25,6 @@ else:
     is_compiling = torch.jit.is_tracing
 
 
-
 def statically_known_true(condition: bool) -> bool:
     """True if a condition on sizes holds at all sizes that a captured graph serves."""
     if VERSION < (2, 7):

@@ -14,7 +14,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Optional, Union
@@ -28,6 +29,7 @@ from mmengine.optim.scheduler.param_scheduler import ReduceOnPlateauParamSchedul
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from ..tooling.command import Preempted, UserError, exit_on_signal
 from ..tooling.files import atomic_write
@@ -121,6 +123,28 @@ def all_finite(tensors: list[Tensor]) -> bool:
 # Signals
 
 
+PATIENCE = 30  # seconds that a data worker goes on after a signal, for the last iteration
+
+
+def outlive(numbers: Sequence[int], start: Optional[Callable], worker: int) -> None:
+    """Start a data worker that goes on for a while after these signals, which clusters send to all
+    processes of a job. By PyTorch's own handler it would end at once, and the training with it."""
+    since: Optional[float] = None
+
+    def go_on(number: int, frame: Optional[FrameType]) -> None:
+        nonlocal since
+        if since is None:
+            since = time.monotonic()
+            signal.alarm(PATIENCE)  # ends this process later
+        elif time.monotonic() - since > StopOnSignalHook.together:
+            os._exit(0)  # the training ends its workers
+
+    for number in numbers:
+        signal.signal(number, go_on)
+    if start is not None:
+        start(worker)
+
+
 @HOOKS.register_module()
 class StopOnSignalHook(Hook):
     """Writes a checkpoint and ends the training after SIGTERM or SIGUSR1 to any of its processes.
@@ -137,24 +161,26 @@ class StopOnSignalHook(Hook):
     priority = 'LOWEST'  # after schedulers, averaged weights and other checkpoints
     # Seconds. Slurm, torchrun and timeout(1) can each deliver the same signal.
     together = 1
-    # How long a data worker that got the signal goes on, for the last iteration.
-    patience_of_workers = 30
 
     def __init__(self) -> None:
         self.signals = [signal.SIGTERM]
         if hasattr(signal, 'SIGUSR1'):  # not on Windows
             self.signals.append(signal.SIGUSR1)
-        self.process: Optional[int] = None  # that trains
+        self.trains = False
         self.received: Optional[signal.Signals] = None
         self.since = 0.0
 
     def before_train(self, runner: Runner) -> None:
-        self.process = os.getpid()
+        self.trains = True
+        for loop in (runner.train_loop, runner.val_loop):
+            loader = getattr(loop, 'dataloader', None)  # there may be no evaluation
+            if isinstance(loader, DataLoader):
+                loader.worker_init_fn = partial(outlive, self.signals, loader.worker_init_fn)
         for number in self.signals:
             signal.signal(number, self.receive)
 
     def after_train(self, runner: Runner) -> None:
-        self.process = None
+        self.trains = False
         for number in self.signals:
             signal.signal(number, exit_on_signal)
         if is_main_process():  # the training is complete
@@ -162,9 +188,7 @@ class StopOnSignalHook(Hook):
 
     def receive(self, number: int, frame: Optional[FrameType]) -> None:
         """Called by Python on a signal."""
-        if os.getpid() != self.process:
-            signal.alarm(self.patience_of_workers)  # ends this process later
-        elif self.received is None:
+        if self.received is None:
             self.received = signal.Signals(number)
             self.since = time.monotonic()
         elif time.monotonic() - self.since > self.together:
@@ -183,7 +207,7 @@ class StopOnSignalHook(Hook):
             self.stop_if_told(runner, runner.epoch + 1, runner.iter)
 
     def after_val_epoch(self, runner: Runner, **_: Any) -> None:
-        if self.process is not None:  # in a training
+        if self.trains:
             self.stop_if_told(runner, runner.epoch, runner.iter)
 
     def stop_if_told(self, runner: Runner, epoch: int, iterations: int) -> None:

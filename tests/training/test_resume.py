@@ -1,9 +1,12 @@
 """Trainings that are stopped or killed, and go on."""
 
 import errno
+import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
@@ -238,6 +241,22 @@ def test_stopping_fails(cause, status, said, configs, monkeypatch, capsys):
     errors = capsys.readouterr().err
     assert errors.endswith(f'{said}continue with the same command and --resume\n')
     assert not [path for path in Path('work').rglob('*') if 'preempted' in path.name]
+
+
+def test_a_signal_to_data_workers(configs, monkeypatch, capsys):
+    """Clusters send it to all processes of a job. By PyTorch's handler a worker that gets it from
+    another process than its parent ends at once, and the training with an error."""
+    kill = os.kill
+
+    def kill_all(pid: int, number: int) -> None:
+        for worker in multiprocessing.active_children():
+            subprocess.run(['kill', f'-{number}', str(worker.pid)], check=True)
+        time.sleep(0.5)
+        kill(pid, number)
+
+    monkeypatch.setattr(os, 'kill', kill_all)
+    assert run(BY_EPOCHS, configs['detector'], [('iteration', 2, TERM)], workers=1) == [75, 0]
+    assert 'SIGTERM received' in capsys.readouterr().err
 
 
 def test_a_platform_without_sigusr1(monkeypatch):

@@ -63,8 +63,8 @@ def to_windows(x: Tensor, k: int) -> Tensor:
 def from_windows(x: Tensor, k: int, shape: Sequence[int]) -> Tensor:
     """The inverse of `to_windows`, cropped to `shape`, (B, H, W, C)."""
     b, height, width, c = shape
-    rows = (height + k - 1) // k
-    columns = (width + k - 1) // k
+    rows = ceil_div(height, k)
+    columns = ceil_div(width, k)
     x = x.reshape(b, rows, columns, k, k, c).transpose(2, 3)
     return crop(x.reshape(b, rows * k, columns * k, c), height, width)
 

@@ -1,7 +1,7 @@
-"""Prints the README's table of models, computed from the models.
+"""Prints the README's table of families of models, computed from the models.
 
-With --write it updates the table in README.md, docs/models.md (all models) and configs/metafile.yml
-(the configs, for mim).
+With --write it updates that table, docs/models.md (all models) and configs/metafile.yml (the
+configs, for mim).
 """
 
 from __future__ import annotations
@@ -43,19 +43,58 @@ SIZES = ((224, 224), (800, 1333))
 HEAD = ('parameters', *(f'GFLOPs, {h} x {w}' for h, w in SIZES), 'ImageNet top-1')
 
 
+FAMILIES = {  # by the beginning of their archs
+    'pcpvt_': 'PCPVT (Twins), CPVTv2',
+    'svt_': 'Twins-SVT',
+    'pvt_v2_': 'PVTv2',
+    'pvt_': 'PVT',
+    'mit_': 'MiT (SegFormer)',
+}
+
+
 def readme_table() -> str:
-    """The README's table in Markdown, a row per pyramid."""
+    """The README's table in Markdown, a row per family of pyramids."""
     from cpvt_pyramid import ARCHS
 
-    rows = []
+    archs = defaultdict(list)
     for arch in ARCHS:
-        box_ap = RETINANET_1X.results.get(arch, ('',))[0]
-        miou = SEMANTIC_FPN.results.get(arch, ('',))[0]
-        if arch in SEGFORMER.results:
-            miou = f'{SEGFORMER.results[arch][0]:.1f} (SegFormer)'
-        rows.append([*pyramid_row(arch), box_ap, miou])
-    head = ['`arch`', 'published as', *HEAD, 'RetinaNet 1x AP', 'Semantic FPN mIoU']
-    return markdown_table(head, rows)
+        prefix = next(prefix for prefix in FAMILIES if arch.startswith(prefix))
+        if arch in BACKBONES:
+            archs[prefix].append(arch)
+    head = ['family', '`arch`', 'parameters', 'ImageNet top-1', 'RetinaNet 1x AP', 'ADE20K mIoU']
+    return markdown_table(head, [family_row(FAMILIES[prefix], archs[prefix]) for prefix in archs])
+
+
+def family_row(name: str, archs: Sequence[str]) -> list[str]:
+    """Names, and the ranges of parameters and published results."""
+    tops = [BACKBONES[arch].top1 for arch in archs]
+    box_aps = [RETINANET_1X.results[arch][0] for arch in archs if RETINANET_1X.results.get(arch)]
+    segmentor = 'SegFormer' if archs[0] in SEGFORMER.results else 'Semantic FPN'
+    results = {**SEMANTIC_FPN.results, **SEGFORMER.results}
+    mious = [results[arch][0] for arch in archs if results.get(arch)]
+    return [
+        name,
+        ', '.join(f'`{arch}`' for arch in archs),
+        f'{millions_of(archs[0])} to {millions_of(archs[-1])}',
+        span(tops),
+        span(box_aps),
+        f'{span(mious)} ({segmentor})',
+    ]
+
+
+def millions_of(arch: str) -> str:
+    from cpvt_pyramid import CPVTPyramid
+
+    return millions(CPVTPyramid, arch)
+
+
+def span(values: Sequence[float]) -> str:
+    """The smallest and the largest of published values; nothing without values."""
+    if not values:
+        return ''
+    if min(values) == max(values):
+        return f'{values[0]:.1f}'
+    return f'{min(values):.1f} to {max(values):.1f}'
 
 
 @functools.cache
@@ -219,11 +258,8 @@ as any PyTorch module does.
 
 def models_page() -> str:
     """The text of docs/models.md: models, costs, results and checkpoint formats."""
-    from cpvt_pyramid import ARCHS
-
-    pyramids = [pyramid_row(arch) for arch in ARCHS]
     return MODELS_PAGE_TEXT.format(
-        pyramids=markdown_table(['`arch`', 'published as', *HEAD], pyramids),
+        pyramids=pyramids_table(),
         weights=markdown_table(
             ['name', 'model', 'source', 'licence', 'size', 'format'], published_weights()
         ),
@@ -238,6 +274,21 @@ def models_page() -> str:
         ),
         formats=markdown_table(['format', 'whose files', 'models'], formats()),
     )
+
+
+def pyramids_table() -> str:
+    """A row per pyramid."""
+    from cpvt_pyramid import ARCHS
+
+    rows = []
+    for arch in ARCHS:
+        box_ap = RETINANET_1X.results.get(arch, ('',))[0]
+        miou = SEMANTIC_FPN.results.get(arch, ('',))[0]
+        if arch in SEGFORMER.results:
+            miou = f'{SEGFORMER.results[arch][0]:.1f} (SegFormer)'
+        rows.append([*pyramid_row(arch), box_ap, miou])
+    head = ['`arch`', 'published as', *HEAD, 'RetinaNet 1x AP', 'Semantic FPN mIoU']
+    return markdown_table(head, rows)
 
 
 def trained_models() -> Iterator[list[object]]:

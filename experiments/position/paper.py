@@ -93,6 +93,7 @@ class Claim(NamedTuple):
 
 NEGLIGIBLE = 0.5  # points; with less the paper claims no difference
 MARGIN = 1.0  # points of our accuracy that are about the same
+SAME_SIZE = 3  # factor by which our difference may be larger or smaller than the paper's
 LEAST_SEEDS = 3  # of a verdict: two runs can be equal by chance
 
 
@@ -170,12 +171,14 @@ NOTES = (
     'picture shows nothing that the small one does not: in ImageNet, it does.',
     "± is the 95% interval of Student's t over seeds (weights, training photographs and the choice "
     'of resized photographs change with the seed; the 10,000 of the test do not). p is paired by '
-    'seed and adjusted for the directed claims of its table (Holm). A directed claim "agrees" or '
-    f'is "contradicted" if p is below {SIGNIFICANT}. Where the paper has less than {NEGLIGIBLE} '
-    f'points, it claims no difference: that "agrees" if the interval is within ±{MARGIN:g} point, '
-    'and is "contradicted" if it is outside. '
-    f'There is no verdict with fewer than {LEAST_SEEDS} seeds. Failed runs are counted and stay in '
-    'the means.',
+    'seed and adjusted for the directed claims of its table (Holm).',
+    f'Verdicts: "cannot tell" if p is {SIGNIFICANT} or more, or with fewer than {LEAST_SEEDS} '
+    'seeds; "contradicts" if our difference has the other sign; "agrees" if it has the same sign '
+    f"and differs from the paper's by at most a factor of {SAME_SIZE}, or the paper's is in our "
+    'interval; "same direction" if it has the same sign and another size, or the paper gives no '
+    f'size. Where the paper has less than {NEGLIGIBLE} points, it claims no difference: ours '
+    f'"agrees" if the interval is within ±{MARGIN:g} point, "contradicts" if the interval is '
+    'outside, and else "cannot tell". Failed runs are counted and stay in the means.',
     'Blocks 6 and 10: the paper says that 0 and 3 are the best; we have no figures of the others.',
 )
 
@@ -274,7 +277,7 @@ def claims_table(rows: Rows, claims: Sequence[Claim], title: str) -> Table:
     cells = []
     for (claim, one), p in zip(found, holm(p_values)):
         paper = 'worse' if math.isnan(claim.paper) else f'{claim.paper:+.1f}'
-        low, high = (100 * (one.mean + sign * one.half) for sign in (-1, 1))
+        low, high = interval_of(one)
         interval = '' if math.isnan(one.half) else f'{low:+.1f} to {high:+.1f}'
         shown_p = '' if math.isnan(p) else show_p(p)
         ours = f'{100 * one.mean:+.1f}'
@@ -286,17 +289,40 @@ def claims_table(rows: Rows, claims: Sequence[Claim], title: str) -> Table:
 
 
 def verdict(claim: Claim, found: Estimate, p: float) -> str:
-    """Whether our difference agrees with the claimed one."""
+    """How our difference compares with the claimed one, by sign and by size."""
     if found.count < LEAST_SEEDS:
         return 'cannot tell'
     if claim.sign == 0:
-        low, high = 100 * (found.mean - found.half), 100 * (found.mean + found.half)
-        if -MARGIN < low and high < MARGIN:
-            return 'agrees'
-        return 'contradicted' if low > MARGIN or high < -MARGIN else 'cannot tell'
+        return verdict_on_no_difference(found)
     if math.isnan(p) or p >= SIGNIFICANT:
         return 'cannot tell'
-    return 'agrees' if found.mean * claim.sign > 0 else 'contradicted'
+    if found.mean * claim.sign < 0:
+        return 'contradicts'
+    return 'agrees' if has_size_of(claim.paper, found) else 'same direction'
+
+
+def verdict_on_no_difference(found: Estimate) -> str:
+    """The paper claims that there is no difference."""
+    low, high = interval_of(found)
+    if -MARGIN < low and high < MARGIN:
+        return 'agrees'
+    return 'contradicts' if low > MARGIN or high < -MARGIN else 'cannot tell'
+
+
+def has_size_of(paper: float, found: Estimate) -> bool:
+    """Whether a difference of the paper's sign has about its size; False if that is unknown."""
+    if math.isnan(paper):
+        return False
+    low, high = interval_of(found)
+    if low <= paper <= high:
+        return True
+    ratio = 100 * found.mean / paper
+    return 1 / SAME_SIZE <= ratio <= SAME_SIZE
+
+
+def interval_of(found: Estimate) -> tuple[float, float]:
+    """The 95% interval in points."""
+    return 100 * (found.mean - found.half), 100 * (found.mean + found.half)
 
 
 def resized_rows(rows: Rows) -> dict[str, Trained]:

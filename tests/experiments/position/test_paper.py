@@ -264,15 +264,21 @@ def claim_of(points, sign=None):
 @pytest.mark.parametrize(
     'points, mean, half, p, expected',
     [
-        (1.2, 0.02, 0.01, 0.01, 'agrees'),
-        (1.2, -0.02, 0.01, 0.01, 'contradicted'),
-        (-1.2, -0.02, 0.01, 0.01, 'agrees'),
+        (1.2, 0.02, 0.005, 0.01, 'agrees'),
+        (1.2, -0.02, 0.01, 0.01, 'contradicts'),
+        (-1.2, -0.02, 0.005, 0.01, 'agrees'),
+        (-1.5, -0.51, 0.051, 0.001, 'same direction'),
+        (-4.0, -0.12, 0.02, 0.001, 'agrees'),  # three times as large
+        (-4.0, -0.121, 0.02, 0.001, 'same direction'),
+        (4.0, 0.013, 0.002, 0.01, 'same direction'),  # less than a third
+        (4.0, 0.013, 0.03, 0.01, 'agrees'),  # the paper's is in the interval
         (1.2, 0.02, 0.03, 0.2, 'cannot tell'),
+        (1.2, 0.012, 0.03, 0.2, 'cannot tell'),  # equal, but it could be 0
         (1.2, 0.02, 0.0, math.nan, 'cannot tell'),  # equal runs
         (0.1, 0.002, 0.004, math.nan, 'agrees'),  # within a point
         (0.1, 0.002, 0.02, math.nan, 'cannot tell'),
-        (0.1, 0.03, 0.01, math.nan, 'contradicted'),
-        (-0.1, -0.03, 0.01, math.nan, 'contradicted'),
+        (0.1, 0.03, 0.01, math.nan, 'contradicts'),
+        (-0.1, -0.03, 0.01, math.nan, 'contradicts'),
     ],
 )
 def test_verdicts(points, mean, half, p, expected):
@@ -301,7 +307,9 @@ def test_undirected_claims_do_not_count_in_the_correction():
     assert alone[0][4] == both[0][4] and both[1][4] == ''
     assert alone[0][1:4] == ['+1.2', '+2.0', '+1.7 to +2.4']
     unknown = paper.claims_table(rows, [claim_of(math.nan, -1)], 'x').rows
-    assert unknown[0][1] == 'worse' and unknown[0][5] == 'contradicted'
+    assert unknown[0][1] == 'worse' and unknown[0][5] == 'contradicts'
+    better = paper.claims_table(rows, [claim_of(math.nan, 1)], 'x').rows
+    assert better[0][5] == 'same direction'
 
 
 # The command
@@ -347,7 +355,8 @@ def test_the_json_alone_gives_the_table(answered):
 def test_the_page_has_what_its_runs_say():
     findings = ROOT / 'experiments/position/findings'
     page = (findings / 'paper.md').read_text()
-    data = json.loads((findings / 'paper.json').read_text())['data']
+    saved = json.loads((findings / 'paper.json').read_text())
+    data = saved['data']
     rows = {}
     for row in data:
         results = []
@@ -358,9 +367,12 @@ def test_the_page_has_what_its_runs_say():
         rows[row['name']] = Trained(row['name'], paper.all_rows()[row['name']], results)
     sides = [int(name.split()[0]) for name in data[0]['runs'][0]['metrics'] if 'px' in name]
     of_sizes = "The paper's claims about larger pictures"
-    assert paper.claims_table(rows, paper.OF_SIZES, of_sizes).markdown() in page
+    of_sizes = paper.claims_table(rows, paper.OF_SIZES, of_sizes)
     of_training = "The paper's claims at the size of the training"
-    assert paper.claims_table(rows, paper.OF_TRAINING_SIZE, of_training).markdown() in page
+    of_training = paper.claims_table(rows, paper.OF_TRAINING_SIZE, of_training)
+    for table, in_json in zip((of_sizes, of_training), saved['tables']):
+        assert table.markdown() in page
+        assert table.rows == in_json['rows']
     assert paper.sizes_table(rows, sides).markdown() in page
     assert paper.changes_table(rows, sides).markdown() in page
     assert paper.rows_table(rows).markdown() in page

@@ -52,7 +52,7 @@ class ExportedModel:
         score_thr: boxes of a lower score are left out; None takes the threshold in the file.
 
     Attributes:
-        about: the metadata in the file; docs/deployment.md lists its keys.
+        about: the metadata in the file; docs/file_format.md lists its keys.
         resize: the longest shorter and longer side of the input in pixels, or None.
     """
 

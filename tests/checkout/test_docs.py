@@ -19,6 +19,7 @@ from cpvt_pyramid import ARCHS
 TESTS = ''.join(path.read_text() for path in (ROOT / 'tests').rglob('test_*.py'))
 FOLDERS = (
     '.',
+    'benchmarks',
     'configs',
     'docs',
     'examples',

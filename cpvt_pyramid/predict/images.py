@@ -1,5 +1,6 @@
 """Reading images, and resizing them as the data pipelines of mm do, with Pillow and numpy."""
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ DARK = 16  # of 256: values below fill at most 12 of 16 bits
 ORIENTATION = 0x0112  # EXIF tag
 ON_THEIR_SIDE = range(5, 9)  # orientations that turn rows into columns
 SUBFILE_TYPE, PART = 254, 0b101  # TIFF tag, and its bits of overviews and masks
+PAGES = 32  # of a TIFF that are looked at
 
 
 def load_image(source: Source) -> np.ndarray:
@@ -58,8 +60,8 @@ def load_image(source: Source) -> np.ndarray:
         with path.open('rb') as file, open_image(file) as image:
             if image.mode not in DEEP:
                 rgb = _to_rgb(image, path)
-                if (count := _count_frames(image)) > 1:
-                    warnings.warn(f'{path}: only the first of {count} frames is read', stacklevel=2)
+                if _has_more_frames(image):
+                    warnings.warn(f'{path}: only the first of its frames is read', stacklevel=2)
                 return rgb
     except PermissionError as error:
         raise OSError('permission denied') from error
@@ -132,6 +134,7 @@ def size_of(source: Source) -> Optional[tuple[int, int]]:
     if isinstance(source, Image.Image):
         return upright_size(source)
     try:
+        check_readable(Path(source))
         with open_image(source) as image:
             return upright_size(image)
     except Exception:  # Pillow raises many kinds; `load_image` tells what is wrong
@@ -158,13 +161,14 @@ def _to_rgb(image: Image.Image, name: object) -> np.ndarray:
     return rgb
 
 
-def _count_frames(image: Image.Image) -> int:
-    """The number of frames or pages, without a TIFF's overviews and masks, and without the previews
-    that cameras append to a JPEG."""
+def _has_more_frames(image: Image.Image) -> bool:
+    """Whether an image has further frames or pages, besides a TIFF's overviews and masks, and the
+    previews that cameras append to a JPEG. They are not counted: a small file can have a million.
+    """
     if isinstance(image, TiffImageFile):
-        pages = ImageSequence.Iterator(image)
-        return sum(not image.tag_v2.get(SUBFILE_TYPE, 0) & PART for _ in pages)
-    return 1 if image.format == 'MPO' else getattr(image, 'n_frames', 1)
+        pages = itertools.islice(ImageSequence.Iterator(image), PAGES)
+        return sum(not page.tag_v2.get(SUBFILE_TYPE, 0) & PART for page in pages) > 1
+    return image.format != 'MPO' and getattr(image, 'is_animated', False)
 
 
 def is_upright(path: Path) -> bool:

@@ -18,7 +18,6 @@ import numpy as np
 
 from ..tooling.command import UserError
 from ..tooling.files import atomic_write
-from ..tooling.images import FORMATS
 from ..tooling.rasters import ReadError, check_bands, open_raster, read_image_bands
 from .drawing import Color, draw_frames, draw_segmentation
 from .images import (
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 CACHE = 64 * 2**20  # bytes of GDAL's block cache
 BLOCK = 512  # height and width of the blocks of a label map in pixels
-DRIVERS = {driver for driver, _ in FORMATS.values()}
 
 ReadLines = Callable[[int, int], np.ndarray]  # start, stop -> (stop - start, W, N); in rising order
 
@@ -96,8 +94,6 @@ def line_reader(image: 'DatasetReader', bands: Optional[Sequence[int]] = None) -
 
 def check_picture(image: 'DatasetReader') -> None:
     """Raise a ReadError unless `rgb` reads an image as `load_image` does."""
-    if image.driver not in DRIVERS:
-        raise ReadError(f'must be an image in one of {", ".join(sorted(DRIVERS))}')
     if not set(image.dtypes) <= {'uint8', 'uint16'}:
         raise ReadError(TOO_DEEP)
     is_cmyk = image.photometric is not None and image.photometric.name == 'cmyk'

@@ -1,5 +1,6 @@
 """Images that rasterio (GDAL) reads: in parts, and of any bands."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,14 @@ from warnings import catch_warnings, filterwarnings
 import numpy as np
 
 from .command import UserError, optional_package
+from .images import FORMATS
 
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader
 
+# GDAL knows more formats. Files of some, such as VRT and WMS, name other files and addresses, which
+# it would read.
+DRIVERS = [driver for driver, _ in FORMATS.values()]
 SAMPLE = 1024  # pixels of the longer side, to which a raster is reduced where it is only checked
 
 
@@ -32,22 +37,27 @@ def import_rasterio(user: str) -> ModuleType:
 
 @contextmanager
 def open_raster(path: Union[str, Path], user: str, **options: Any) -> Iterator['DatasetReader']:
-    """Open an image to read it in parts; `user` is for the error if rasterio is missing, and
-    `options` are settings of GDAL.
+    """Open an image on this machine, in one of `FORMATS`, to read it in parts; `user` is for the
+    error if rasterio is missing, and `options` are settings of GDAL.
 
     Raises:
         ReadError: not a complete image, also inside the context.
     """
+    if not Path(path).is_file():  # GDAL takes more for a path, such as addresses
+        raise ReadError('no such file')
     rasterio = import_rasterio(user)
     from rasterio.errors import NotGeoreferencedWarning, RasterioError
+    from rasterio.io import DatasetReader
 
     with catch_warnings(), rasterio.Env(**options):
         filterwarnings('ignore', category=NotGeoreferencedWarning)
         try:
-            with rasterio.open(path) as image:
+            with DatasetReader(os.fspath(path), driver=DRIVERS) as image:
                 yield image
         except RasterioError as error:
             raise ReadError(f'not a complete image: {error}') from error
+        except UnicodeEncodeError as error:  # of the name of a file
+            raise ReadError('GDAL needs a name in UTF-8; rename the file') from error
 
 
 # Bands

@@ -1,6 +1,9 @@
 """Reading and resizing equal OpenCV's, with which the data pipelines of mm work."""
 
 import io
+import os
+import struct
+import time
 import warnings
 from pathlib import Path
 
@@ -93,7 +96,7 @@ def test_files_are_read_as_mmcv_reads_them():
         if 'gif' not in kind:
             np.testing.assert_array_equal(image, imfrombytes(content)[..., ::-1], kind)
         several = 'frames' in kind or kind == 'pages'
-        told = ['file: only the first of 2 frames is read'] * several
+        told = ['file: only the first of its frames is read'] * several
         told += ['file: its values fill at most 12 of 16 bits'] * ('twelve' in kind)
         assert len(caught) == len(told)
         assert all(str(w.message).startswith(text) for w, text in zip(caught, told)), kind
@@ -142,3 +145,28 @@ def test_an_image_of_too_many_pixels_is_told_what_works(monkeypatch):
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 5000)
     with pytest.raises(OSError, match='million pixels; cut or reduce it, or use .*--tile'):
         images.load_image('file')
+
+
+def test_frames_are_not_counted():
+    """A file of a megabyte can have so many that counting them takes minutes."""
+    head = b'GIF89a' + bytes([1, 0, 1, 0, 0x80, 0, 0, 0, 0, 0, 255, 255, 255])
+    frame = bytes([0x2C, 0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 2, 0x44, 1, 0])
+    Path('many.gif').write_bytes(head + 50_000 * frame + b';')
+    tags = [(256, 1), (257, 1), (258, 8), (259, 1), (262, 1), (273, 8), (278, 1), (279, 1)]
+    page = struct.pack('<H', len(tags))
+    page += b''.join(struct.pack('<HHII', tag, 4, 1, value) for tag, value in tags)
+    pages = bytearray(b'II*\0' + struct.pack('<I', 8))
+    for _ in range(5000):
+        pages += page + struct.pack('<I', len(pages) + len(page) + 4)
+    Path('many.tif').write_bytes(pages)
+    start = time.process_time()
+    for name in ('many.gif', 'many.tif'):
+        with pytest.warns(UserWarning, match='only the first of its frames'):
+            assert images.load_image(name).shape == (1, 1, 3)
+    assert time.process_time() - start < 1
+
+
+def test_the_size_of_a_pipe():
+    """Opening it would wait for a writer."""
+    os.mkfifo('pipe.jpg')
+    assert images.size_of(Path('pipe.jpg')) is None

@@ -1,5 +1,6 @@
 """Images that are read in parts are those that are read whole."""
 
+import os
 import re
 from pathlib import Path
 
@@ -98,3 +99,36 @@ def test_bands_in_parts():
     with open_large(Path(path)) as image:
         read = line_reader(image, (4, 1))
         np.testing.assert_array_equal(np.concatenate([read(0, 20), read(20, 50)]), whole)
+
+
+VRT = """
+<VRTDataset rasterXSize="61" rasterYSize="37"><VRTRasterBand dataType="Byte" band="1">
+<SimpleSource><SourceFilename>{}</SourceFilename><SourceBand>1</SourceBand></SimpleSource>
+</VRTRasterBand></VRTDataset>
+"""
+
+
+@pytest.mark.filterwarnings('ignore:Dataset has no geotransform')
+def test_no_file_names_another_file():
+    """GDAL recognizes formats by their content, and some are lists of files and addresses."""
+    import rasterio
+
+    PHOTO.convert('L').save('secret.png')
+    path = Path('photo.tif')
+    path.write_text(VRT.format(Path('secret.png').resolve()))
+    with rasterio.open(path) as image:  # the check can fail
+        assert image.read(1).any()
+    with pytest.raises(ReadError, match='not a complete image'):
+        read_in_parts(path)
+    with pytest.raises(ReadError, match='not a complete image'):
+        read_bands(path, [1])
+    with pytest.raises(ReadError, match='no such file'):  # an address, to GDAL
+        read_bands(f'/vsisubfile/0,{Path("secret.png").resolve()}', [1])
+
+
+def test_a_name_that_gdal_does_not_take():
+    path = Path(os.fsdecode(b'a\xff.png'))
+    with path.open('wb') as file:
+        PHOTO.save(file, 'PNG')
+    with pytest.raises(ReadError, match='GDAL needs a name in UTF-8'):
+        read_in_parts(path)

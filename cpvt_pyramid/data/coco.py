@@ -26,6 +26,7 @@ from .images import ALL_IMAGES, HEADERS, Effort, Finding, check_each, inspect
 COUNTED_IN_AP = 100  # detections of an image and class, the best
 ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
 BEYOND = 1  # pixels by which a box may reach beyond its image: rounding
+SURROGATE = re.compile(rb'\\u[dD][89a-fA-F]')  # a character in two parts, as JSON writes it
 LIST = re.compile(rb'"(images|annotations)"\s*:\s*\[')
 ID_FIELDS = {
     'images': ['id'],
@@ -451,7 +452,11 @@ def read_coco(path: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        text = path.read_bytes()
+        content = json.loads(text)
+        if SURROGATE.search(text):  # Python takes a half of a character for one
+            json.dumps(content, ensure_ascii=False).encode()
+        return content
     except OSError as error:
         raise UserError(f'cannot read {path}: {error.strerror}') from error
     except (ValueError, RecursionError) as error:

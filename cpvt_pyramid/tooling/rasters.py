@@ -55,7 +55,7 @@ def open_raster(path: Union[str, Path], user: str, **options: Any) -> Iterator['
             with DatasetReader(os.fspath(path), driver=DRIVERS) as image:
                 yield image
         except RasterioError as error:
-            raise ReadError(f'not a complete image: {error}') from error
+            raise ReadError(f'not a complete image: {error.__cause__ or error}') from error
         except UnicodeEncodeError as error:  # of the name of a file
             raise ReadError('GDAL needs a name in UTF-8; rename the file') from error
 

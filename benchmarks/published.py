@@ -3,7 +3,8 @@ our configs train.
 
 PCPVT and SVT: Twins, arXiv 2104.13840, tables 1 to 6; PVT: arXiv 2102.12122, section 5; CPVT: arXiv
 2102.10882, section 5; PVTv2: arXiv 2106.13797, section 4, and MMDetection (RetinaNet); MiT: arXiv
-2105.15203, table 6; SegFormer: MMSegmentation.
+2105.15203, table 6; SegFormer: MMSegmentation. RetinaNet with ResNet-50: MMDetection; with Swin-T:
+https://github.com/cheerss/CrossFormer, detection/README.md.
 """
 
 from typing import NamedTuple
@@ -199,6 +200,22 @@ PAPERS = {  # that introduced the heads; arXiv
     'DINO': '2203.03605',
     'Mask2Former': '2112.01527',
 }
+
+
+class Compared(NamedTuple):
+    """RetinaNet with a backbone that is not ours."""
+
+    backbone: str
+    config: str  # in MMDetection's folder of configs
+    box_ap: float  # COCO, 1x schedule
+    source: str
+
+
+# Swin-T with the recipe of PVT's and Twins' tables; MMDetection publishes no result of its config.
+COMPARED = (
+    Compared('ResNet-50', 'retinanet/retinanet_r50_fpn_1x_coco.py', 36.5, 'MMDetection'),
+    Compared('Swin-T', 'swin/retinanet_swin-t-p4-w7_fpn_1x_coco.py', 41.5, 'cited in CrossFormer'),
+)
 
 
 # Columnar classifiers: name in the paper, options, ImageNet top-1 of Ti, S and B

@@ -1,8 +1,10 @@
 """Serve a web page on which anyone can try an exported model.
 
     cpvt app MODEL.onnx
+    cpvt app retinanet_pvt_v2_b2_coco
 
-The page is also an interface for other programs:
+A trained model (cpvt models) is exported first, to NAME.onnx in the current folder, unless that
+exists. The page is also an interface for other programs:
 
     curl --data-binary @photo.jpg 'http://127.0.0.1:7860/predict?size=600&score_thr=0.5'
 
@@ -30,7 +32,7 @@ def app(
     """Serve the page until it is interrupted.
 
     Args:
-        model: a .onnx file of cpvt export.
+        model: a .onnx file of cpvt export, or the name of a trained model.
         samples: folder of images to pick from, which everyone who opens the page sees; by
             default the folder with the model's name, or else the model's folder.
         backend: what runs the model.
@@ -44,11 +46,11 @@ def app(
         from ..app import Page, Server, printable, read_samples
 
     if model in TRAINED and not Path(model).exists():
-        raise UserError(
-            f'the page is for exported models; first run cpvt export {model} --out {model}.onnx'
-        )
-    exported = ExportedModel(local_path(model), backend)
-    folder = Path(samples) if samples else samples_of(Path(model))
+        path = exported_by_name(model)
+    else:
+        path = local_path(model)
+    exported = ExportedModel(path, backend)
+    folder = Path(samples) if samples else samples_of(path)
     if not folder.is_dir():
         raise UserError(f'no folder at {folder}')
     page = Page(exported, read_samples(folder))
@@ -62,6 +64,17 @@ def app(
         print('every machine that reaches this one can use the page, without a password')
     sys.stdout.flush()
     server.run([server.listener])
+
+
+def exported_by_name(name: str) -> Path:
+    """The file of a trained model in the current folder, exported if it does not exist."""
+    from .export import export
+
+    path = Path(f'{name}.onnx')
+    if not path.exists():
+        print(f'exporting {name} to {path}, once', flush=True)
+        export(name, out=str(path))
+    return path
 
 
 def samples_of(model: Path) -> Path:

@@ -1,9 +1,13 @@
 """Names of trained models in commands."""
 
+import shutil
+
 import pytest
 from support import load_tool
+from tiny_onnx import model as model
 
 from cpvt_pyramid.__main__ import main
+from cpvt_pyramid.app import Server
 from cpvt_pyramid.tooling.command import UserError
 from cpvt_pyramid.trained import TRAINED
 
@@ -37,6 +41,22 @@ def test_export_without_weights(name, hint, tmp_path, capsys):
     assert capsys.readouterr().err == f'cpvt export: {line}\n'
 
 
-def test_the_page_needs_an_exported_model(capsys):
-    assert main(['app', NAME]) == 2
-    assert f'first run cpvt export {NAME} --out {NAME}.onnx' in capsys.readouterr().err
+def test_the_page_exports_a_name_once(model, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def export(name: str, *, out: str) -> int:
+        asked.append(name)
+        shutil.copy(model('labels'), out)
+        return 0
+
+    def run(server: Server, _sockets: list) -> None:
+        asked.append(server.page.about()['name'])
+        server.listener.close()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(load_tool('export'), 'export', export)
+    monkeypatch.setattr(Server, 'run', run)
+    for _ in range(2):
+        assert main(['app', NAME, '--port', '0']) == 0
+    assert asked == [NAME, f'{NAME}.onnx', f'{NAME}.onnx']
+    assert capsys.readouterr().out.startswith(f'exporting {NAME} to {NAME}.onnx, once\nhttp://')

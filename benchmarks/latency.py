@@ -1,0 +1,269 @@
+"""Measures RetinaNet's latency on a CPU with our backbones, ResNet-50 and Swin-T, next to the
+published COCO AP.
+
+    python -m benchmarks.latency
+    python -m benchmarks.latency --models retinanet_pvt_v2_b0 ResNet-50 --size 512 --rounds 1
+
+The folder `--out` gets latency.json (all times, and the machine), latency.md (the table, which is
+also printed) and latency.png. A row is a detector of our configs or of MMDetection's, for one image
+in float32: backbone, neck and head. Boxes are not selected: how long that takes depends on the
+scores, and the weights here are random.
+
+    accelerated  as `cpvt infer` runs the detector, after `accelerate`
+    plain        as it is, of MMDetection's detectors
+    x ResNet-50  accelerated, relative to ResNet-50, also accelerated
+
+PyTorch has one thread, and its processor time counts, not the clock: what else runs on the machine
+does not. On an idle core both are the same. The detectors take turns (A B C, A B C, ...), and the
+least of the rounds is shown.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from json import dumps
+from pathlib import Path
+from typing import NamedTuple
+
+from cpvt_pyramid.tooling.command import UserError, imports_of, prepare_for_torch, run_command
+from cpvt_pyramid.tooling.files import atomic_write, make_folder, write_text
+from cpvt_pyramid.tooling.report import markdown_table
+
+prepare_for_torch()  # before torch is imported
+
+with imports_of('latency'):
+    import matplotlib.pyplot as plt
+    import mmdet
+    import torch
+    from torch import Tensor, nn
+
+    from benchmarks import ROOT
+    from benchmarks.machine import machine
+    from benchmarks.measuring import parse_size, say
+    from benchmarks.model_table import size_of
+    from benchmarks.published import BACKBONES, COMPARED, RETINANET_1X
+    from cpvt_pyramid import accelerate
+    from cpvt_pyramid.config.load import load_config
+    from cpvt_pyramid.predict.openmmlab.models import build_model
+
+
+class Family(NamedTuple):
+    """Backbones of a paper, which a line joins in the figure."""
+
+    name: str
+    prefix: str  # of the architectures
+    source: str  # of the results
+    color: str
+
+
+FAMILIES = (
+    Family('PVT', 'pvt_', 'PVT', '#7a7f87'),
+    Family('PVTv2', 'pvt_v2_', 'MMDetection', '#2c6fbb'),
+    Family('PCPVT', 'pcpvt_', 'Twins', '#c0392b'),
+    Family('SVT', 'svt_', 'Twins', '#2e8b57'),
+)
+OTHER = '#000000'  # color
+BASE = 'ResNet-50'
+
+
+class Detector(NamedTuple):
+    """A row of the table."""
+
+    name: str  # in --models
+    backbone: str
+    family: str  # '' for those of other packages
+    config: Path
+    box_ap: float
+    source: str
+
+
+def detectors() -> Iterator[Detector]:
+    """RetinaNet with all backbones that have a published result of its 1x schedule."""
+    for arch, (box_ap,) in RETINANET_1X.results.items():
+        *_, family = (each for each in FAMILIES if arch.startswith(each.prefix))
+        config = RETINANET_1X.config.format(BACKBONES[arch].short)
+        backbone, *_ = BACKBONES[arch].name.split(', ')
+        path = ROOT / 'configs' / f'{config}.py'
+        yield Detector(config, backbone, family.name, path, box_ap, family.source)
+    configs = Path(mmdet.__file__).parent / '.mim' / 'configs'
+    for other in COMPARED:
+        path = configs / other.config
+        yield Detector(other.backbone, other.backbone, '', path, other.box_ap, other.source)
+
+
+DETECTORS = {detector.name: detector for detector in detectors()}
+
+
+def latency(
+    *,
+    models: Sequence[str] = (),
+    size: str = '800x1344',
+    rounds: int = 3,
+    out: str = 'work_dirs/latency',
+) -> None:
+    """Print the table, and write it, the times and the figure.
+
+    Args:
+        models: names of our configs, ResNet-50 or Swin-T; by default all
+        size: of the image, in pixels, as SIDE or HEIGHTxWIDTH
+        rounds: timed passes of each detector, after one that is not timed
+        out: folder for latency.json, latency.md and latency.png
+    """
+    height, width = parse_size(size)
+    for name in models:
+        if name not in DETECTORS:
+            raise UserError(f'unknown model {name!r}; one of {", ".join(DETECTORS)}')
+    if rounds < 1:
+        raise UserError(f'--rounds must be at least 1, got {rounds}')
+    folder = Path(out)
+    make_folder(folder)
+    torch.manual_seed(0)
+    image = torch.randn(1, 3, height, width)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rows = measure([DETECTORS[name] for name in models or DETECTORS], image, rounds)
+    finally:
+        torch.set_num_threads(threads)
+    results = {'machine': machine('cpu'), 'size': [height, width], 'rows': rows}
+    table = latency_table(rows)
+    write_text(folder / 'latency.json', dumps(results, indent=1) + '\n')
+    write_text(folder / 'latency.md', table)
+    draw(rows, (height, width), folder / 'latency.png')
+    print(f'{results["machine"]["processor"]}, {height} x {width} pixels, one thread\n\n{table}')
+
+
+# Measurement
+
+
+def measure(chosen: Sequence[Detector], image: Tensor, rounds: int) -> list[dict]:
+    """A row for each detector, with the times of all rounds."""
+    rows = []
+    models: list[tuple[nn.Module, list, list]] = []  # with their lists of times
+    for detector in chosen:
+        say(f'building {detector.name}')
+        times: list[float] = []
+        clock_times: list[float] = []
+        row = dict(
+            name=detector.name,
+            backbone=detector.backbone,
+            family=detector.family,
+            box_ap=detector.box_ap,
+            source=detector.source,
+            seconds=times,
+            clock_seconds=clock_times,
+        )
+        model = build(detector)
+        row['parameters'] = size_of(model)
+        models.append((accelerate(model), times, clock_times))
+        if not detector.family:
+            row['plain_seconds'] = []
+            models.append((build(detector), row['plain_seconds'], []))
+        rows.append(row)
+    for i in range(rounds + 1):
+        for model, times, clock_times in models:
+            seconds, clock_seconds = time_pass(model, image)
+            if i:  # the first pass warms up
+                times.append(seconds)
+                clock_times.append(clock_seconds)
+        say(f'round {i} of {rounds}')
+    return rows
+
+
+def build(detector: Detector) -> nn.Module:
+    """The detector with random weights."""
+    return build_model(load_config(detector.config), 'cpu')
+
+
+def time_pass(model: nn.Module, image: Tensor) -> tuple[float, float]:
+    """Seconds of the processor and of the clock that backbone, neck and head take."""
+    clock_start = time.perf_counter()
+    start = time.process_time()
+    with torch.inference_mode():
+        model(image, mode='tensor')
+    return time.process_time() - start, time.perf_counter() - clock_start
+
+
+# Table and figure
+
+
+def latency_table(rows: Sequence[dict]) -> str:
+    base = next((min(row['seconds']) for row in rows if row['name'] == BASE), None)
+    lines = []
+    for row in rows:
+        least = min(row['seconds'])
+        plain = f'{min(row["plain_seconds"]):.2f}' if 'plain_seconds' in row else ''
+        lines.append(
+            [
+                row['backbone'],
+                f'{row["box_ap"]:.1f}',
+                row['source'],
+                f'{row["parameters"] / 1e6:.1f}M',
+                f'{least:.2f}',
+                plain,
+                f'{least / base:.2f}' if base else '',
+            ]
+        )
+    head = (
+        'RetinaNet with',
+        'published AP',
+        'by',
+        'parameters',
+        'accelerated, s',
+        'plain, s',
+        f'x {BASE}',
+    )
+    return markdown_table(head, lines)
+
+
+def draw(rows: Sequence[dict], size: tuple[int, int], path: Path) -> None:
+    """Draw AP over latency: a line for each family, a cross for the detectors of MMDetection."""
+    figure, axes = plt.subplots(figsize=(7.5, 4.6), layout='constrained')
+    for family in FAMILIES:
+        members = [row for row in rows if row['family'] == family.name]
+        if not members:
+            continue
+        seconds = [min(row['seconds']) for row in members]
+        box_aps = [row['box_ap'] for row in members]
+        axes.plot(seconds, box_aps, 'o-', color=family.color, label=family.name)
+        for row, x, y in zip(members, seconds, box_aps):
+            label(axes, row['backbone'].rpartition('-')[2], x, y, family.color)
+    for row in rows:
+        if row['family']:
+            continue
+        least = min(row['seconds'])
+        plain = min(row['plain_seconds'])
+        axes.plot([least, plain], [row['box_ap']] * 2, color=OTHER, lw=0.8, ls=':')
+        axes.plot(least, row['box_ap'], 'X', color=OTHER, ms=8)
+        axes.plot(plain, row['box_ap'], 'X', color='white', mec=OTHER, ms=8)
+        label(axes, row['backbone'], least, row['box_ap'], OTHER)
+    axes.plot([], [], 'X', color=OTHER, ms=8, ls='', label="MMDetection's")
+    axes.plot([], [], 'X', color='white', mec=OTHER, ms=8, ls='', label='not accelerated')
+    height, width = size
+    axes.set(
+        xlabel=f'seconds for one image of {height} x {width} pixels, one CPU thread (measured)',
+        ylabel='COCO box AP (published)',
+    )
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, loc='lower right')
+    with atomic_write(path, '.png') as draft:
+        figure.savefig(draft, dpi=130)
+    plt.close(figure)
+
+
+def label(axes: plt.Axes, text: str, x: float, y: float, color: str) -> None:
+    """Write a name above a point."""
+    axes.annotate(
+        text, (x, y), (0, 6), textcoords='offset points', ha='center', color=color, fontsize=8.5
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(latency, argv)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -200,9 +200,9 @@ of the names below, those of MiT do. Sizes are computed from the number of param
 ## Trained detectors and segmentors
 
 OpenMMLab has trained and published these models. `cpvt models` prints the table. Each name stands
-for a config and a file, in `cpvt infer NAME photos/`, `Predictor(NAME)` and `cpvt export NAME`; as
-`load_from` of a training on your own classes; and in `load_weights(backbone, NAME)`, which takes
-the backbone out of the file:
+for a config and a file, in `cpvt infer NAME photos/`, `Predictor(NAME)`, `cpvt export NAME` and
+`cpvt app NAME`, which exports it first; as `load_from` of a training on your own classes; and in
+`load_weights(backbone, NAME)`, which takes the backbone out of the file:
 
 ```bash
 cpvt infer retinanet_pvt_v2_b2_coco photos/

@@ -5,6 +5,7 @@ become links to the pages that the site has for their targets; a file that a pag
 page of its own, which is neither in the navigation nor in the search.
 """
 
+import json
 import os
 import posixpath
 import re
@@ -82,8 +83,21 @@ def text_of(path: str) -> str:
     text = (ROOT / path).read_text()
     if path.endswith('.md'):
         return text
+    if path.endswith('.ipynb'):
+        return text_of_notebook(json.loads(text))
     language = LANGUAGES.get(Path(path).suffix, 'text')
     return f'# {path}\n\n````{language}\n{text}\n````\n'
+
+
+def text_of_notebook(notebook: dict) -> str:
+    """Its text and code, as Markdown."""
+    parts = []
+    for cell in notebook['cells']:
+        source = ''.join(cell['source'])
+        if cell['cell_type'] == 'code':
+            source = f'```python\n{source}\n```'
+        parts.append(source)
+    return '\n\n'.join(parts)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -39,6 +39,7 @@ def test_site(tmp_path):
     assert {'index.html', 'api.html', 'recipes.html', 'source/NOTICE.html'} <= pages.keys()
     assert 'drop_path_rate' in pages['api.html'] and 'href="deployment.html"' in pages['index.html']
     assert 'href="source/configs/dino_cpvt_s.py.html"' in pages['models.html']
+    assert '<h2 id="predict">' in pages['source/notebooks/cpvt_pyramid.ipynb.html']
     findings = pages['source/experiments/position/findings/encodings.html']
     assert '<table>' in findings and 'src="encodings-encodings.png"' in findings
     for name, text in pages.items():

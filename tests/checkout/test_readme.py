@@ -1,4 +1,4 @@
-"""The README's code runs, its commands and those of docs/ parse, its table is current."""
+"""The README's code runs, its commands and those of other pages parse, its table is current."""
 
 import json
 import os
@@ -19,6 +19,9 @@ from cpvt_pyramid.tooling.command import parser_of
 
 README = (ROOT / 'README.md').read_text()
 MM = (ROOT / 'docs/mm.md').read_text()
+WITH_BASH = [README, MM]
+for name in ('CONTRIBUTING.md', 'docs/bands.md', 'docs/install.md', 'examples/README.md'):
+    WITH_BASH.append((ROOT / name).read_text())
 
 
 def blocks(language: str) -> list[str]:
@@ -26,7 +29,8 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    lines = '\n'.join(re.findall(r'```bash\n(.*?)```', README + MM, re.S)).splitlines()
+    code = '\n'.join(re.findall(r'```bash\n(.*?)```', '\n'.join(WITH_BASH), re.S))
+    lines = code.replace('\\\n', '').splitlines()
     inline = re.findall(r'`((?:make |python |cpvt [\w-]+ |tools/)[^`\n|]+)`', README + MM)
     return [re.sub(r'\s*#.*', '', line) for line in [*lines, *inline] if line.strip()]
 
@@ -65,8 +69,8 @@ def test_every_command_is_tested():
         'tools/dist_train.sh ',
         'python -m benchmarks.',
         'python -m experiments.',
+        '.venv/bin/python -m pytest tests/',
         "pip install '.[",
-        'pip install .',
     )
     assert len(commands()) >= 10 and len(sum(PAGES.values(), [])) >= 10
     assert [c for c in commands() if not c.startswith(known)] == []
@@ -81,13 +85,22 @@ def test_make(command):
 
 
 IS_OURS = re.compile(r'(cpvt|(python )?tools/\S+) ')
+
+
+def indented_commands(page: str) -> list[str]:
+    lines = (ROOT / page).read_text().replace('\\\n', '').splitlines()
+    return [line.strip() for line in lines if re.match(rf' {{4}}{IS_OURS.pattern}', line)]
+
+
 PAGES = {
-    page: [
-        re.sub(r'^srun |^\$ | \|\| {$', '', line.strip())
-        for line in (ROOT / f'docs/{page}.md').read_text().splitlines()
-        if re.match(rf' {{4}}(srun |\$ )?{IS_OURS.pattern}', line)
-    ]
-    for page in ('clusters', 'own_data', 'training')
+    page: indented_commands(page)
+    for page in (
+        'configs/README.md',
+        'docs/clusters.md',
+        'docs/own_data.md',
+        'docs/pretraining.md',
+        'docs/training.md',
+    )
 }
 
 

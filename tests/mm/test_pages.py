@@ -1,4 +1,4 @@
-"""The configs in docs/mm.md, on top of those that they start from."""
+"""The configs in docs/mm.md, on top of those that they start from, and settings of other pages."""
 
 import re
 from pathlib import Path
@@ -9,10 +9,18 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import (
+    HOOKS,
+    MODELS,
+    OPTIM_WRAPPER_CONSTRUCTORS,
+    OPTIM_WRAPPERS,
+    VISBACKENDS,
+    init_default_scope,
+)
 from support import ROOT
 
 from benchmarks.models.samples import random_data
+import cpvt_pyramid.mm.detection  # noqa: F401 (it registers classes)
 from cpvt_pyramid import ARCHS
 
 MM = (ROOT / 'docs/mm.md').read_text()
@@ -120,3 +128,24 @@ def test_a_segmentor_of_mmseg_keeps_its_outputs(tmp_path):
     with torch.no_grad():
         expected = old(x, mode='tensor')
         torch.testing.assert_close(new(x, mode='tensor'), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize('page', ['docs/training.md', 'configs/README.md'])
+def test_the_settings_of_a_page_name_classes(page):
+    init_default_scope('mmdet')
+    registries = HOOKS, OPTIM_WRAPPERS, OPTIM_WRAPPER_CONSTRUCTORS, VISBACKENDS
+    names = re.findall(r"(?:type|constructor)='(\w+)'", (ROOT / page).read_text())
+    assert len(names) >= 3
+    for name in names:
+        assert any(registry.get(name) for registry in registries), name
+
+
+def test_the_settings_of_training():
+    """The lines of docs/training.md for a config are a part of one."""
+    page = (ROOT / 'docs/training.md').read_text()
+    (lines,) = re.findall(r'\n\n((?:    .*\n)*?    visualizer = (?:.*\n)+?)\n', page)
+    cfg = Config.fromstring(re.sub('^    ', '', lines, flags=re.M), '.py')
+    assert [backend.type for backend in cfg.visualizer.vis_backends][0] == 'LocalVisBackend'
+    assert cfg.optim_wrapper.accumulative_counts == 4
+    (hook,) = cfg.custom_hooks
+    assert HOOKS.build(hook).patience == 3

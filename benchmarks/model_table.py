@@ -188,8 +188,7 @@ PCPVT and SVT: Twins, [2104.13840](https://arxiv.org/abs/2104.13840), tables 1 a
 `load_weights(model, NAME)`, `init_cfg=dict(type='Pretrained', checkpoint=NAME)` and
 `cpvt convert-weights NAME` load all of them; `cpvt export ARCH NAME` and
 `timm.create_model(ARCH, pretrained=True)` load those of pyramids. `hf://OWNER/REPO/FILE`, any other
-file on the Hugging Face hub, and any `https://` address can take the place of `NAME`. `timm://` and
-`hf://` need `pip install '.[hub]'`.
+file on the Hugging Face hub, and any `https://` address can take the place of `NAME`.
 
 A file is downloaded once, into the cache of huggingface_hub or, from an address, of torch.hub,
 which finds it by its file name alone: files at different addresses need different names.

@@ -105,10 +105,10 @@ def try_wheel(python: str, wheel: Path, examples: Path, folder: Path) -> None:
     run(ours, '-c', PROBE, model, examples / 'trees/florida.jpg', cwd=folder)
     cpvt = folder / 'venv/bin/cpvt'
     listed = re.findall(r'^  (\S+)', run(cpvt, cwd=folder), re.M)
-    assert {'train', 'new-config', 'run'} <= set(listed), listed
+    assert {'train', 'new-config', 'infer'} <= set(listed), listed
     for tool in listed:
         run(cpvt, tool, '--help', cwd=folder)
-    run(cpvt, 'run', model, examples / 'trees', '--out-dir', 'out', cwd=folder)
+    run(cpvt, 'infer', model, examples / 'trees', '--out-dir', 'out', cwd=folder)
     assert (folder / 'out/florida.overlay.jpg').is_file()
     table = run(cpvt, 'doctor', cwd=folder, codes=(0, 1))
     assert re.search(r'^ +ok +onnxruntime', table, re.M), table

@@ -40,7 +40,6 @@ def local_file(source: Union[str, Path]) -> Path:
     Raises:
         ConnectionError: the file cannot be downloaded, or what arrives is not the whole file.
         FileNotFoundError: there is no such local file, or none in the package or repository.
-        ImportError: a file on the hub without the package huggingface_hub.
         ValueError: an `hf://` name without owner and repository.
 
     Examples:
@@ -67,8 +66,6 @@ def local_file(source: Union[str, Path]) -> Path:
     found: Optional[Path]
     try:
         found = from_hub(*on_hub.groups()) if on_hub else from_address(name)
-    except ImportError as error:
-        raise ImportError(f'{name} needs huggingface_hub; pip install huggingface_hub') from error
     except Exception as error:  # the hub's client raises many, from several libraries
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]
         what = f'{on_hub[2] or PUBLISHED[0]} of {on_hub[1]}' if on_hub else 'it'

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Union
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .downloads import local_file
@@ -65,7 +66,6 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
     Raises:
         ConnectionError: the file cannot be downloaded.
         FileNotFoundError: there is no such file.
-        ImportError: a package is missing that downloads or reads the file.
         ValueError: the file is damaged or of another kind, or holds objects that could run code; or
             a folder does not say which of its files is meant.
 
@@ -89,14 +89,10 @@ def read_file(path: Path, map_location: str) -> dict:
     """Read one file; see `read_checkpoint`."""
     try:
         if is_safetensors(path):
-            from safetensors.torch import load_file
-
             return load_file(path, device=map_location)
         with warnings.catch_warnings():  # `describe_file` says what they are about
             warnings.simplefilter('ignore', UserWarning)
             checkpoint = load_tensors(path, map_location, [inert_class(name) for name in INERT])
-    except ImportError as error:
-        raise ImportError(f'reading {path} needs safetensors; pip install safetensors') from error
     except Exception as error:  # whatever the bytes of a truncated or foreign file lead to
         if kind := describe_file(path):
             raise ValueError(f'{path} {kind}') from None

@@ -3,9 +3,12 @@
 import ast
 import re
 import sys
+from importlib import metadata
 
 import pytest
 from support import ROOT, pyproject
+
+from cpvt_pyramid.doctor import installed
 
 # The extras for each part of the package, by the beginning of its path. The first one counts.
 EXTRAS = {
@@ -24,7 +27,6 @@ EXTRAS = {
     'cpvt_pyramid/export/quantization.py': ['quantize'],
     'cpvt_pyramid/export/accuracy.py': ['quantize'],
     'cpvt_pyramid/export/': ['export'],
-    'cpvt_pyramid/hub.py': ['hub'],
     'cpvt_pyramid/mm/': ['mm'],
     'cpvt_pyramid/registry.py': ['mm'],
     'cpvt_pyramid/predict/openmmlab/': ['mm'],
@@ -42,7 +44,6 @@ EXTRAS = {
 # Not in these extras: the user is told what to install, or a plain version works without it.
 OPTIONAL = {
     'cpvt_pyramid/doctor.py': {'mmcv', 'torch'},  # looks for them
-    'cpvt_pyramid/checkpoints/downloads.py': {'huggingface_hub'},
     'cpvt_pyramid/export/': {'mmdet', 'mmseg', 'torchvision'},  # those of the exported model
     'cpvt_pyramid/predict/drawing.py': {'matplotlib'},
     'cpvt_pyramid/predict/formats.py': {'rasterio'},
@@ -53,7 +54,6 @@ OPTIONAL = {
     'cpvt_pyramid/tooling/charts.py': {'markupsafe', 'matplotlib'},
     'cpvt_pyramid/tooling/pages.py': {'jinja2', 'markupsafe'},  # for training/
     'cpvt_pyramid/tooling/rasters.py': {'rasterio'},
-    'cpvt_pyramid/checkpoints/reading.py': {'safetensors'},
 }
 # mmcv is in no extra, see pyproject.toml. It requires opencv-python, and another distribution of
 # cv2 must not be installed over that one.
@@ -61,7 +61,6 @@ COMPILED_LATER = {'mmcv', 'cv2'}
 OURS = {'_checkout', 'benchmarks', 'cpvt_pyramid', 'experiments'}
 # The import names of distributions that are called otherwise.
 IMPORT_NAMES = {
-    'mlflow-skinny': 'mlflow',
     'onedl-mmdetection': 'mmdet',
     'onedl-mmengine': 'mmengine',
     'onedl-mmsegmentation': 'mmseg',
@@ -116,6 +115,16 @@ def test_imports_are_declared(declared):
     assert not undeclared, 'add them to the extras, or to OPTIONAL with what users are told'
 
 
+def test_an_environment_of_openmmlab_has_the_rest(declared):
+    """Where it is installed, for detection or segmentation, `pip install .` brings all that the
+    commands need besides."""
+    theirs = {'torch', 'mmdet', 'mmseg'}
+    for distribution in ('torch', 'onedl-mmengine' if installed('onedl-mmengine') else 'mmengine'):
+        needed = [name for name in metadata.requires(distribution) if 'extra ==' not in name]
+        theirs |= set(map(import_name, needed))
+    assert declared['mm'] <= declared[''] | theirs | {'mmengine'}
+
+
 def test_the_tables_name_what_exists(declared):
     for table in (EXTRAS, OPTIONAL):
         for start in table:
@@ -156,4 +165,4 @@ def test_extras_agree_on_the_oldest_torch():
 def test_weights_that_configs_name_can_be_downloaded(declared):
     configs = (path.read_text() for path in (ROOT / 'configs').rglob('*.py'))
     assert any('timm://' in text for text in configs)
-    assert 'huggingface_hub' in declared['mm']
+    assert 'huggingface_hub' in declared['']

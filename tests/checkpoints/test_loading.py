@@ -5,6 +5,7 @@ import re
 from functools import partial
 from pathlib import Path
 
+import huggingface_hub as hub
 import pytest
 import timm
 import torch
@@ -489,7 +490,6 @@ def test_a_tensor_that_its_format_does_not_have_is_an_error_of_pytorch():
 
 def test_a_sharded_checkpoint_of_the_hub(tmp_path):
     """Which loads each shard by itself, with `strict=False`."""
-    hub = pytest.importorskip('huggingface_hub')
     model = CPVTPyramid(TINY['svt'])
     hub.save_torch_model(model, tmp_path, max_shard_size=100_000)
     assert len(list(tmp_path.glob('*.safetensors'))) > 2

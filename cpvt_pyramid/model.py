@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Optional, Union
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from .archs import Arch, check_rates, check_stages, find_arch
@@ -486,14 +485,16 @@ class FrugalMLP(MLP):
     """An `MLP` of which training saves one of the two wide maps instead of both.
 
     The GELU is recomputed in the backward pass. The second layer is not called as a module, so that
-    hooks on it have no effect. A layer of another class in its place, as an adapter, is called.
+    hooks on it have no effect. A layer of another class in its place, such as an adapter, is
+    called, and so is one whose weight is computed from others (pruning, weight and spectral norm).
     """
 
     def contract(self, x: Tensor) -> Tensor:
-        if self.drop or type(self.fc2) is not nn.Linear:
+        is_plain = type(self.fc2) is nn.Linear and type(self.fc2.weight) is nn.Parameter
+        if self.drop or not is_plain:
             return super().contract(x)
         weight = self.fc2.weight.to(x.dtype)  # under autocast the map has another dtype
-        bias = self.fc2.bias.to(x.dtype)
+        bias = None if self.fc2.bias is None else self.fc2.bias.to(x.dtype)
         return GELULinear.apply(x, weight, bias)
 
 
@@ -505,12 +506,11 @@ class GELULinear(torch.autograd.Function):
     """A linear layer on the GELU of x, which saves x alone and recomputes the GELU."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
         ctx.save_for_backward(x, weight)
         return F.linear(F.gelu(x), weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad
@@ -693,7 +693,8 @@ class CPVTPyramid(LoadsCheckpoints):
         with_cp: activation checkpointing: less memory in training, more time.
         recompute_gelu: training saves one of the two wide maps of each MLP and recomputes the
             other: less memory at the cost of one pass over it. Hooks on the second layers of MLPs
-            (`mlp.fc2`) then have no effect.
+            (`mlp.fc2`) then have no effect, and `torch.func` cannot differentiate with respect to
+            the image.
 
     Attributes:
         channels: channels of each returned map.

@@ -20,7 +20,7 @@ from ..model import (
 from ..versions import VERSION
 from .attention import GlobalAttentionInParts, LinearAttentionInParts, SelfAttentionInParts
 from .patches import PatchConv
-from .products import FusedFrugalMLP, FusedMLP, OneDNNLinear
+from .products import FusedFrugalMLP, FusedMLP, OneDNNLinear, is_plain_parameter
 from .windows import BorderWindowAttention
 from .winograd import FEWEST_CHANNELS, WinogradConv2d
 
@@ -50,16 +50,17 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     and infinite values reach the 3 x 3 outputs around those that depend on them.
 
     Parameters, their names and hooks of modules stay. The weights of patch embeddings and of
-    sub-sampling convolutions are stored channels-last. All this is decided once, at this call. What
-    it does not know it leaves alone: layers of other classes (also of derived ones), with weights
-    that are parametrized, pruned, quantized, sharded, not in float32 or not on a CPU, and an MLP
-    with hooks on its linear layers. On other devices, in other dtypes, under autocast, with
-    subclasses of tensors, and compiled or exported by `torch.compile` and `torch.export`, an
-    accelerated model computes as it did before.
+    sub-sampling convolutions are stored channels-last, unless they are in shared memory. All this
+    is decided once, at this call. What it does not know it leaves alone: layers of other classes
+    (also of derived ones), with weights that are parametrized, pruned, quantized, sharded, not in
+    float32 or not on a CPU, and an MLP with hooks on its linear layers. On other devices, in other
+    dtypes, under autocast, with subclasses of tensors, and compiled or exported by `torch.compile`
+    and `torch.export`, an accelerated model computes as it did before.
 
     What an accelerated model does not show or support, until it is undone:
-    - Hooks on `fc1` and `fc2` of an MLP that are registered later, global hooks of modules there,
-      and pruning of these layers, have no effect. Layers that take their place are called.
+    - Hooks on `fc1` and `fc2` of an MLP that are registered later, and global hooks of modules
+      there, have no effect. Layers that take their place are called, and so are layers whose weight
+      is computed from others: by pruning, weight or spectral norm.
     - A patched `nn.Linear.forward` or `F.linear`, and a `TorchFunctionMode`, see no product of a
       linear layer, a patch convolution or an MLP.
     - Gradients of gradients (`create_graph=True`) and functions of `torch.func` that differentiate
@@ -67,8 +68,11 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     - `torch.jit.trace` and `torch.onnx.export` with `dynamo=False` record these operations for one
       size: export a model that is not accelerated.
     - `quantize_dynamic` finds no linear layer, because it looks for the class `nn.Linear` itself.
-    - Changes of `weight.data` of a 3x3 convolution in place are seen after the next call of
-      `train()` or `eval()`. Optimizers, `load_state_dict` and `weight.copy_` are seen at once.
+    - `safetensors.torch.save_file(model.state_dict(), ...)` refuses weights that are channels-last;
+      `safetensors.torch.save_model` stores them.
+    - Changes of `weight.data` of a 3x3 convolution in place, and those by fused optimizers, are
+      seen after the next forward pass with gradients or call of `train()` or `eval()`. Other
+      optimizers, `load_state_dict` and `weight.copy_` are seen at once.
 
     It needs PyTorch 2.7 with oneDNN. With others it warns and changes nothing.
 
@@ -85,19 +89,21 @@ def accelerate(model: Model, enable: bool = True) -> Model:
         ...     maps = model(torch.rand(1, 3, 64, 64))
     """
     if not enable:
-        for module in model.modules():
-            restore(module)
+        with torch.inference_mode(False):  # which would make weights that cannot train
+            for module in model.modules():
+                restore(module)
         return model
     if reason := what_is_missing():
         warnings.warn(f'the model is not accelerated: {reason}', stacklevel=2)
         return model
     # Found before the first class changes, since what an MLP becomes depends on its layers.
-    for module, fast in list(replacements(model)):
-        module.__class__ = fast
-        if isinstance(module, PatchConv):
-            to_channels_last(module)
-        elif isinstance(module, WinogradConv2d) and not module.training:
-            module.transformed_weight()  # processes that are forked later share it
+    with torch.inference_mode(False):
+        for module, fast in list(replacements(model)):
+            module.__class__ = fast
+            if isinstance(module, PatchConv):
+                to_channels_last(module)
+            elif isinstance(module, WinogradConv2d) and not module.training:
+                module.transformed_weight()  # processes that are forked later share it
     return model
 
 
@@ -144,16 +150,9 @@ def has_plain_weight(layer: nn.Module) -> bool:
     return is_plain_parameter(layer.weight) and has_plain_bias
 
 
-def is_plain_parameter(parameter: object) -> bool:
-    """True for an ordinary parameter in float32 on a CPU."""
-    if type(parameter) is not nn.Parameter or parameter.is_inference():
-        return False
-    return parameter.dtype == torch.float32 and parameter.device.type == 'cpu'
-
-
 def is_plain_linear(layer: nn.Module) -> bool:
     """True if calling a layer does nothing but apply its weight and bias."""
-    is_known = type(layer) is nn.Linear or type(layer) is OneDNNLinear
+    is_known = type(layer) in (nn.Linear, OneDNNLinear)
     if not is_known or not has_plain_weight(layer) or 'forward' in vars(layer):
         return False
     hooks = (
@@ -180,8 +179,13 @@ def takes_winograd(conv: nn.Conv2d) -> bool:
 
 
 def to_channels_last(conv: PatchConv) -> None:
-    """Store a weight channels-last, and note the memory format that it had."""
+    """Store a weight channels-last, and note the memory format that it had.
+
+    One in shared memory stays where other processes find it.
+    """
     conv.stored_contiguous = conv.weight.is_contiguous()
+    if conv.weight.is_shared():
+        return
     with torch.no_grad():
         conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
 
@@ -191,7 +195,7 @@ def restore(module: nn.Module) -> None:
     if type(module) not in PLAIN:
         return
     if isinstance(module, PatchConv):
-        if module.stored_contiguous:
+        if module.stored_contiguous and not module.weight.is_shared():
             module.weight.data = module.weight.data.contiguous()
         del module.stored_contiguous
     elif isinstance(module, WinogradConv2d):

@@ -27,21 +27,32 @@ AT_A_TIME = 2**21
 def is_computed_here(x: Tensor, weight: Optional[Tensor] = None) -> bool:
     """True if the functions of this folder compute with x and a weight.
 
-    They take ordinary float32 tensors with values on a CPU, without autocast. Of anything else, and
-    of graphs that are compiled or exported, PyTorch's own functions are called.
+    They take ordinary float32 tensors with values on a CPU, without autocast, and weights that are
+    parameters: others are computed by hooks, or stand for a parameter in a call of `torch.func`. Of
+    anything else, and of graphs that are compiled or exported, PyTorch's own functions are called.
     """
     if type(x) is not Tensor or x.dtype != torch.float32 or not x.is_cpu or is_compiling():
         return False
-    if weight is not None and weight.dtype != torch.float32:
+    if weight is not None and not is_plain_parameter(weight):
         return False
     return x.numel() > 0 and not torch.is_autocast_enabled('cpu')
+
+
+def is_plain_parameter(parameter: object) -> bool:
+    """True for an ordinary parameter in float32 on a CPU."""
+    if type(parameter) is not nn.Parameter or parameter.is_inference():
+        return False
+    return parameter.dtype == torch.float32 and parameter.is_cpu
 
 
 class OneDNNLinear(nn.Linear):
     """`nn.Linear`, computed by oneDNN."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not is_computed_here(input, self.weight) or input.dim() < 2:
+        # A parametrized layer, of a derived class, computes its weight each time that it is read.
+        if type(self) is not OneDNNLinear or input.dim() < 2:
+            return super().forward(input)
+        if not is_computed_here(input, self.weight):
             return super().forward(input)
         if torch.is_grad_enabled():
             return OneDNNProduct.apply(input, self.weight, self.bias)
@@ -62,6 +73,8 @@ class FusedMLP(MLP):
         # They are of another class if they were replaced later, by LoRA for example.
         is_known = type(fc1) is OneDNNLinear and type(fc2) is OneDNNLinear
         if drops or not is_known or not is_computed_here(x, fc1.weight):
+            return super().forward(x, grid)
+        if not is_plain_parameter(fc2.weight):
             return super().forward(x, grid)
         return fused_mlp(x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
 

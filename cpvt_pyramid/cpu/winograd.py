@@ -46,25 +46,42 @@ OUTPUT: Matrix = [[1, 1, 1, 1, 0], [0, 1, -0.5, -2, 0], [0, 1, 0.25, 4, 1]]
 
 
 class Transformed(NamedTuple):
-    """A weight in the form that tiles take, and what it was made from."""
+    """A weight in the form that tiles take, and what it was made from.
+
+    Attributes:
+        weight: the parameter.
+        values: its values at that time. They are kept so that no others get their address.
+        version: how many times they had been changed.
+        result: the weight in the form that tiles take.
+    """
 
     weight: Tensor
+    values: Tensor
     version: int
     result: Tensor
+
+    def is_made_from(self, weight: Tensor) -> bool:
+        same_values = self.values.data_ptr() == weight.data_ptr()
+        return self.weight is weight and same_values and self.version == weight._version
 
 
 class WinogradConv2d(nn.Conv2d):
     """`nn.Conv2d` with a 3x3 kernel, stride 1 and padding 1, computed by tiles in inference.
 
     The weight is transformed once. It is transformed again after it was replaced or changed in
-    place, and after each call of `train` and `eval`, since changes of `weight.data`, by which
-    mmengine's EMAHook swaps weights before a test, leave no trace.
+    place. Changes by fused optimizers and those of `weight.data`, by which mmengine's EMAHook swaps
+    weights before a test, leave no trace, so that it is also transformed again after each call of
+    `train` and `eval`, and after each forward pass with gradients.
     """
 
     transformed: Optional[Transformed] = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or not is_computed_here(input, self.weight):
+        # A parametrized layer has a derived class, see `OneDNNLinear`.
+        if type(self) is not WinogradConv2d or not is_computed_here(input, self.weight):
+            return super().forward(input)
+        if torch.is_grad_enabled():
+            self.forget()
             return super().forward(input)
         if input.dim() != 4 or input.shape[1] != self.in_channels:
             return super().forward(input)
@@ -74,10 +91,11 @@ class WinogradConv2d(nn.Conv2d):
         """The weight in the form that tiles take."""
         weight = self.weight
         kept = self.transformed
-        if kept is not None and kept.weight is weight and kept.version == weight._version:
+        if kept is not None and kept.is_made_from(weight):
             return kept.result
-        result = transform_weight(weight.detach())
-        self.transformed = Transformed(weight, weight._version, result)
+        values = weight.detach()
+        result = transform_weight(values)
+        self.transformed = Transformed(weight, values, weight._version, result)
         return result
 
     def train(self, mode: bool = True) -> 'WinogradConv2d':

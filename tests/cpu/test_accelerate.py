@@ -159,6 +159,10 @@ def parametrized(mlp):
     parametrizations.weight_norm(mlp.fc2)
 
 
+def spectral(mlp):
+    nn.utils.spectral_norm(mlp.fc2)
+
+
 def replaced(mlp):
     mlp.fc1 = LoRA(mlp.fc1)
 
@@ -204,6 +208,76 @@ def test_layers_without_bias_and_layers_replaced_later():
         torch.manual_seed(0)
         replaced(each.blocks[0][1].mlp)
     same_maps(fast(images()), model(images()))
+
+
+@pytest.mark.parametrize('change', [pruned, parametrized, spectral])
+def test_layers_changed_later(change):
+    """A layer whose weight is computed anew before each call trains as it does in a plain model."""
+    model = tiny(out_indices=(0,))
+    fast = accelerate(copy.deepcopy(model))
+    for each in (model, fast):
+        torch.manual_seed(0)
+        change(each.blocks[0][0].mlp)
+        change(each.blocks[0][1].mlp)
+        maps_and_gradients(each, images())
+    maps, grads = maps_and_gradients(model, images())
+    fast_maps, fast_grads = maps_and_gradients(fast, images())
+    same_maps(fast_maps, maps, rtol=1e-4, atol=1e-4)
+    assert_same_gradients(fast_grads, grads)
+
+
+class OtherPeoplesWeight(torch.Tensor):
+    """A weight that says it is float32 and is stored otherwise, as torchao's quantized ones."""
+
+    @staticmethod
+    def __new__(cls, halves):
+        return torch.Tensor._make_wrapper_subclass(cls, halves.shape, dtype=torch.float32)
+
+    def __init__(self, halves):
+        self.halves = halves
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].halves)
+        raise NotImplementedError(f'{function} of {cls.__name__}')
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is F.linear:
+            x, weight, bias = args
+            return F.linear(x, weight.halves.float(), bias)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_layers_quantized_later():
+    model = accelerate(tiny(out_indices=(0,)))
+    expected = model(images())
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            weight = OtherPeoplesWeight(module.weight.detach().half())
+            module.weight = nn.Parameter(weight, requires_grad=False)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images()), expected, rtol=0.01, atol=0.01)
+
+
+def test_weights_in_shared_memory_stay_there():
+    model = tiny(out_indices=(0,)).share_memory()
+    pointers = [p.data_ptr() for p in model.parameters()]
+    accelerate(model)
+    assert [p.data_ptr() for p in model.parameters()] == pointers
+    model = accelerate(tiny(out_indices=(0,))).share_memory()
+    pointers = [p.data_ptr() for p in model.parameters()]
+    accelerate(model, False)
+    assert [p.data_ptr() for p in model.parameters()] == pointers
+
+
+def test_a_model_accelerated_in_inference_mode_trains():
+    model = tiny(out_indices=(0,))
+    for enable in (True, False):
+        with torch.inference_mode():
+            accelerate(model, enable)
+        model(images())[0].sum().backward()
 
 
 def test_hooks_of_modules_are_called():

@@ -83,7 +83,9 @@ def test_modules_of_others():
     assert call.call_count == 6 and seen[0] == (2, C, 30, 41)
 
 
-@pytest.mark.parametrize('change', ['copied', 'loaded', 'replaced', 'assigned', 'trained', 'data'])
+@pytest.mark.parametrize(
+    'change', ['copied', 'loaded', 'replaced', 'assigned', 'vector', 'trained', 'fused', 'data']
+)
 def test_weights_that_change(change):
     conv = random_conv()
     other = randomize(nn.Conv2d(C, C, 3, padding=1), seed=1)
@@ -101,9 +103,12 @@ def test_weights_that_change(change):
         conv.weight, conv.bias = other.weight, other.bias
     elif change == 'assigned':
         conv.load_state_dict(other.state_dict(), assign=True)
-    elif change == 'trained':
+    elif change == 'vector':  # it assigns views of the vector to `weight.data`
+        vector = nn.utils.parameters_to_vector(other.parameters()).detach()
+        nn.utils.vector_to_parameters(vector, conv.parameters())
+    elif change in ('trained', 'fused'):
         conv(x).sum().backward()
-        torch.optim.SGD(conv.parameters(), 0.1).step()
+        torch.optim.SGD(conv.parameters(), 0.1, fused=change == 'fused').step()
         other = nn.Conv2d(C, C, 3, padding=1)
         other.load_state_dict(conv.state_dict())
     else:  # as mmengine's EMAHook, which swaps weights before a test, whose loop calls eval()

@@ -19,8 +19,8 @@ from mmengine.registry import (
 )
 from support import ROOT
 
-from benchmarks.models.samples import random_data
 import cpvt_pyramid.mm.detection  # noqa: F401 (it registers classes)
+from benchmarks.models.samples import random_data
 from cpvt_pyramid import ARCHS
 
 MM = (ROOT / 'docs/mm.md').read_text()

@@ -21,6 +21,13 @@ from typing import Optional
 from . import __version__
 
 INTERRUPTED = 130  # exit status, as shells report it
+GROUPS = {  # the order of `cpvt help`
+    'data': ('check-data', 'new-config', 'demo-data'),
+    'training': ('train', 'models', 'convert-weights'),
+    'evaluation and prediction': ('test', 'infer'),
+    'deployment': ('export', 'verify', 'quantize', 'app'),
+    'installation': ('doctor',),
+}
 
 
 def find_tools() -> dict[str, Path]:
@@ -36,9 +43,11 @@ def first_sentence(path: Path) -> str:
 
 
 def list_tools(tools: dict[str, Path]) -> None:
-    print('usage: cpvt TOOL ...\n')
-    for tool, path in tools.items():
-        print(f'  {tool:<16}  {first_sentence(path)}')
+    print('usage: cpvt TOOL ...')
+    for group, names in GROUPS.items():
+        print(f'\n{group}:')
+        for name in names:
+            print(f'  {name:<16}  {first_sentence(tools[name])}')
     print('\ncpvt TOOL --help lists the options of a tool.')
 
 

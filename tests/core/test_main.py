@@ -17,7 +17,8 @@ def test_the_list_is_one_line_for_each_tool(tmp_path):
     ended = cpvt(PYTHONPATH=f'{tmp_path}:{ROOT}')
     assert (ended.returncode, ended.stderr) == (0, '')
     lines = [line.split(maxsplit=1) for line in ended.stdout.splitlines() if line[:2] == '  ']
-    assert [name for name, _ in lines] == list(find_tools())
+    assert sorted(name for name, _ in lines) == list(find_tools())
+    assert ended.stdout.index('\n\ndata:\n') < ended.stdout.index('\n\ndeployment:\n')
     assert {'train', 'infer', 'new-config', 'app', 'doctor'} <= find_tools().keys()
     assert ['train', 'Train a detector or a segmentor'] in lines
     assert max(map(len, ended.stdout.splitlines())) <= 100

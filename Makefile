@@ -25,7 +25,7 @@ define run_demo
 	@echo 'Open $(2)/report.html, $(2)/curves.png and $(2)/validation.html'
 endef
 
-demo: setup  ## train a detector of the parts of pages, evaluate it, draw its predictions
+demo: setup  ## train a document-layout detector, evaluate it, draw its predictions
 	.venv/bin/cpvt demo-data pages
 	$(call run_demo,$(PAGES),work_dirs/demo)
 
@@ -34,7 +34,7 @@ demo-trees: setup  ## the same with trees in aerial photographs, which it downlo
 	$(call run_demo,$(TREES),work_dirs/demo-trees)
 	.venv/bin/cpvt infer $(TREES) $$(cat work_dirs/demo-trees/last_checkpoint) data/trees/whole --tile 512 --out-dir work_dirs/demo-trees/whole
 
-demo-seg: setup  ## the same for a segmentor of the parts of pages
+demo-seg: setup  ## the same for a segmentor
 	.venv/bin/cpvt demo-data pages
 	$(call run_demo,$(SEGMENTATION),work_dirs/demo-seg)
 
@@ -56,7 +56,7 @@ test-torch:  ## test the core on the oldest supported torch, in .venv-oldest-tor
 define test_original_mm
 	@tools/setup_env.sh $(1)
 	OMP_NUM_THREADS=1 .venv-$(1)/bin/python -m pytest -n 2 \
-	  $(CORE_TESTS) tests/mm tests/runner
+	  $(CORE_TESTS) tests/mm tests/training
 endef
 
 test-original-mm:  ## test with the original OpenMMLab packages, with torch 2.1 and with the newest

@@ -148,11 +148,11 @@ def test_badges():
 def test_exported_models(tmp_path, monkeypatch):
     """The commands that need no torch: `cpvt infer`, and the web page."""
     monkeypatch.chdir(ROOT)
-    (command,) = [c for c in commands() if c.startswith('cpvt infer examples/')]
+    (command,) = {c for c in commands() if c.startswith('cpvt infer examples/')}
     assert main([*shlex.split(command)[1:], '--out-dir', str(tmp_path)]) == 0
     found = json.loads((tmp_path / 'florida.detections.json').read_text())['detections']
     assert len(found) > 1 and (tmp_path / 'florida.overlay.jpg').is_file()
-    (command,) = [c for c in commands() if c.startswith('cpvt app')]
+    (command,) = {c for c in commands() if c.startswith('cpvt app')}
     assert Path(options_of('app', shlex.split(command)[2:])['model']).is_file()
 
 

@@ -206,7 +206,8 @@ class SelfAttention(Attention):
         q, k, v = self.split(self.qkv(x), 3)
         if self.peg is not None:
             q, k, _ = self.split(self.qkv(encode_map(self.peg, x, grid)), 3)
-        return dropout(self.proj(self.attend(q, k, v, grid.whole)), self.drop, self.training)
+        x = self.attend(q, k, v, grid.whole).reshape(x.shape)
+        return dropout(self.proj(x), self.drop, self.training)
 
 
 def encode_map(position: nn.Module, x: Tensor, grid: Grid) -> Tensor:

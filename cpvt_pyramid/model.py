@@ -36,8 +36,9 @@ def ceil_div(a: int, b: int) -> int:
 
 def divides(k: int, height: int, width: int) -> bool:
     """True if k divides both sides: in a captured graph, at all sizes that it serves."""
-    fits = (height % k == 0, width % k == 0)
-    return all(map(statically_known_true, fits)) if is_compiling() else all(fits)
+    if is_compiling():
+        return statically_known_true(height % k == 0) and statically_known_true(width % k == 0)
+    return height % k == 0 and width % k == 0
 
 
 def pad_to_multiple(x: Tensor, k: int, value: float = 0) -> Tensor:
@@ -306,19 +307,17 @@ class Attention(nn.Module):
 
     def by_head(self, x: Tensor) -> Tensor:
         """Queries, keys or values (B, ..., C), as (B, heads, N, d)."""
-        x = x.flatten(1, -2)
-        b, tokens, _ = x.shape
-        return x.reshape(b, tokens, self.heads, self.head_dim).transpose(1, 2)
+        b, *sides, _ = x.shape
+        return x.reshape(b, math.prod(sides), self.heads, self.head_dim).transpose(1, 2)
 
     def split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """Queries, keys and values, (B, heads, N, d) each, out of (B, ..., parts * C)."""
-        x = x.flatten(1, -2)
-        b, tokens, _ = x.shape
-        x = x.reshape(b, tokens, parts, self.heads, self.head_dim)
+        b, *sides, _ = x.shape
+        x = x.reshape(b, math.prod(sides), parts, self.heads, self.head_dim)
         return x.permute(2, 0, 3, 1, 4).unbind(0)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> Tensor:
-        """softmax(q k^T / sqrt(d)) v, (B, N, C), of (B, heads, N, d) and (B, heads, M, d)."""
+        """softmax(q k^T / sqrt(d)) v, (B, N, heads, d), of queries, keys and values by head."""
         bias = scope.hidden
         if scope.rotations is not None:
             q = rotate(q, scope.rotations[0])
@@ -330,8 +329,7 @@ class Attention(nn.Module):
         if bias is not None:
             bias = bias.to(q.dtype)
         dropout = self.attn_drop if self.training else 0.0
-        x = F.scaled_dot_product_attention(q, k, v, bias, dropout)
-        return x.transpose(1, 2).flatten(2)
+        return F.scaled_dot_product_attention(q, k, v, bias, dropout).transpose(1, 2)
 
 
 class GlobalAttention(Attention):
@@ -354,7 +352,7 @@ class GlobalAttention(Attention):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         q = self.by_head(self.q(x))  # (B, heads, N, d)
         k, v = self.split(self.kv(self.subsample(x, grid)), 2)  # (B, heads, M, d)
-        x = self.attend(q, k, v, grid.whole).view(x.shape)
+        x = self.attend(q, k, v, grid.whole).reshape(x.shape)
         return dropout(self.proj(x), self.drop, self.training)
 
     def subsample(self, x: Tensor, grid: Grid) -> Tensor:
@@ -365,24 +363,15 @@ class GlobalAttention(Attention):
         return self.norm(convolve(self.sr, x))
 
 
-class LinearAttention(Attention):
+class LinearAttention(GlobalAttention):
     """Every token attends to 7 x 7 means of the map (PVTv2, section 3.1)."""
 
     def __init__(self, dim: int, heads: int, **drops: float) -> None:
-        super().__init__(dim, heads, **drops)
-        self.q = nn.Linear(dim, dim)
-        self.kv = nn.Linear(dim, 2 * dim)
+        super().__init__(dim, heads, sr_ratio=1, **drops)
         self.sr = nn.Conv2d(dim, dim, 1)
         self.norm = nn.LayerNorm(dim)
-        self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        q = self.by_head(self.q(x))  # (B, heads, N, d)
-        k, v = self.split(self.kv(self.pool(x, grid)), 2)  # (B, heads, 49, d)
-        x = self.attend(q, k, v, grid.whole).view(x.shape)
-        return dropout(self.proj(x), self.drop, self.training)
-
-    def pool(self, x: Tensor, grid: Grid) -> Tensor:
+    def subsample(self, x: Tensor, grid: Grid) -> Tensor:
         """Means of each image, (B, 7, 7, C), as `F.adaptive_avg_pool2d` computes them."""
         rows, columns = grid.pooling
         rows = rows.to(x.dtype)

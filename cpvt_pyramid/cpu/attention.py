@@ -48,7 +48,7 @@ class AttentionInParts(Attention):
             out = grouped_attention(q, k, v, hidden)
         else:
             return super().attend(q, k, v, scope)
-        return out.transpose(1, 2).flatten(2)
+        return out.transpose(1, 2)
 
 
 class GlobalAttentionInParts(AttentionInParts, GlobalAttention):

@@ -64,7 +64,7 @@ class BorderWindowAttention(WindowAttention):
         keys = None
         if hidden is not None:
             keys = split_windows(hidden, height, width)[:, None, None, :, 0]
-        x = self.attend(q, k, v, Scope(height, width, hidden=keys))
+        x = self.attend(q, k, v, Scope(height, width, hidden=keys)).flatten(2)
         return join_windows(x, height, width, (b, rows, columns, x.shape[-1]))
 
 

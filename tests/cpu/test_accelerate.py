@@ -35,7 +35,8 @@ def classes(model):
 
 def assert_same_gradients(found, expected):
     for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * b.abs().max().item())
+        # both round: a sum of gradients may cancel
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=5e-5 * b.abs().max().item())
 
 
 @pytest.fixture(params=['as it is', 'with a slow MKL, in parts', 'grouped'])

@@ -22,6 +22,7 @@ from support import ROOT
 import cpvt_pyramid.mm.detection  # noqa: F401 (it registers classes)
 from benchmarks.models.samples import random_data
 from cpvt_pyramid import ARCHS
+from cpvt_pyramid.config.load import load_config
 
 MM = (ROOT / 'docs/mm.md').read_text()
 README = (ROOT / 'README.md').read_text()
@@ -149,3 +150,16 @@ def test_the_settings_of_training():
     assert cfg.optim_wrapper.accumulative_counts == 4
     (hook,) = cfg.custom_hooks
     assert HOOKS.build(hook).patience == 3
+
+
+RECIPES = (ROOT / 'configs/README.md').read_text()
+OPTIONS = re.findall(r'^\| [^|]+ \| `([^`]+)` \| `([^`]+)` \|$', RECIPES, re.M)
+
+
+@pytest.mark.parametrize('line, arguments', [option for option in OPTIONS if ' = ' in option[0]])
+def test_an_option_is_the_same_in_a_config_and_as_an_argument(line, arguments, tmp_path):
+    base = ROOT / 'configs/retinanet_cpvt_s.py'
+    (tmp_path / 'mine.py').write_text(f'_base_ = {str(base)!r}\n{line}\n')
+    in_config = load_config(tmp_path / 'mine.py')
+    assert in_config.to_dict() == load_config(base, arguments.split()).to_dict()
+    assert in_config.to_dict() != load_config(base).to_dict()

@@ -55,8 +55,9 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(json.dumps(value).encode(), Content_Type='application/json')
 
     def commit_of(self, repo: str) -> str:
-        files = sorted(self.server.repos[repo].items())
-        return hashlib.sha1(repr(files).encode()).hexdigest()
+        files = self.server.repos[repo].items()
+        hashes = sorted((name, hashlib.sha256(content).hexdigest()) for name, content in files)
+        return hashlib.sha1(repr(hashes).encode()).hexdigest()
 
     def do_POST(self) -> None:  # noqa: N802 the name that http.server calls
         path, body, hub = urlsplit(self.path).path, self.body(), self.server

@@ -9,8 +9,7 @@ import timm
 import torch
 import yaml
 from hub_server import serve_hub
-from safetensors.torch import load_file, save, save_file
-from support import ROOT
+from safetensors.torch import load_file, save_file
 from timm.models import push_to_hf_hub
 
 from cpvt_pyramid import ARCHS, CPVTPyramid, load_weights, timm_models
@@ -147,23 +146,3 @@ def test_timms_own_functions_take_our_models(hub, name, options):
     if name == 'pcpvt_nano':  # its weights serve a backbone
         backbone = CPVTPyramid('pcpvt_nano', in_channels=4)
         assert not load_weights(backbone, 'hf://me/theirs').kept
-
-
-def test_the_page_about_the_hub(hub, capsys):
-    page = (ROOT / 'docs/hub.md').read_text().replace('pcpvt_small', 'pcpvt_nano')
-    first, with_timm, weights = re.findall(r'```python\n(.*?)```', page, re.S)
-    target = dict(boxes=torch.tensor([[2.0, 3, 40, 50]]), labels=torch.tensor([1]))
-    first = first.replace(
-        'num_classes=10,', 'num_classes=10, score_thresh=0, min_size=64, out_channels=16,'
-    )
-    names = dict(images=[image()], targets=[target])
-    exec(first, names)
-    assert set(names['losses']) == {'classification', 'bbox_regression'}
-    assert capsys.readouterr().out.split()[-1] in names['classes']
-    exec(with_timm, names)
-    assert 'model.safetensors' in hub.repos['me/classifier']
-    hub.repos['timm/twins_pcpvt_nano.in1k'] = {
-        'model.safetensors': save(CPVTPyramid('pcpvt_nano').state_dict())
-    }
-    exec(weights, names)
-    assert type(names['backbone']) is CPVTPyramid

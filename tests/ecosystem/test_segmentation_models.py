@@ -99,20 +99,10 @@ def test_weights_freezing_and_checkpointing(tmp_path):
 
 
 @torch.no_grad()
-def test_the_page_about_it(tmp_path, monkeypatch):
+def test_models_that_the_page_names():
     text = (ROOT / 'docs/ecosystems.md').read_text().replace('pcpvt_small', 'pcpvt_nano')
-    blocks = re.findall(r'```python\n(.*?)```', text, re.S)
-    (block,) = (b for b in blocks if b.startswith('import cpvt_pyramid.timm_models\nimport segm'))
-    monkeypatch.chdir(tmp_path)
-    torch.save(CPVTPyramid('pcpvt_nano').state_dict(), 'pcpvt_nano.pth')
-    names = {}
-    exec(re.sub('.*# downloads them\n', '', block), names)
-    assert names['model'].eval()(photograph(64, 96)).shape == (1, 11, 64, 96)
-    (block,) = (b for b in blocks if 'map_in_batches' in b and 'smp.FPN' in b)
-    exec(block, names)
-    assert [mask.shape for mask in names['masks']] == [(11, 64, 96), (11, 96, 128), (11, 64, 96)]
     (inline,) = re.findall(r'`(smp.DeepLab[^`]*)`', text)
-    eval(inline, names)
+    eval(inline)
     (inline,) = re.findall(r'`(smp.DPT[^`]*)`', text)
     inline = inline.replace('cpvt_small', 'cpvt_tiny')
-    assert eval(inline, names).eval()(photograph(64, 96)).shape == (1, 1, 64, 96)
+    assert eval(inline).eval()(photograph(64, 96)).shape == (1, 1, 64, 96)

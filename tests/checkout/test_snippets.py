@@ -1,0 +1,85 @@
+"""The Python snippets of the documentation run as they are printed, from the top of a page down."""
+
+import re
+import textwrap
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from hub_server import serve_hub
+from PIL import Image
+from safetensors.torch import save
+from support import ROOT
+
+from cpvt_pyramid import CPVTPyramid
+
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+# Snippets that need a GPU, a cluster, a package that is not installed here or configs, by page and
+# section: tests run them, too.
+ELSEWHERE = {
+    ('README.md', None): 'checkout/test_readme.py',
+    ('docs/clusters.md', 'A model inside your own pipeline'): 'predict/test_ray.py',
+    ('docs/deployment.md', 'A graph of a backbone by torch.export'): 'core/test_export.py',
+    ('docs/ecosystems.md', 'transformers'): 'with_transformers/test_backbones.py',
+    ('docs/mm.md', None): 'mm/test_pages.py',
+    ('docs/performance.md', 'On a GPU'): 'cuda/test_core.py',
+    ('docs/results.md', None): 'predict/test_predictions.py',
+}
+
+BLOCK_OR_HEADING = re.compile(r'^ *```(\w*)\n(.*?)^ *```|^#+ ([^\n]*)', re.M | re.S)
+
+
+def snippets(page: Path) -> dict[str, list[str]]:
+    """The Python code of a page, by section."""
+    found = defaultdict(list)
+    section = ''
+    for language, code, heading in BLOCK_OR_HEADING.findall(page.read_text()):
+        if heading:
+            section = heading
+        elif language == 'python':
+            found[section].append(textwrap.dedent(code))
+    return found
+
+
+def runs_here(page: Path) -> list[str]:
+    name = page.relative_to(ROOT).as_posix()
+    code = []
+    for section, blocks in snippets(page).items():
+        if (name, section) not in ELSEWHERE and (name, None) not in ELSEWHERE:
+            code += blocks
+    return code
+
+
+def test_snippets_that_run_elsewhere():
+    for (name, section), test in ELSEWHERE.items():
+        sections = snippets(ROOT / name)
+        assert section in sections if section else sections, (name, section)
+        assert name in (ROOT / 'tests' / test).read_text(), test
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """What a reader has: a checkout, a photograph, weights of a backbone and a hub."""
+    for folder in ('configs', 'examples'):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+    pixels = np.random.default_rng(0).integers(256, size=(120, 160, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save('photo.jpg')
+    torch.save(CPVTPyramid('pcpvt_small').state_dict(), 'pcpvt_small.pth')
+    with serve_hub(monkeypatch, tmp_path / 'cache') as hub:
+        weights = save(timm.create_model('twins_pcpvt_small').state_dict())
+        hub.repos['timm/twins_pcpvt_small.in1k'] = {'model.safetensors': weights}
+        yield
+
+
+@pytest.mark.usefixtures('reader')
+@pytest.mark.parametrize(
+    'page', [page for page in PAGES if runs_here(page)], ids=lambda page: page.stem
+)
+def test_snippets(page):
+    names = {'__name__': '__main__'}
+    for code in runs_here(page):
+        exec(compile(code, page.name, 'exec'), names)

@@ -81,7 +81,7 @@ gpu-report: setup  ## measure beside timm's models on a GPU, in 8 minutes; write
 test-timm: packages  ## run timm's own tests of models over ours
 	OMP_NUM_THREADS=1 $(PY) tests/timm_contract.py -n 2
 
-drift-table: setup  ## measure batch drift again and write docs/batch_drift.md
+drift-table: setup  ## measure batch drift again and write experiments/unpadded/findings/batch_drift.md
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.family_drift --write
 
 docs: packages  ## build the documentation in build/site; a broken link is an error

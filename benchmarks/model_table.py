@@ -174,8 +174,10 @@ reproduced here.
 
 ## Pyramids
 
-`CPVTPyramid(arch)`, or `timm.create_model(arch)` after `import cpvt_pyramid.timm_models`. The
-figures are the backbone's.
+![Four stages of patches, blocks and a PEG; each returns a map](architecture.svg)
+
+`CPVTPyramid(arch)`, or `timm.create_model(arch)` after `import cpvt_pyramid.timm_models`; there
+PVTv2 is `cpvt_pvt_v2_b2` and so on, because timm has its own. The figures are the backbone's.
 
 {pyramids}
 PCPVT and SVT: Twins, [2104.13840](https://arxiv.org/abs/2104.13840), tables 1 and 2. PVT:
@@ -191,9 +193,9 @@ PCPVT and SVT: Twins, [2104.13840](https://arxiv.org/abs/2104.13840), tables 1 a
 file on the Hugging Face hub, and any `https://` address can take the place of `NAME`.
 
 A file is downloaded once, into the cache of huggingface_hub or, from an address, of torch.hub,
-which finds it by its file name alone: files at different addresses need different names.
-If an address ends in a SHA-256 or the beginning of one (`NAME-HASH.pth`), the download is checked;
-of the names below, those of MiT do. Sizes are computed from the number of parameters, in float32.
+which finds it by its file name alone. If an address ends in the beginning of a SHA-256
+(`NAME-HASH.pth`), as those of MiT do, the download is checked. Sizes are computed from the number
+of parameters, in float32.
 
 {weights}
 ## Trained detectors and segmentors
@@ -213,13 +215,12 @@ Results are the published ones, at a single scale. The sizes of files are comput
 of parameters. SegFormer's models start from weights of MiT that NVIDIA licenses for research only.
 
 None of the files could be downloaded where this package is developed. Tested are files of the same
-layout: MMDetection's and MMSegmentation's own models, built from their own configs with random
-weights, and saved as the published files are. Boxes and label maps are those of their own test
-pipelines, with scores to 1e-4, on images whose resized sides 32 divides and, with SVT, on which
-windows need padding on both sides or on none. Elsewhere they differ: sub-sampling here keeps the
-last rows and columns of a map, which theirs drops, and the padding of an image to a multiple of 32
-is masked. With `--cfg-options model.data_preprocessor.valid_region=False`, RetinaNet's boxes are
-theirs at every size. Some LayerNorms have another eps than theirs, 1e-5 and 1e-6.
+layout with random weights, from MMDetection's and MMSegmentation's own models: boxes and label maps
+are those of their test pipelines, with scores to 1e-4, on images whose resized sides 32 divides
+and, with SVT, on which windows need padding on both sides or on none. Elsewhere they differ,
+because theirs drops the last rows and columns of a map in sub-sampling, and does not mask the
+padding of an image to a multiple of 32. With `--cfg-options
+model.data_preprocessor.valid_region=False`, RetinaNet's boxes are theirs at every size.
 
 ## The columnar CPVT
 

@@ -1,18 +1,14 @@
-"""Checkpoints with their config inside, and the examples of docs/invariance.md."""
+"""Checkpoints with their config inside, and predictions of whole folders."""
 
-import re
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
 from PIL import Image
-from support import ROOT, load_tool
+from support import load_tool
 
-from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.config.load import config_in_checkpoint, load_config
 from cpvt_pyramid.predict import UserError
-from cpvt_pyramid.predict.openmmlab.models import build_model, load_whole_model
 
 infer = load_tool('infer')
 
@@ -53,28 +49,3 @@ def test_the_config_in_a_checkpoint_is_not_executed():
     for checkpoint in ({}, {'meta': {}}, {'meta': {'cfg': 3}}):
         with pytest.raises(UserError, match='must be a checkpoint of a training'):
             config_in_checkpoint(checkpoint, 'x.pth')
-
-
-ONNX_FILE = """<ir_version: 10, opset_import: ["" : 18]>
-    relu (float[B,3,H,W] images) => (float[B,3,H,W] maps) { maps = Relu(images) }"""
-
-
-def test_the_examples_of_the_page_on_invariance(untrained):
-    """Of a backbone, an ONNX file, and a detector of mm, which in padded batches is no example."""
-    page = (ROOT / 'docs/invariance.md').read_text()
-    blocks = re.findall(r'^```python\n(.*?)^```', page, re.M | re.S)
-    config, weights = untrained['detector']
-    sizes = ((64, 96), (64, 96), (48, 60))
-    images = [255 * torch.rand(3, *size) for size in sizes]
-    onnx.save(onnx.parser.parse_model(ONNX_FILE), 'model.onnx')
-    names = {'torch': torch, 'CPVTPyramid': CPVTPyramid, 'images': images[:2]}
-    names['arrays'] = [image.numpy() for image in images[:2]]
-    names['detector'] = build_model(load_config(config), None)
-    load_whole_model(names['detector'], torch.load(weights), weights)
-    backbone, onnx_file, detector = blocks
-    exec(backbone, names)
-    names['images'] = images[:2]
-    exec(onnx_file, names)
-    exec(detector, names)
-    with pytest.raises(AssertionError, match='\npadded batch .* 2$'):
-        names['assert_batch_invariant'](names['predict'], images, stack=False)

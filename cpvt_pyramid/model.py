@@ -389,21 +389,21 @@ class WindowAttention(Attention):
 
     Args:
         window: side of a window, in tokens.
-        padding: 'mask': tokens in the padding are not attended to. 'zero': they are, with the keys
-            and values of a zero token, as in timm and in Twins' detection code.
+        window_padding: 'mask': tokens in the padding are not attended to. 'zero': they are, with
+            the keys and values of a zero token, as in timm and in Twins' detection code.
     """
 
     def __init__(
-        self, dim: int, heads: int, window: int, padding: str = 'mask', **drops: float
+        self, dim: int, heads: int, window: int, window_padding: str = 'mask', **drops: float
     ) -> None:
         super().__init__(dim, heads, **drops)
         self.window = window
-        self.padding = padding
+        self.window_padding = window_padding
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        if self.padding == 'zero':
+        if self.window_padding == 'zero':
             x = fill_outside(x, grid.padding)
         shape = x.shape
         x = to_windows(pad_to_multiple(x, self.window), self.window)  # (B * n, window^2, C)
@@ -641,6 +641,10 @@ def repeat_border(x: Tensor, padding: Optional[Padding], border: int) -> Tensor:
         columns = columns.minimum(width[:, None] - 1).clamp(min=0)
     batch = torch.arange(b, device=x.device)[:, None, None]
     return x[batch, rows[:, :, None], columns[:, None]]
+
+
+# Lists with an entry for each stage.
+STAGE_PARTS = ('patch_embeds', 'pos_embeds', 'blocks', 'pos_block', 'norm_list', 'more_pos_block')
 
 
 class CPVTPyramid(LoadsCheckpoints):
@@ -881,8 +885,11 @@ class CPVTPyramid(LoadsCheckpoints):
 
         0 is the first patch embedding and its table, 1 the first block and its PEG, and so on.
         A later stage's patch embedding counts with its first block, a stage norm with the last.
+        Whatever a derived class adds counts with what comes after the backbone.
         """
         part, *rest = name.split('.')
+        if part not in STAGE_PARTS:
+            return self.num_layers - 1
         stage = int(rest[0])
         if part == 'blocks':
             block = int(rest[1])
@@ -895,10 +902,6 @@ class CPVTPyramid(LoadsCheckpoints):
         if stage == 0 and part in ('patch_embeds', 'pos_embeds'):
             return 0
         return 1 + sum(self.arch.depths[:stage]) + block
-
-
-# Lists with an entry for each stage.
-STAGE_PARTS = ('patch_embeds', 'pos_embeds', 'blocks', 'pos_block', 'norm_list', 'more_pos_block')
 
 
 def build_attention(

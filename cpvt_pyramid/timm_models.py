@@ -286,13 +286,6 @@ class PyramidClassifier(Classifier, CPVTPyramid):
             if isinstance(part, nn.ModuleList):  # of one entry for each stage
                 setattr(self, name, part[: last + 1])
 
-    def layer_of(self, name: str) -> int:
-        """As in `CPVTPyramid`, including the classifier's parameters."""
-        part = name.split('.')[0]
-        if part in ('norm', 'head'):
-            return self.num_layers - 1
-        return super().layer_of(name)
-
 
 class ColumnClassifier(Classifier, Column):
     """The columnar CPVT, a map after each of its blocks, followed by a norm, pooling and a linear

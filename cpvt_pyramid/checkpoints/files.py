@@ -122,7 +122,8 @@ def pick_from_folder(folder: Path) -> Path:
                 f'one of them'
             )
         return pick_from_folder(snapshots[0])
-    found = sorted(path.name for path in folder.iterdir() if path.name.endswith(ENDINGS))
+    files = [path.name for path in folder.iterdir() if path.is_file()]
+    found = sorted(name for name in files if name.endswith(ENDINGS))
     if len(found) > 1:
         raise ValueError(f'{folder} holds several checkpoints: {listed(found)}. Give one of them')
     if not found:

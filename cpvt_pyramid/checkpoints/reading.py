@@ -25,7 +25,8 @@ from .formats import BACKBONE
 # others. `ema` is RT-DETR's key, `module` DeepSpeed's.
 AVERAGES = ('state_dict_ema', 'model_ema', 'ema_state_dict', 'ema')
 WRAPPERS = (*AVERAGES, 'state_dict', 'model', 'module')
-PREFIXES = ('module.', 'backbone.', 'segformer.')
+# Prefixes of DDP; of Lightning and `HubModel`; of detectors, also torchvision's; of transformers.
+PREFIXES = ('module.', 'model.', 'backbone.', 'body.', 'segformer.')
 MOST_WRAPPERS = 4  # nested
 COMPILED = '_orig_mod.'  # in names, from torch.compile
 # Classes that checkpoints of mmengine and timm hold besides tensors and plain values.

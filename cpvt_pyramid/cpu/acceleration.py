@@ -68,8 +68,8 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     - `torch.jit.trace` and `torch.onnx.export` with `dynamo=False` record these operations for one
       size: export a model that is not accelerated.
     - `quantize_dynamic` finds no linear layer, because it looks for the class `nn.Linear` itself.
-    - `safetensors.torch.save_file(model.state_dict(), ...)` refuses weights that are channels-last;
-      `safetensors.torch.save_model` stores them.
+    - FSDP2's `fully_shard` and `safetensors.torch.save_file` refuse weights that are channels-last.
+      Shard the model before, and use `safetensors.torch.save_model`.
     - Changes of `weight.data` of a 3x3 convolution in place, and those by fused optimizers, are
       seen after the next forward pass with gradients or call of `train()` or `eval()`. Other
       optimizers, `load_state_dict` and `weight.copy_` are seen at once.

@@ -26,7 +26,7 @@ class BorderWindowAttention(WindowAttention):
     def fills_windows(self, x: Tensor, grid: Grid) -> bool:
         """True if windows of one size are needed, or are as good."""
         k = self.window
-        if self.padding != 'mask' or not (grid.height % k or grid.width % k):
+        if self.window_padding != 'mask' or not (grid.height % k or grid.width % k):
             return True
         if not is_simple(self, grid.windows):
             return True

@@ -45,6 +45,8 @@ WRAPS = {
     'compiled': lambda w: prefixed('_orig_mod.', w),
     'compiled backbone': lambda w: prefixed('backbone._orig_mod.', w),
     'compiled blocks': lambda w: {k.replace('.mlp.', '._orig_mod.mlp.'): v for k, v in w.items()},
+    'Lightning': lambda w: {'state_dict': prefixed('model.backbone.', w), 'epoch': 3},
+    "a detector of torchvision's": lambda w: prefixed('backbone.body.', w) | {'head.a': w},
     'DDP in DDP': lambda w: prefixed('module.module.', w),
     'DDP of compiled': lambda w: prefixed('module._orig_mod.backbone.', w),
     "mmengine's EMA alone": lambda w: {

@@ -65,6 +65,12 @@ def test_learning_rate_falls_layer_by_layer_towards_the_image(arch, layers_after
     assert set(lr.values()) == {0.5**i for i in range(model.backbone.num_layers)}
 
 
+def test_what_a_derived_class_adds_has_the_full_rate():
+    model = detector()
+    model.backbone.adapter = nn.Linear(4, 4)
+    assert rates(model, layer_decay=0.5)['backbone.adapter.weight'][0] == 1
+
+
 def test_custom_keys_reach_the_peg():
     custom_keys = dict(pos_block=dict(lr_mult=10.0, decay_mult=0.0), head=dict(lr_mult=2.0))
     found = rates(detector(), layer_decay=0.5, norm_decay_mult=0.0, custom_keys=custom_keys)

@@ -34,6 +34,7 @@ def check_data(
     """
     from ..config.check import check_data
     from ..config.load import load_config
+    from ..config.parts import data_of
     from ..data.checks import check_contents
     from ..data.folder import assigned_splits
     from ..data.new_config import config_of_folder
@@ -49,6 +50,8 @@ def check_data(
         else:
             cfg = load_config(source, cfg_options)
             found = []
+            if not any(data_of(cfg, split) for split in splits):
+                raise UserError(f'{source} has no data for {" or ".join(splits)}')
             check_data(cfg, *splits)
         make_folder(folder)
         errors = check_contents(cfg, *splits, folder=folder, found=found)

@@ -167,7 +167,8 @@ def infer(
     done = [entry for entry in named if entry[0] not in skipped]
     results.finish(done)
     print(f'{len(done)} of {len(named)} done: results in {folder}')
-    print(f'found in images: {results.summary()}')
+    if todo:
+        print(f'found in images: {results.summary()}')
     count = len(todo) - len(skipped)
     if count and not tile and not ray:
         print(f'{count / seconds:.3g} images per second, reading and writing included')

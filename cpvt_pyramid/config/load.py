@@ -45,11 +45,17 @@ def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
         raise UserError(f'{path} has no model; is it a part of a config?')
     merge_options(cfg, options)
     import_custom(cfg, path)
-    # Where types are classes, as in the new configs of mm, default_scope may be missing or None.
+    set_framework(cfg, path)
+    return cfg
+
+
+def set_framework(cfg: Config, path: Union[str, Path]) -> None:
+    """Set the `default_scope` of a config, which may lack it where types are classes, as in the new
+    configs of mm; `path` is named in errors.
+    """
     cfg.default_scope = cfg.get('default_scope') or framework_of(cfg.model.get('type'))
     if cfg.default_scope not in FRAMEWORKS:
         raise UserError(f'{path} must set default_scope to mmdet or mmseg')
-    return cfg
 
 
 def config_in_checkpoint(checkpoint: dict, path: Union[str, Path]) -> Config:
@@ -58,7 +64,8 @@ def config_in_checkpoint(checkpoint: dict, path: Union[str, Path]) -> Config:
 
     The text is read, not executed: a checkpoint may come from anywhere.
     """
-    text = checkpoint.get('meta', {}).get('cfg')
+    meta = checkpoint.get('meta')
+    text = meta.get('cfg') if isinstance(meta, dict) else None
     if not isinstance(text, str):
         raise UserError(
             f'{path} must be a checkpoint of a training, which has its config inside; run others '
@@ -67,9 +74,12 @@ def config_in_checkpoint(checkpoint: dict, path: Union[str, Path]) -> Config:
     try:
         lines = DictCalls().visit(ast.parse(text)).body
         cfg = Config({line.targets[0].id: ast.literal_eval(line.value) for line in lines})
-    except (AttributeError, SyntaxError, ValueError) as error:
+    except (AttributeError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UserError(f'{path}: the config inside is not readable: {one_line(error)}') from error
+    if not isinstance(cfg.get('model'), dict):
+        raise UserError(f'{path}: the config inside has no model')
     import_custom(cfg, path)
+    set_framework(cfg, path)
     return cfg
 
 

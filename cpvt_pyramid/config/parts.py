@@ -102,7 +102,10 @@ def import_datasets(scope: str) -> None:
 
 
 def framework_of(kind: Any) -> Optional[str]:
-    """The framework that a class is from or inherits from, if it is a class."""
+    """The framework that a class is from or inherits from, or that its full name begins with."""
+    if isinstance(kind, str):
+        package = kind.partition('.')[0]
+        return package if package in FRAMEWORKS else None
     packages = [c.__module__.partition('.')[0] for c in getattr(kind, '__mro__', ())]
     return next((package for package in packages if package in FRAMEWORKS), None)
 

@@ -105,16 +105,20 @@ def check_contents(
 ) -> int:
     """Check the contents of the data sets of a config, and print a line for each problem.
 
-    `folder` gets a report with all items of all problems, those `found` before included. After
-    `seconds` of a data set, no further images are read completely.
+    `folder` gets a report with all items of all problems, those included that were `found` and
+    printed before; warnings of their kinds are not repeated. After `seconds` of a data set, no
+    further images are read completely.
 
     Returns:
         The number of kinds of errors.
     """
     every = [('', problem) for problem in found]
+    known = {problem.kind for problem in found if not problem.is_error}
 
     def report(name: str, problems: Sequence[Problem]) -> None:
         for problem in problems:
+            if not problem.is_error and problem.kind in known:
+                continue
             print(f'{name} data: {problem}')
             every.append((f'{name} data: ', problem))
 

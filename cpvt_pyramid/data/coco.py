@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+from codecs import BOM_UTF8
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
@@ -106,6 +107,8 @@ def read_coco_files(files: Files, defects: Defects, masks: bool = False) -> Obje
             continue
         chosen.append(name)
         changes = complete_records(content)
+        if has_byte_order_mark(files.root / name):
+            changes.append('no byte order mark')
         splits[split] = coco_split(files, name, content, defects, masks)
         if changes:
             notes.append(f'{name} is copied, with {", ".join(changes)}')
@@ -416,7 +419,8 @@ def good_annotations(
             if masks and is_fatal:
                 problem = mask_problem
             elif mask_problem and annotation.get('segmentation'):
-                defects.warn(mask_problem, at)
+                is_error = '; an error for models of masks' if is_fatal else ''
+                defects.warn(f'{mask_problem}{is_error}', at)
         if problem:
             defects.add(problem, at)
             continue
@@ -447,7 +451,19 @@ def read_coco(path: Path) -> dict[str, Any]:
     Raises:
         UserError: says what is wrong with the file as a whole.
     """
-    return coco_of_json(read_json(path), path)
+    content = coco_of_json(read_json(path), path)
+    if has_byte_order_mark(path):
+        raise UserError(
+            f'{path} begins with a byte order mark, which OpenMMLab does not read; write it as '
+            'UTF-8 without one'
+        )
+    return content
+
+
+def has_byte_order_mark(path: Path) -> bool:
+    """Whether a text begins as some programs on Windows write UTF-8."""
+    with path.open('rb') as file:
+        return file.read(len(BOM_UTF8)) == BOM_UTF8
 
 
 def read_json(path: Path) -> Any:

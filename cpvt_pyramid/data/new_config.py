@@ -191,9 +191,7 @@ def config_of_folder(
     common = dict(data_root=os.path.abspath(data), metainfo=described.metainfo, pipeline=[])
     for split, dataset in described.datasets.items():
         settings[f'{split}_dataloader'] = dict(dataset={**dataset, **common})
-    # Warnings about a COCO file come again when the file is checked with its images.
-    known = [p for p in defects.problems() if p.is_error or found.layout != 'COCO']
-    return Config(settings), known
+    return Config(settings), defects.problems()
 
 
 def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) -> Data:

@@ -29,7 +29,7 @@ import signal
 import sys
 import types
 import warnings
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections import abc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -369,7 +369,16 @@ def argparse_settings(kind: Any) -> dict[str, Any]:
         return argparse_settings(inner[0]) | {'nargs': '+'}
     if origin is tuple:
         return argparse_settings(inner[0]) | {'nargs': len(inner)}
-    return {'type': kind}
+    return {'type': given_text if kind is str else kind}
+
+
+def given_text(text: str) -> str:
+    """Text of the command line. A variable of a shell that is not set leaves it empty, which would
+    be the current folder, or all addresses.
+    """
+    if not text:
+        raise ArgumentTypeError('it is empty')
+    return text
 
 
 def documented_arguments(function: Callable) -> dict[str, str]:

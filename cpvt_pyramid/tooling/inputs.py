@@ -82,8 +82,10 @@ def local_path(text: str) -> Path:
     """The path of a file.
 
     Raises:
-        UserError: it is an address.
+        UserError: it is an address, or several paths of `find -print0`.
     """
+    if '\0' in text:
+        raise UserError('a path must not have zero bytes; list one path a line')
     if re.match('[A-Za-z][A-Za-z0-9+.-]+://', text):
         raise UserError(f'a file on this machine is needed, got the address {text}; download it')
     return Path(text)

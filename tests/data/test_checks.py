@@ -300,6 +300,12 @@ def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
 # The report of check_data.py
 
 
+def test_check_data_of_a_config_without_data(capsys):
+    Path('a.py').write_text("model = dict(type='RetinaNet')\ndefault_scope = 'mmdet'")
+    assert load_tool('check_data').main(['a.py']) == 2
+    assert 'a.py has no data for train or val or test' in capsys.readouterr().err
+
+
 def test_check_data(configs, sample_dataset, tmp_path, capsys):
     """With turned and broken images, and names with spaces."""
     root = tmp_path / 'my däta'
@@ -317,11 +323,12 @@ def test_check_data(configs, sample_dataset, tmp_path, capsys):
     assert load_tool('check_data').main([str(root), '--out-dir', 'report']) == 1
     said, report = capsys.readouterr().out, Path('report/data_report.txt').read_text()
     for problem, item in (
-        ('val data: warning: images that an EXIF tag turns', turned['file_name']),
+        ('warning: images that an EXIF tag turns', turned['file_name']),
         ('error: images that are not complete images', torn['file_name']),
         ('error: annotations without a bbox of 4 finite numbers', 'annotation '),
     ):
         assert re.search(rf'{problem}.*: {re.escape(item)}', said)
+        assert said.count(problem) == 1
         assert problem in report and f'    {item}' in report
     command = [str(configs['segmentor']), '--splits', 'train', '--out-dir', 'maps']
     assert load_tool('check_data').main(command) == 0

@@ -18,7 +18,7 @@ from PIL import Image
 from support import ROOT, load_tool
 
 from cpvt_pyramid.data.checks import check_dataset
-from cpvt_pyramid.data.coco import Objects
+from cpvt_pyramid.data.coco import Objects, read_coco
 from cpvt_pyramid.data.defects import Defects
 from cpvt_pyramid.data.folder import NotRecognized, assigned_splits
 from cpvt_pyramid.data.label_maps import LabelMaps, check_label_maps
@@ -79,6 +79,27 @@ def test_coco_with_the_word_caption(place, coco):
         write(root / f'{name}.json', json.dumps({**content, 'annotations': annotations}))
     found, problems = objects_in(root)
     assert counts(found) == {'train': (4, 8)} and not problems
+
+
+def test_coco_with_a_byte_order_mark(coco):
+    """pycocotools does not read it."""
+    root, content = coco
+    path = root / 'instances_train.json'
+    path.write_text(json.dumps(content), encoding='utf-8-sig')
+    found, problems = objects_in(root)
+    assert found.splits['train'].path is None and not problems
+    assert 'instances_train.json is copied, with no byte order mark' in found.notes
+    with pytest.raises(UserError, match='instances_train.json begins with a byte order mark'):
+        read_coco(path)
+
+
+def test_coco_with_half_a_character(coco):
+    """Python reads it, and cannot print it."""
+    root, content = coco
+    content['images'][0]['file_name'] = '\ud800.png'
+    write(root / 'all.json', json.dumps(content))
+    with pytest.raises(UserError, match='all.json is not complete JSON: .*surrogates not allowed'):
+        objects_in(root)
 
 
 def test_coco_with_whole_numbers_as_floats(coco):

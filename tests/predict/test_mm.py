@@ -39,13 +39,22 @@ def test_a_checkpoint_of_a_training(untrained, in_files, kind):
 
 
 def test_the_config_in_a_checkpoint_is_not_executed():
-    text = "a = dict(b=[-1, (2.5, None)], c={'d e': True})"
+    text = "model = dict(type='mmdet.models.DINO')\na = dict(b=[-1, (2.5, None)], c={'d e': True})"
     assert config_in_checkpoint({'meta': {'cfg': text}}, '')._cfg_dict.to_dict() == {
-        'a': {'b': [-1, (2.5, None)], 'c': {'d e': True}}
+        'model': {'type': 'mmdet.models.DINO'},
+        'a': {'b': [-1, (2.5, None)], 'c': {'d e': True}},
+        'default_scope': 'mmdet',
     }
-    for text in ('import os', "a = open('x')", 'a = dict(b=exit())', 'a.b = 1', 'a ='):
+    for text in ('import os', "a = open('x')", 'a = dict(b=exit())', 'a.b = 1', 'a =', '-' * 10**5):
         with pytest.raises(UserError, match='x.pth: the config inside is not readable'):
             config_in_checkpoint({'meta': {'cfg': text}}, 'x.pth')
-    for checkpoint in ({}, {'meta': {}}, {'meta': {'cfg': 3}}):
+    for text, message in (
+        ('a = 1', 'x.pth: the config inside has no model'),
+        ('model = 3', 'x.pth: the config inside has no model'),
+        ("model = dict(type='DINO')", 'x.pth must set default_scope to mmdet or mmseg'),
+    ):
+        with pytest.raises(UserError, match=message):
+            config_in_checkpoint({'meta': {'cfg': text}}, 'x.pth')
+    for checkpoint in ({}, {'meta': {}}, {'meta': {'cfg': 3}}, {'meta': 5}):
         with pytest.raises(UserError, match='must be a checkpoint of a training'):
             config_in_checkpoint(checkpoint, 'x.pth')

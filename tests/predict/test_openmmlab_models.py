@@ -94,3 +94,10 @@ def test_a_backbone_of_another_architecture_is_named():
     tensors = {f'backbone.{k}': v for k, v in CPVTPyramid('mit_b0').state_dict().items()}
     with pytest.raises(UserError, match='^a.pth does not fit the model: .* mit_b0; the model is '):
         load_whole_model(model, {'state_dict': tensors}, 'a.pth')
+
+
+@pytest.mark.parametrize('tensors', [5, [torch.zeros(1)], {1: torch.zeros(1)}])
+def test_a_checkpoint_without_names_of_tensors(tensors):
+    torch.save({'state_dict': tensors, 'meta': {}}, 'a.pth')
+    with pytest.raises(UserError, match='a.pth holds no tensors by their names'):
+        fetch_checkpoint('a.pth')

@@ -207,3 +207,15 @@ def test_no_space(number, capsys):
     assert run_tool('tool', write, {}, 'others are written') == 2
     told = 'tool: no space left on the disk for a.jpg; others are written\n'
     assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize('arguments', [[''], ['a.png', '--crops', '']])
+def test_an_empty_argument_is_an_unset_variable(arguments, capsys):
+    """And not the current folder, or all addresses of this machine."""
+
+    def measure(image: str, *, crops: Sequence[str] = ()) -> None:
+        raise AssertionError('it is called')
+
+    with pytest.raises(SystemExit, match='2'):
+        run_command(measure, arguments)
+    assert capsys.readouterr().err.endswith(': it is empty; see --help\n')

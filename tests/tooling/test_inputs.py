@@ -30,6 +30,12 @@ def named(*inputs: str, out_dir: str = 'out') -> dict[str, str]:
     return {path.as_posix(): name for path, name in pairs}
 
 
+def test_paths_of_find_print0():
+    touch('a.png')
+    with pytest.raises(UserError, match='must not have zero bytes; list one path a line'):
+        found('-', lines='a.png\0b.png\0')
+
+
 @pytest.mark.filterwarnings('ignore:d. left out')
 def test_inputs():
     touch('d/b.png', 'd/a.JPG', 'd/c.txt', 'd/e/f.gif', 'd/g.mp4', 'h.png', 'i [1].png', 'd/.j.png')

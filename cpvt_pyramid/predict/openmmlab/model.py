@@ -219,6 +219,7 @@ def open_trained(
         weights = fetch_checkpoint(checkpoint)
         cfg = config_in_checkpoint(weights, checkpoint)
         merge_options(cfg, cfg_options)
+        check_settings(cfg, 'test_dataloader')
     else:
         cfg = load_config(config, cfg_options)
         check_settings(cfg, 'test_dataloader')

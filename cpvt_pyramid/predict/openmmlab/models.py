@@ -71,7 +71,12 @@ def fetch_checkpoint(path: Union[str, Path], otherwise: str = '') -> dict:
             raise
         except Exception as error:  # torch raises many kinds on a truncated or foreign file
             raise UserError(f'{path} is not a complete checkpoint: {one_line(error)}') from error
-    return checkpoint if 'state_dict' in checkpoint else {'state_dict': checkpoint}
+    if 'state_dict' not in checkpoint:
+        checkpoint = {'state_dict': checkpoint}
+    tensors = checkpoint['state_dict']
+    if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
+        raise UserError(f'{path} holds no tensors by their names')
+    return checkpoint
 
 
 def load_whole_model(model: nn.Module, checkpoint: dict, path: Union[str, Path]) -> None:

@@ -27,7 +27,7 @@ else:
 
 def statically_known_true(condition: bool) -> bool:
     """True if a condition on sizes holds at all sizes that a captured graph serves."""
-    if VERSION < (2, 7):
+    if VERSION < (2, 8):  # torch.compile cannot ask
         return False
     from torch.fx.experimental import symbolic_shapes  # slow to import, and only for graphs
 

@@ -1,6 +1,8 @@
 """cpvt export: what it is asked, what it refuses, in one line."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,13 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
     torch.save(CPVTPyramid('pcpvt_nano').state_dict(), 'weights.pth')
     return ['pcpvt_nano', 'weights.pth', '--out']
+
+
+def test_a_backbone_needs_no_mm():
+    """What the command imports for the name of an architecture."""
+    code = 'sys.modules.update(mmengine=None, mmcv=None, mmdet=None, mmseg=None)'
+    code = f'import sys; {code}; from cpvt_pyramid.export import files, models'
+    subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=True)
 
 
 TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(1, 1, 1, 1))

@@ -21,7 +21,7 @@ from support import load_tool
 from torch import nn
 
 from cpvt_pyramid.config.load import load_config
-from cpvt_pyramid.mm.label_maps import possible_classes
+from cpvt_pyramid.export.possible_classes import possible_classes
 from cpvt_pyramid.predict.openmmlab.models import build_model
 from cpvt_pyramid.predict.openmmlab.postprocessing import (
     Unresized,

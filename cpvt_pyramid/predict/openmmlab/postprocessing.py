@@ -11,7 +11,7 @@ import torch
 from mmengine.structures import BaseDataElement, PixelData
 from torch import Tensor, nn
 
-from ...mm.label_maps import possible_classes
+from ...export.possible_classes import possible_classes
 
 upsample = torch.ops.aten.upsample_bilinear2d.out  # that of F.interpolate
 

@@ -224,9 +224,9 @@ model.data_preprocessor.valid_region=False`, RetinaNet's boxes are theirs at eve
 
 ## The columnar CPVT
 
-These are classifiers: `from cpvt_pyramid import CPVT`, or in timm's registry `cpvt_tiny_0to5`,
-`cpvt_tiny_0to5_gap` and so on. `DenseCPVT` takes the same options and is a backbone, in Python and
-in configs (`type='DenseCPVT'`).
+These are classifiers with one map from the first block to the last, as ViT: `from cpvt_pyramid
+import CPVT`, or in timm's registry `cpvt_tiny_0to5`, `cpvt_tiny_0to5_gap` and so on. `DenseCPVT`
+takes the same options and is a backbone, in Python and in configs (`type='DenseCPVT'`).
 
 {columns}
 CPVT, [2102.10882](https://arxiv.org/abs/2102.10882), section 5; DeiT,

@@ -167,7 +167,7 @@ def _has_more_frames(image: Image.Image) -> bool:
     """
     if isinstance(image, TiffImageFile):
         pages = itertools.islice(ImageSequence.Iterator(image), PAGES)
-        return sum(not page.tag_v2.get(SUBFILE_TYPE, 0) & PART for page in pages) > 1
+        return sum(not image.tag_v2.get(SUBFILE_TYPE, 0) & PART for _ in pages) > 1
     return image.format != 'MPO' and getattr(image, 'is_animated', False)
 
 

@@ -1,7 +1,7 @@
 """Show what is installed, whether it works, and a command that fixes the rest.
 
     cpvt doctor
-    python -m cpvt_pyramid.doctor --rows device    in a clone, before anything is installed
+    python -m cpvt_pyramid.doctor    in a clone, before anything is installed
 
 The exit status is 1 if something is broken. Packages are found by their metadata and tested by
 importing them, in a second process, because an operator library built for another torch can crash.
@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from .tooling.command import UserError, run_command
+from .tooling.command import run_command
 
 ROOT = Path(__file__).resolve().parents[1]  # the checkout, or site-packages
 OLDEST_TORCH = (2, 1)
@@ -41,12 +41,7 @@ MM = {
     'mmdet': ('onedl-mmdetection==3.5.1', 'mmdet==3.3.0'),
     'mmseg': ('onedl-mmsegmentation==1.4.2', 'mmsegmentation==1.2.2'),
 }
-OPTIONAL = {  # distributions, and what for
-    'timm': (('timm',), 'the models registered in timm'),
-    'onnx': (('onnx',), 'export to ONNX'),
-    'onnxruntime': (('onnxruntime', 'onnxruntime-gpu'), 'running exported models'),
-    'openvino': (('openvino',), 'running exported models in OpenVINO'),
-}
+OPTIONAL = ('timm', 'onnx', 'onnxruntime', 'onnxruntime-gpu', 'openvino')
 
 
 class Finding(NamedTuple):
@@ -66,11 +61,6 @@ def python() -> Finding:
 
 
 def torch() -> Finding:
-    # A failed uninstall leaves a copy, and a folder of the user may have another.
-    copies = {(str(d.locate_file('')), d.version) for d in metadata.distributions(name='torch')}
-    if len(copies) > 1:
-        builds = ', '.join(sorted(version for _, version in copies))
-        return Finding('FAIL', f'{len(copies)} builds over each other: {builds}', ['torch'])
     if not present('torch'):
         detail = 'not installed; only exported models run without it'
         if present('onnxruntime') or present('openvino'):
@@ -84,17 +74,11 @@ def torch() -> Finding:
 
 
 def torchvision() -> Finding:
-    if not present('torchvision'):
-        is_needed = present('torch') and any(map(present, (*MM, 'timm')))
-        if is_needed:
-            return Finding('FAIL', 'not installed; OpenMMLab and timm need it', ['torch'])
-        return Finding('note', 'not installed; for its detectors')
-    found = installed('torch', 'torchvision')
-    version = found.get('torchvision', 'unknown version')
-    builds = {text.partition('+')[2] for text in found.values() if '+' in text}
-    if len(builds) > 1:
-        return Finding('warn', f'{version}; another build than torch {found["torch"]}', ['torch'])
-    return Finding('ok', version)
+    if present('torchvision'):
+        return Finding('ok', installed('torchvision').get('torchvision', 'unknown version'))
+    if present('torch') and any(map(present, (*MM, 'timm'))):
+        return Finding('FAIL', 'not installed; OpenMMLab and timm need it', ['torchvision'])
+    return Finding('note', 'not installed; for its detectors')
 
 
 def mm_family() -> Finding:
@@ -108,8 +92,6 @@ def mm_family() -> Finding:
     here = [name for name in MM if found[name]]
     if any(len(versions) > 1 for versions in found.values()):
         return Finding('FAIL', f'twice the same files: {names}', here)
-    if 'mmcv-lite' in found['mmcv']:
-        return Finding('FAIL', f'mmcv-lite has no operators: {names}', ['mmcv'])
     if any(name_of(pin(name)) not in found[name] for name in here):
         return Finding('warn', f'two families: {names}', here)
     missing = [name for name in ('mmengine', 'mmcv') if not found[name]]
@@ -118,12 +100,10 @@ def mm_family() -> Finding:
     return Finding('ok', names)
 
 
-def optional(name: str) -> Finding:
-    distributions, purpose = OPTIONAL[name]
-    found = installed(*distributions)
-    if not found:
-        return Finding('note', f'not installed; for {purpose}: {pip("install")} {name}')
-    return Finding('ok', ', '.join(f'{name} {version}' for name, version in found.items()))
+def others() -> Finding:
+    found = installed(*OPTIONAL)
+    versions = ', '.join(f'{name} {version}' for name, version in found.items())
+    return Finding('ok' if found else 'note', versions or f'none of {", ".join(OPTIONAL)}')
 
 
 # What is run in a second process
@@ -134,8 +114,8 @@ def device() -> Finding:
 
     built = torch.version.cuda
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    x = torch.ones(1, 1, 2, 4, device='cuda' if gpus else 'cpu')
-    torch.nn.functional.scaled_dot_product_attention(x, x @ x.mT @ x, x, scale=0.5).sum().item()
+    x = torch.ones(2, 2, device='cuda' if gpus else 'cpu')
+    (x @ x).sum().item()
     if gpus:
         found = map(torch.cuda.get_device_properties, gpus)
         names = ', '.join(f'{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)' for gpu in found)
@@ -175,15 +155,6 @@ def imports(*modules: str) -> Finding:
     return Finding('ok', ' and '.join(modules))
 
 
-def backbone() -> Finding:
-    import torch
-
-    from cpvt_pyramid import CPVTPyramid
-
-    maps = CPVTPyramid('pcpvt_nano')(torch.zeros(1, 3, 64, 96))
-    return Finding('ok', f'CPVTPyramid: {len(maps)} maps')
-
-
 def tried(names: Sequence[str]) -> list[Finding]:
     """Run trials in a second process; if it fails, each in one of its own."""
     code = (
@@ -218,7 +189,7 @@ LOOKS: dict[str, Callable[[], Finding]] = {
     'torch': torch,
     'torchvision': torchvision,
     'mm family': mm_family,
-    **{name: partial(optional, name) for name in OPTIONAL},
+    'others': others,
 }
 # A function, and the package that it needs, which is installed again if it fails.
 TRIALS: dict[str, tuple[Callable[[], Finding], str]] = {
@@ -228,25 +199,21 @@ TRIALS: dict[str, tuple[Callable[[], Finding], str]] = {
     'mmcv operators': (mmcv_operators, 'mmcv'),
     'mmdet imports': (partial(imports, 'mmdet.apis', 'mmdet.models'), 'mmdet'),
     'mmseg imports': (partial(imports, 'mmseg.apis', 'mmseg.models'), 'mmseg'),
-    'backbone': (backbone, 'cpvt_pyramid'),
-    'backbone in mm': (partial(imports, 'cpvt_pyramid.mm'), 'mmengine'),
 }
 
 
-def examined(rows: Sequence[str]) -> Iterator[tuple[str, Finding]]:
-    """The findings of rows, one by one."""
-    for name in LOOKS:
-        if name in rows:
-            yield name, LOOKS[name]()
+def examined() -> Iterator[tuple[str, Finding]]:
+    """The rows of the table, one by one."""
+    for name, look in LOOKS.items():
+        yield name, look()
     if not present('torch'):
         return
-    names = [name for name, (_, package) in TRIALS.items() if name in rows and present(package)]
-    if 'device' in names:  # nothing else can work without torch
-        names.remove('device')
-        (found,) = tried(['device'])
-        yield 'device', found
-        if found.state == 'FAIL':
-            return
+    (found,) = tried(['device'])
+    yield 'device', found
+    if found.state == 'FAIL':  # nothing else can work without torch
+        return
+    names = [name for name, (_, package) in TRIALS.items() if present(package)]
+    names.remove('device')
     if names:
         yield from zip(names, tried(names))
 
@@ -257,11 +224,6 @@ def examined(rows: Sequence[str]) -> Iterator[tuple[str, Finding]]:
 def command_for(again: Sequence[str]) -> str:
     """One command that installs packages, by their import names, in versions that fit together."""
     for_gpu = 'torch for the GPU' in again
-    if is_made_by_script():
-        name = Path(sys.prefix).name
-        torch = 'TORCH=auto ' if for_gpu else ''
-        script = f'tools/setup_env.sh {name.removeprefix(".venv").removeprefix("-")}'.strip()
-        return f'cd {ROOT} && rm -f {name}/complete && {torch}{script}'  # without this, it is done
     mm = [name for name in MM if name in again]
     if mm:  # mmdet and mmseg refuse other versions of mmcv
         mm = [name for name in MM if name in again or is_untested(name)]
@@ -272,9 +234,7 @@ def command_for(again: Sequence[str]) -> str:
         steps.append(f'{pip("uninstall")} {" ".join(removed)}')
     has_new_torch = release(installed('torch').get('torch', '')) >= NO_MMCV_FROM
     if for_gpu or {'torch', 'torchvision'} & {*again} or ('mmcv' in mm and has_new_torch):
-        copies = len(list(metadata.distributions(name='torch')))
-        # One copy is removed at a time.
-        steps += [f'{pip("uninstall")} torch torchvision'] * max(copies, 1)
+        steps.append(f'{pip("uninstall")} torch torchvision')
         backend = '--torch-backend auto ' if for_gpu and present('uv') else ''
         steps.append(f'{pip("install")} {backend}{" ".join(TORCH)}')
     if mm:  # mmengine 0.10.7 uses pkg_resources
@@ -286,15 +246,7 @@ def command_for(again: Sequence[str]) -> str:
         steps.append(f'{pip("install")} {" ".join(pins.values())}')
     if 'cv2' in again:
         steps.append(f'{pip("install")} --force-reinstall opencv-python-headless numpy')
-    if 'cpvt_pyramid' in again:
-        steps.append(f'{pip("install")} --force-reinstall --no-deps {ROOT}')
     return ' && '.join(steps)
-
-
-def is_made_by_script() -> bool:
-    """Whether tools/setup_env.sh made this environment; it writes the file `torch`."""
-    prefix = Path(sys.prefix)
-    return prefix.parent == ROOT and (prefix / 'torch').is_file()
 
 
 def pip(action: str) -> str:
@@ -351,20 +303,12 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r'\d+', version)[:2]))
 
 
-def doctor(*, rows: Sequence[str] = ()) -> int:
-    """Print a table, and the command that fixes what is broken.
-
-    Args:
-        rows: of the table, by their names; all by default
-    """
-    names = [*LOOKS, *TRIALS]
-    if unknown := set(rows) - set(names):
-        raise UserError(f'no row {min(unknown)!r}; one of {", ".join(names)}')
-    rows = rows or names
-    width = max(map(len, rows))
+def doctor() -> int:
+    """Print a table, and the command that fixes what is broken."""
+    width = max(map(len, (*LOOKS, *TRIALS)))
     broken = 0
     again: list[str] = []
-    for name, finding in examined(rows):
+    for name, finding in examined():
         print(f'{finding.state:>4}  {name:<{width}}  {finding.detail}', flush=True)
         broken += finding.state == 'FAIL'
         again += finding.again

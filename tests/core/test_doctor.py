@@ -5,9 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Optional
 
 import pytest
@@ -19,7 +17,7 @@ from cpvt_pyramid import doctor
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
-    """Pretends that just these distributions are installed, outside the checkout's own .venv."""
+    """Pretends that just these distributions are installed."""
     modules = {doctor.name_of(pin): name for name, pins in doctor.MM.items() for pin in pins}
 
     def pretend(**versions: Optional[str]) -> None:
@@ -30,9 +28,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 
         present = {modules.get(name, name) for name in found}
         monkeypatch.setattr(doctor, 'installed', installed)
-        monkeypatch.setattr(metadata, 'distributions', lambda name: ())
         monkeypatch.setattr(doctor, 'present', present.__contains__)
-        monkeypatch.setattr(doctor, 'is_made_by_script', lambda: False)
 
     return pretend
 
@@ -48,7 +44,7 @@ ABSENT = {'onedl_mmengine': '0.10.12', 'onedl_mmsegmentation': '1.4.2'}  # mmcv
         # Removing one of two removes files of the other: both go, and one is installed again.
         ({**FORK, 'mmdet': '3.3.0'}, 'FAIL', 'onedl-mmdetection mmdet', 'onedl-mmdetection'),
         ({**FORK, 'mmcv': '2.1.0'}, 'FAIL', 'onedl-mmcv mmcv', 'onedl-mmcv'),
-        ({**FORK, 'onedl_mmcv': None, 'mmcv_lite': '2.1.0'}, 'FAIL', 'mmcv-lite', 'onedl-mmcv'),
+        ({**FORK, 'onedl_mmcv': None, 'mmcv_lite': '2.1.0'}, 'warn', 'mmcv-lite', 'onedl-mmcv'),
         ({**FORK, 'onedl_mmcv': None, 'mmcv': '2.1.0'}, 'warn', 'mmcv', 'onedl-mmcv'),
         ({**ORIGINAL, 'mmcv_full': '1.7.2'}, 'FAIL', 'mmcv mmcv-full', 'mmcv'),
         (
@@ -100,27 +96,19 @@ LOOKS = [  # what is installed, the row, its state, and a pattern in its detail
     ({'onnxruntime': '1.31'}, 'torch', 'note', 'only exported models run without it'),
     ({'torch': '2.0.1+cpu'}, 'torch', 'FAIL', 'at least 2.1'),
     ({'torch': '2.1.0'}, 'torch', 'ok', '2.1.0$'),
-    ({'torch': '2.13.0+cpu', 'torchvision': '0.28.0+cu130'}, 'torchvision', 'warn', '0.28.0'),
     ({'torch': '2.13.0', 'timm': '1.0'}, 'torchvision', 'FAIL', 'timm need it'),
     ({'timm': '1.0'}, 'torchvision', 'note', 'not installed'),
     ({'timm': '1.0', 'torchvision': '0.28.0'}, 'torchvision', 'ok', '0.28.0'),
-    ({'onnxruntime_gpu': '1.31'}, 'onnxruntime', 'ok', '1.31'),
-    *(({}, name, 'note', f'pip install {name}$') for name in ('timm', 'openvino')),
+    ({'onnxruntime_gpu': '1.31'}, 'others', 'ok', '^onnxruntime-gpu 1.31$'),
+    ({}, 'others', 'note', 'none of timm, '),
 ]
 
 
-def test_packages(machine, monkeypatch) -> None:
+def test_packages(machine) -> None:
     for versions, row, state, text in LOOKS:
         machine(**versions)
         found = doctor.LOOKS[row]()
         assert found.state == state and re.search(text, found.detail), row
-    machine(torch='2.13.0')
-    builds = [SimpleNamespace(version=v, locate_file=str) for v in ('2.13.0+cpu', '2.1.2+cu118')]
-    monkeypatch.setattr(metadata, 'distributions', lambda name: builds)
-    found = doctor.torch()
-    assert found.state == 'FAIL' and '2.1.2+cu118, 2.13.0+cpu' in found.detail
-    removal, again, pair = doctor.command_for(found.again).split(' && ')
-    assert removal == again and 'uninstall' in removal and 'torchvision==0.28.0' in pair
 
 
 def test_versions_are_those_of_the_requirements() -> None:
@@ -134,14 +122,14 @@ def test_versions_are_those_of_the_requirements() -> None:
         assert pinned[name] == version
     oldest = '.'.join(map(str, doctor.OLDEST_TORCH))
     assert f'"torch>={oldest}"' in (ROOT / 'pyproject.toml').read_text()
-    assert f'torch {oldest} or newer' in (ROOT / 'README.md').read_text()
+    assert f'torch {oldest}, or newer' in (ROOT / 'docs/install.md').read_text()
     assert f'"torch=={oldest}.' in (ROOT / 'pyproject.toml').read_text()
 
 
 def test_the_command_can_be_pasted(machine) -> None:
     machine(torch='2.14.0', uv='1', **FORK, **ORIGINAL)
-    everything = [*doctor.MM, 'torch', 'cv2', 'cpvt_pyramid']
-    for again in (everything, ['mmcv'], ['torch for the GPU'], ['cv2'], ['cpvt_pyramid']):
+    everything = [*doctor.MM, 'torch', 'cv2']
+    for again in (everything, ['mmcv'], ['torch for the GPU'], ['cv2']):
         command = doctor.command_for(again)
         assert '#' not in command and '\n' not in command
         assert subprocess.run(['bash', '-n', '-c', command]).returncode == 0
@@ -149,19 +137,6 @@ def test_the_command_can_be_pasted(machine) -> None:
     assert '--torch-backend auto torch==' in doctor.command_for(['torch for the GPU'])
     machine(torch='2.13.0', **FORK)
     assert 'torch==' not in doctor.command_for(['mmcv'])
-
-
-@pytest.mark.parametrize('name, argument', [('.venv', ''), ('.venv-original-mm', ' original-mm')])
-def test_environment_of_a_checkout_is_fixed_by_its_script(name, argument, monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, 'ROOT', tmp_path)
-    monkeypatch.setattr(sys, 'prefix', str(tmp_path / name))
-    assert not doctor.is_made_by_script()
-    (tmp_path / name).mkdir()
-    (tmp_path / name / 'torch').touch()
-    # Without the stamp, or the script would do nothing.
-    begin, script = f'cd {tmp_path} && rm -f {name}/complete', f'tools/setup_env.sh{argument}'
-    assert doctor.command_for(['mmcv']) == f'{begin} && {script}'
-    assert doctor.command_for(['torch for the GPU']) == f'{begin} && TORCH=auto {script}'
 
 
 def test_a_gpu_that_torch_cannot_use(monkeypatch, tmp_path) -> None:
@@ -221,7 +196,7 @@ def test_bare_python_and_a_torch_that_crashes(tmp_path) -> None:
     assert last.endswith(' install torch==2.13.0 torchvision==0.28.0') and 'mmcv' not in table
     table = run_doctor(tmp_path / 'crash', {'torch/__init__.py': 'import os; os.abort()'})
     assert re.search(r'FAIL  device  .*Aborted', table)
-    assert 'backbone' not in table  # the trials end
+    assert table.count('FAIL') == 1  # the trials end
 
 
 def test_each_broken_package_is_reported(tmp_path) -> None:
@@ -241,7 +216,6 @@ def test_each_broken_package_is_reported(tmp_path) -> None:
             'mmdet/__init__.py': 'assert False, "MMCV==9.9.9 is used but incompatible"',
             'mmseg/__init__.py': '',
             'mmseg/apis.py': 'import sys; sys.exit("leaving")',
-            'mmengine/__init__.py': 'import pkg_resources_gone',
         },
     )
     assert re.search('ok  device +CPU, 3 threads', table)
@@ -251,7 +225,6 @@ def test_each_broken_package_is_reported(tmp_path) -> None:
         ('mmcv operators', 'mmcv._ext'),
         ('mmdet imports', 'MMCV==9.9.9'),
         ('mmseg imports', 'leaving'),
-        ('backbone in mm', 'pkg_resources_gone'),
     ]:
         assert re.search(f'FAIL  {name} .*{cause}', table), (name, table)
     command = table.splitlines()[-1]
@@ -265,16 +238,10 @@ def test_each_broken_package_is_reported(tmp_path) -> None:
         assert part in command
 
 
-def test_rows_can_be_chosen_and_a_trial_that_hangs_times_out(capsys, monkeypatch) -> None:
-    assert doctor.main(['--rows', 'Python', 'timm']) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines[:2]] == ['Python', 'timm'] and len(lines) == 4
+def test_a_trial_that_hangs_times_out(monkeypatch) -> None:
     monkeypatch.setattr(doctor, 'TIMEOUT', 0.02)  # less than any import of torch
-    assert doctor.main(['--rows', 'device']) == 1
-    assert 'timed out after 0.02 seconds' in capsys.readouterr().out
-    assert doctor.main(['--rows', 'Pyton']) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "no row 'Pyton'; one of Python, torch" in line
+    (found,) = doctor.tried(['device'])
+    assert found.state == 'FAIL' and found.detail == 'timed out after 0.02 seconds'
 
 
 def test_without_torch_nothing_of_openmmlab_is_named(machine, monkeypatch, capsys) -> None:
@@ -288,6 +255,6 @@ def test_without_torch_nothing_of_openmmlab_is_named(machine, monkeypatch, capsy
     shown = capsys.readouterr().out
     assert 'mmcv' not in shown and ' install torch==' in shown
     machine(torch='2.13.0')
-    monkeypatch.setattr(doctor, 'TRIALS', {})
+    monkeypatch.setattr(doctor, 'tried', lambda names: [doctor.Finding('ok', '')] * len(names))
     assert doctor.main([]) == 0
     assert 'onedl-mmcv==' in capsys.readouterr().out

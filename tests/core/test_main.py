@@ -69,8 +69,8 @@ def test_lines_begin_with_what_the_user_typed(monkeypatch, capfd, tmp_path):
 
 
 def test_arguments_and_status_are_the_tools_own():
-    ended = cpvt('doctor', '--rows', 'Python')
-    assert ended.returncode == 0 and ended.stdout.startswith('  ok  Python')
+    ended = cpvt('models')
+    assert ended.returncode == 0 and 'retinanet_pvt_t_coco' in ended.stdout
     ended = cpvt('new_config', 'nowhere')  # the file's name
     assert ended.returncode == 2
     assert ended.stderr.startswith('cpvt new-config: ') and ended.stderr.count('\n') == 1

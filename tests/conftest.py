@@ -10,10 +10,26 @@ from typing import Any, Optional
 import older_torch
 import pytest
 import torch
+from hypothesis import register_random, settings
 from support import ROOT, clear_global_instances
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background process of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class TorchRandom:
+    """PyTorch's random numbers, for Hypothesis, which seeds them before each example."""
+
+    seed = staticmethod(torch.manual_seed)
+    getstate = staticmethod(torch.get_rng_state)
+    setstate = staticmethod(torch.set_rng_state)
+
+
+TORCH_RANDOM = TorchRandom()  # Hypothesis keeps a weak reference
+register_random(TORCH_RANDOM)
+# Every run tries the same examples; those of `make fuzz` differ.
+settings.register_profile('repeatable', derandomize=True, deadline=None)
+settings.load_profile('repeatable')
 
 IN_EMPTY_FOLDERS = {'data', 'exported', 'predict', 'tooling', 'training'}
 HAS_MM = importlib.util.find_spec('mmengine') is not None

@@ -20,7 +20,7 @@ def images(tmp_path_factory):
 
 def test_features(images, tmp_path):
     files = tmp_path / 'drift.png', tmp_path / 'drift.json'
-    archs = 'pcpvt_nano', 'svt_small', 'pvt_tiny'
+    archs = 'pcpvt_nano', 'pvt_tiny'
     options = [*images, '--archs', *archs, '--out', str(files[0]), '--json', str(files[1])]
     assert batch_drift.main(['--images', *options]) == 0
     results = json.loads(files[1].read_text())
@@ -43,7 +43,7 @@ def test_features(images, tmp_path):
         assert all(row['mean'][stride] <= row['max'][stride] for stride in row['max'])
     ours = ['cpvt_pyramid', 'cpvt_pyramid, unmasked']
     twins = [*ours, 'timm', 'mmseg']
-    assert libraries == {'pcpvt_nano': twins, 'svt_small': twins, 'pvt_tiny': [*ours, 'mmdet']}
+    assert libraries == {'pcpvt_nano': twins, 'pvt_tiny': [*ours, 'mmdet']}
 
 
 @pytest.mark.parametrize(

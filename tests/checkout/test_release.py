@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from release import check_tag
-from support import ROOT, pyproject
+from support import ROOT, pyproject, run
 
 import cpvt_pyramid
 
@@ -93,6 +93,18 @@ def test_paths_in_workflows_exist():
     rows = {(row['os'], row['python']) for row in core['strategy']['matrix']['include']}
     assert rows >= {('ubuntu-latest', '3.10'), ('ubuntu-latest', '3.13')}
     assert {system for system, _ in rows} == {'ubuntu-latest', 'macos-latest', 'windows-latest'}
+
+
+@pytest.mark.parametrize('target', TARGETS)
+def test_targets_of_make_name_what_exists(target):
+    done = run('make', '--dry-run', '-C', ROOT, target)
+    assert done.returncode == 0, done.stderr
+    for path in re.findall(
+        r'\s((?:benchmarks|configs|docs|requirements|tests|tools)/\S+)', done.stdout
+    ):
+        assert (ROOT / path).exists(), path
+    for module in re.findall(r'-m ((?:benchmarks|experiments)\.\S+)', done.stdout):
+        assert importlib.util.find_spec(module), module
 
 
 def test_badges_have_workflows():

@@ -36,6 +36,7 @@ from cpvt_pyramid.model import Block
 from cpvt_pyramid.versions import VERSION
 
 NAMES = [*map(ours.registered_name, ARCHS), *ours.COLUMNS]
+FAMILIES = ('pcpvt_nano', 'svt_small', 'pvt_tiny', 'pvt_v2_b0', 'mit_b0', 'cpvt_tiny')
 TWINS = [name for name in NAMES if name.startswith(('svt', 'pcpvt')) and name != 'pcpvt_nano']
 # Small enough to try everything on, and with every mechanism in them.
 PVT = Arch((8, 16, 24, 32), (1, 2, 3, 4), (2, 2, 2, 2), (2, 1, 2, 2), position='learned')
@@ -124,7 +125,7 @@ def test_columnar_classifier_is_that_of_the_core(name):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_every_variant_is_a_timm_model(name):
-    """Shapes and names alone, without memory for the weights; no name is one of timm's."""
+    """Names alone, without memory for the weights; no name is one of timm's."""
     homes = [home for home, names in _module_to_models.items() if name in names]
     assert homes == ['timm_models'] and name in ours.__all__
     options = dict(device='meta', dtype=torch.bfloat16, drop_path_rate=0.1)
@@ -138,6 +139,12 @@ def test_every_variant_is_a_timm_model(name):
     assert f'{cfg["first_conv"]}.weight' in state and f'{cfg["classifier"]}.weight' in state
     assert model.get_classifier() is model.head and model.in_chans == 3
 
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_shapes_of_features_and_heads(name):
+    options = dict(device='meta', dtype=torch.bfloat16)
+    model = timm.create_model(name, num_classes=1000, **options)
+    cfg = model.pretrained_cfg
     image = torch.empty(2, 3, 224, 224, device='meta', dtype=torch.bfloat16)
     features = model.forward_features(image)
     if cfg['pool_size'] and model.cls_token is None:

@@ -85,7 +85,7 @@ def write_config(name: str) -> list[str]:
 SIZE = ['--size', '64x96']
 OPTIONS = {
     # By what is exported and the options; the inputs and outputs that the file must have.
-    ('segmentor', '--probabilities'): ('images', 'probabilities'),
+    ('segmentor',): ('images original', 'labels'),
     ('segmentor', '--half', '--images', 'photo.png', *SIZE): ('images valid original', 'labels'),
     ('segmentor', '--backbone', '--no-valid', *SIZE): ('images', 'map_0 map_1 map_2 map_3'),
     ('detector', '--cfg-options', 'model.test_cfg.max_per_img=7', *SIZE): (

@@ -306,6 +306,7 @@ WIDTHS = [32, 64, 128, 192]
 PANOPTIC = {
     'panoptic_fpn/panoptic-fpn_r50_fpn_1x_coco': {
         'neck.in_channels': WIDTHS,
+        'test_cfg.rpn': dict(max_per_img=100),
         'test_cfg.rcnn': dict(score_thr=0.0, max_per_img=10),
         'test_cfg.panoptic': dict(score_thr=0.0, mask_thr_binary=0.0, stuff_area_limit=20),
     },

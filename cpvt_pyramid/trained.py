@@ -67,6 +67,10 @@ TRAINED = read_table()
 
 
 def similar_name(name: str) -> str:
-    """The trained model that a misspelled name may mean, or ''."""
+    """The trained model that a misspelled or shortened name may mean, or ''."""
+    name = name.lower()
+    for trained in TRAINED:
+        if trained.startswith(f'{name}_'):
+            return trained
     similar = difflib.get_close_matches(name, TRAINED, n=1, cutoff=0.8)
     return similar[0] if similar else ''

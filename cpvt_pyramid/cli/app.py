@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, Optional
 
 from ..tooling.command import UserError, imports_of, one_line, run_command
-from ..trained import TRAINED
+from ..trained import TRAINED, similar_name
 
 
 def app(
@@ -49,6 +49,9 @@ def app(
         path = exported_by_name(model)
     else:
         path = local_path(model)
+        similar = similar_name(model)
+        if similar and not path.exists():
+            raise UserError(f'no model at {model}; did you mean {similar}?')
     exported = ExportedModel(path, backend)
     folder = Path(samples) if samples else samples_of(path)
     if not folder.is_dir():

@@ -15,7 +15,7 @@ import torch
 from cpvt_pyramid import CPVTPyramid, load_weights
 from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.checkpoints import downloads, local_file
-from cpvt_pyramid.trained import CLASSES, METRICS, TRAINED
+from cpvt_pyramid.trained import CLASSES, METRICS, TRAINED, similar_name
 
 NAME = 'retinanet_pvt_t_coco'
 
@@ -146,6 +146,21 @@ def test_files_come_before_names_and_similar_names_are_told(tmp_path, monkeypatc
         local_file(NAME.replace('retina', 'retinna'))
     with pytest.raises(FileNotFoundError, match='^no checkpoint at work_dirs/epoch_12.pth$'):
         local_file('work_dirs/epoch_12.pth')
+
+
+@pytest.mark.parametrize(
+    'name, meant',
+    [
+        ('retinanet_pvtv2_b2_coco', 'retinanet_pvt_v2_b2_coco'),
+        ('SegFormer_B0_ADE20k', 'segformer_b0_ade20k'),
+        ('segformer_b5', 'segformer_b5_ade20k'),
+        ('upernet', 'upernet_cpvt_s_ade20k'),
+        ('se', ''),
+        ('yolo', ''),
+    ],
+)
+def test_similar_names(name, meant):
+    assert similar_name(name) == meant
 
 
 @pytest.mark.parametrize('name', TRAINED)

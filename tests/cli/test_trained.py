@@ -60,3 +60,9 @@ def test_the_page_exports_a_name_once(model, tmp_path, monkeypatch, capsys):
         assert main(['app', NAME, '--port', '0']) == 0
     assert asked == [NAME, f'{NAME}.onnx', f'{NAME}.onnx']
     assert capsys.readouterr().out.startswith(f'exporting {NAME} to {NAME}.onnx, once\nhttp://')
+
+
+def test_the_page_suggests_a_name(capsys):
+    assert main(['app', 'segformer_b0']) == 2
+    line = f'cpvt app: no model at segformer_b0; did you mean {NAME}?\n'
+    assert capsys.readouterr().err == line

@@ -14,8 +14,8 @@ scores, and the weights here are random.
     x ResNet-50  accelerated, relative to ResNet-50, also accelerated
 
 PyTorch has one thread, and its processor time counts, not the clock: what else runs on the machine
-does not. On an idle core both are the same. The detectors take turns (A B C, A B C, ...), and the
-least of the rounds is shown.
+does not. On an idle core both are the same. The detectors take turns (A B C, A B C, ...), each with
+two passes, and the least time is shown. Files and table are written after each round.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ FAMILIES = (
 )
 OTHER = '#000000'  # color
 BASE = 'ResNet-50'
+PASSES = 2  # of a turn; the first one also prepares memory and oneDNN's kernels
 
 
 class Detector(NamedTuple):
@@ -108,7 +109,7 @@ def latency(
     Args:
         models: names of our configs, ResNet-50 or Swin-T; by default all
         size: of the image, in pixels, as SIDE or HEIGHTxWIDTH
-        rounds: timed passes of each detector, after one that is not timed
+        rounds: turns of each detector
         out: folder for latency.json, latency.md and latency.png
     """
     height, width = parse_size(size)
@@ -121,55 +122,56 @@ def latency(
     make_folder(folder)
     torch.manual_seed(0)
     image = torch.randn(1, 3, height, width)
+    rows = [new_row(DETECTORS[name]) for name in models or DETECTORS]
+    results = {'machine': machine('cpu'), 'size': [height, width], 'rows': rows}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        rows = measure([DETECTORS[name] for name in models or DETECTORS], image, rounds)
+        for i in range(rounds):
+            for row in rows:
+                say(f'round {i + 1} of {rounds}: {row["name"]}')
+                measure(row, image)
+            write_text(folder / 'latency.json', dumps(results, indent=1) + '\n')
+            write_text(folder / 'latency.md', latency_table(rows))
+            draw(rows, (height, width), folder / 'latency.png')
     finally:
         torch.set_num_threads(threads)
-    results = {'machine': machine('cpu'), 'size': [height, width], 'rows': rows}
-    table = latency_table(rows)
-    write_text(folder / 'latency.json', dumps(results, indent=1) + '\n')
-    write_text(folder / 'latency.md', table)
-    draw(rows, (height, width), folder / 'latency.png')
-    print(f'{results["machine"]["processor"]}, {height} x {width} pixels, one thread\n\n{table}')
+    print(f'{results["machine"]["processor"]}, {height} x {width} pixels, one thread\n')
+    print(latency_table(rows), end='')
 
 
 # Measurement
 
 
-def measure(chosen: Sequence[Detector], image: Tensor, rounds: int) -> list[dict]:
-    """A row for each detector, with the times of all rounds."""
-    rows = []
-    models: list[tuple[nn.Module, list, list]] = []  # with their lists of times
-    for detector in chosen:
-        say(f'building {detector.name}')
-        times: list[float] = []
-        clock_times: list[float] = []
-        row = dict(
-            name=detector.name,
-            backbone=detector.backbone,
-            family=detector.family,
-            box_ap=detector.box_ap,
-            source=detector.source,
-            seconds=times,
-            clock_seconds=clock_times,
-        )
-        model = build(detector)
-        row['parameters'] = size_of(model)
-        models.append((accelerate(model), times, clock_times))
-        if not detector.family:
-            row['plain_seconds'] = []
-            models.append((build(detector), row['plain_seconds'], []))
-        rows.append(row)
-    for i in range(rounds + 1):
-        for model, times, clock_times in models:
-            seconds, clock_seconds = time_pass(model, image)
-            if i:  # the first pass warms up
-                times.append(seconds)
-                clock_times.append(clock_seconds)
-        say(f'round {i} of {rounds}')
-    return rows
+def new_row(detector: Detector) -> dict:
+    """A row without times: those of the processor, of the clock and, of other packages' detectors,
+    of the processor before `accelerate`."""
+    row = dict(
+        name=detector.name,
+        backbone=detector.backbone,
+        family=detector.family,
+        box_ap=detector.box_ap,
+        source=detector.source,
+        seconds=[],
+        clock_seconds=[],
+    )
+    if not detector.family:
+        row['plain_seconds'] = []
+    return row
+
+
+def measure(row: dict, image: Tensor) -> None:
+    """Build the detector of a row, and add the times of its passes."""
+    model = build(DETECTORS[row['name']])
+    row['parameters'] = size_of(model)
+    if 'plain_seconds' in row:
+        for _ in range(PASSES):
+            row['plain_seconds'].append(time_pass(model, image)[0])
+    accelerate(model)
+    for _ in range(PASSES):
+        seconds, clock_seconds = time_pass(model, image)
+        row['seconds'].append(seconds)
+        row['clock_seconds'].append(clock_seconds)
 
 
 def build(detector: Detector) -> nn.Module:
@@ -229,7 +231,7 @@ def draw(rows: Sequence[dict], size: tuple[int, int], path: Path) -> None:
         box_aps = [row['box_ap'] for row in members]
         axes.plot(seconds, box_aps, 'o-', color=family.color, label=family.name)
         for row, x, y in zip(members, seconds, box_aps):
-            label(axes, row['backbone'].rpartition('-')[2], x, y, family.color)
+            label(axes, row['backbone'].rpartition('-')[2], (x, y), (-4, 4), family.color)
     for row in rows:
         if row['family']:
             continue
@@ -238,7 +240,7 @@ def draw(rows: Sequence[dict], size: tuple[int, int], path: Path) -> None:
         axes.plot([least, plain], [row['box_ap']] * 2, color=OTHER, lw=0.8, ls=':')
         axes.plot(least, row['box_ap'], 'X', color=OTHER, ms=8)
         axes.plot(plain, row['box_ap'], 'X', color='white', mec=OTHER, ms=8)
-        label(axes, row['backbone'], least, row['box_ap'], OTHER)
+        label(axes, row['backbone'], (least, row['box_ap']), (20, -14), OTHER)
     axes.plot([], [], 'X', color=OTHER, ms=8, ls='', label="MMDetection's")
     axes.plot([], [], 'X', color='white', mec=OTHER, ms=8, ls='', label='not accelerated')
     height, width = size
@@ -246,6 +248,7 @@ def draw(rows: Sequence[dict], size: tuple[int, int], path: Path) -> None:
         xlabel=f'seconds for one image of {height} x {width} pixels, one CPU thread (measured)',
         ylabel='COCO box AP (published)',
     )
+    axes.margins(y=0.1)
     axes.spines[['top', 'right']].set_visible(False)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, loc='lower right')
@@ -254,10 +257,12 @@ def draw(rows: Sequence[dict], size: tuple[int, int], path: Path) -> None:
     plt.close(figure)
 
 
-def label(axes: plt.Axes, text: str, x: float, y: float, color: str) -> None:
-    """Write a name above a point."""
+def label(
+    axes: plt.Axes, text: str, point: tuple[float, float], offset: tuple[float, float], color: str
+) -> None:
+    """Write a name that ends at an offset from a point, in typographic points."""
     axes.annotate(
-        text, (x, y), (0, 6), textcoords='offset points', ha='center', color=color, fontsize=8.5
+        text, point, offset, textcoords='offset points', ha='right', color=color, fontsize=8.5
     )
 
 

@@ -44,6 +44,15 @@ def snippets(page: Path) -> dict[str, list[str]]:
     return found
 
 
+def test_every_snippet_is_found(tmp_path):
+    page = tmp_path / 'page.md'
+    page.write_text(
+        '# A\n```bash\n# no heading\n```\n```python\n# no heading\na = 1\n```\n'
+        '## B\n- item:\n\n  ```python\n  if a:\n      b\n  ```\n'
+    )
+    assert snippets(page) == {'A': ['# no heading\na = 1\n'], 'B': ['if a:\n    b\n']}
+
+
 def runs_here(page: Path) -> list[str]:
     name = page.relative_to(ROOT).as_posix()
     code = []

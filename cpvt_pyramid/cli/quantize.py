@@ -4,7 +4,7 @@
     cpvt quantize retinanet.onnx train2017 --compare val2017 --annotations instances_val2017.json
     cpvt quantize upernet.onnx train --compare val --annotations val_labels --zero-is-ignored
 
-Some of the images calibrate the model, and the others decide which layers stay in float32. The
+Some of the images calibrate the model, and the others tell whether it is good enough. The
 result runs wherever OpenVINO does: `cpvt infer retinanet-int8.xml photo.jpg`. A report,
 NAME.report.json, is written next to it. docs/int8.md explains the options and the figures.
 """

@@ -1,8 +1,8 @@
 """Exported models in 8-bit integers, by NNCF's post-training quantization, for OpenVINO.
 
-Calibration images tell the range of each value. What stays in float32 is decided by results: each
-group of layers is taken out of the quantization in turn, then those together that helped most,
-until the predictions for other images are as good as wanted.
+`nncf.quantize` gets the ranges of values from calibration images. Products of two computed values,
+such as queries and keys, stay in float32. The result is written only if its predictions for other
+images are good enough.
 
 Weights take 7 of their 8 bits. Processors without VNNI add pairs of products in 16 bits, where two
 products of 8 bits may saturate.
@@ -12,7 +12,6 @@ import io
 import json
 import logging
 import os
-import re
 import shutil
 import statistics
 import time
@@ -28,7 +27,6 @@ import numpy as np
 
 from ..predict.exported import ExportedModel
 from ..predict.images import load_image
-from ..predict.openvino_graph import to_float32, to_rows
 from ..predict.predictions import Detections, Prediction
 from ..predict.sessions import KEY, TEST_KEY, OpenVino, padded_inputs, read_openvino
 from ..tooling.command import UserError, one_line, optional_package
@@ -37,21 +35,6 @@ from ..tooling.threads import usable_cores
 from .accuracy import Agreement, CocoTruth, LabelTruth, Truth, agreement_of
 from .self_test import own_test
 
-PRODUCTS = ('MatMul', 'Convolution', 'GroupConvolution')
-# The group of a layer, by the first pattern that the name of its weights has. Groups are tried in
-# this order, so that those whose float32 costs little come first.
-GROUPS = {
-    'last layers of the head': r'(conv_seg|_cls|_reg|fc_cls|fc_reg|conv_logits)\.\w+$',
-    'patch embeddings': r'\bpatch_embed',
-    'position encodings': r'\b(pos_block|position)',
-    'linear layers of attention': r'\b(attn|\w*attention\w*|attentions)\b',
-    'MLPs': r'\b(mlp|ffn|ffns)\b',
-    'neck': r'\bneck\b',
-    'head': r'head\b',
-}
-PAIRS = 'products of queries, keys and values'
-RESIZING = 'resizing of maps'  # by products with interpolation matrices, which are no weights
-OTHERS = 'other layers'
 # Always in float32: they clip coordinates, of which 8 bits would tell 256 apart.
 CLIPPING = ['Minimum', 'Maximum']
 FEW = 20  # images: fewer do not show the range of values
@@ -68,150 +51,6 @@ class Measured(NamedTuple):
     accuracy: Optional[float] = None  # AP or mIoU in percent, of annotated images
 
 
-class Candidate(NamedTuple):
-    """A quantized model that was tried."""
-
-    in_float: tuple[str, ...]  # groups of layers
-    measured: Measured
-
-
-class Goal(NamedTuple):
-    """What a quantized model must reach."""
-
-    agreement: float  # without annotations
-    accuracy: Optional[float] = None  # with them
-
-    def described(self, truth: Optional[Truth]) -> str:
-        if self.accuracy is None or truth is None:
-            return f'{self.agreement:.2%}'
-        return f'{truth.name} {self.accuracy:.2f}'
-
-    def margin(self, measured: Measured) -> float:
-        """By how much it is reached; negative if it is not."""
-        if self.accuracy is None or measured.accuracy is None:
-            return measured.agreement - self.agreement
-        return measured.accuracy - self.accuracy
-
-
-def search(
-    groups: Sequence[str], goal: Goal, attempt: Callable[[Sequence[str]], Measured]
-) -> list[Candidate]:
-    """Try which groups must stay in float32: none, then each one by itself, and then those together
-    that help most. Returns what was tried; the best is last.
-
-    Args:
-        groups: that may be quantized.
-        goal: ends the search.
-        attempt: quantizes a model with these groups in float32.
-    """
-    tried: list[Candidate] = []
-
-    def margin(candidate: Candidate) -> float:
-        return goal.margin(candidate.measured)
-
-    def reaches_goal(in_float: Sequence[str]) -> bool:
-        tried.append(Candidate(tuple(in_float), attempt(in_float)))
-        return margin(tried[-1]) >= 0
-
-    def best_last() -> list[Candidate]:
-        best = max(tried, key=margin)  # the first of equals, which has fewer groups in float32
-        return [candidate for candidate in tried if candidate is not best] + [best]
-
-    if reaches_goal([]):
-        return tried
-    for group in groups:
-        if reaches_goal([group]):
-            return tried
-    alone = sorted(tried[1:], key=margin, reverse=True)
-    ranked = [candidate.in_float[0] for candidate in alone]
-    for count in range(2, len(ranked)):  # with all groups in float32, nothing is quantized
-        if reaches_goal(ranked[:count]):
-            return tried
-    return best_last()
-
-
-def groups_of(model: Any) -> dict[str, list[str]]:
-    """The names of the nodes that multiply, by group of layers."""
-    groups: dict[str, list[str]] = {name: [] for name in (RESIZING, PAIRS, *GROUPS, OTHERS)}
-    for node in model.get_ordered_ops():
-        if node.get_type_name() in PRODUCTS:
-            groups[group_of(node)].append(node.get_friendly_name())
-    return {name: nodes for name, nodes in groups.items() if nodes}
-
-
-def group_of(node: Any) -> str:
-    weights = weights_of(node)
-    for name, pattern in GROUPS.items():
-        if re.search(pattern, weights):
-            return name
-    if has_weights(node):
-        return OTHERS
-    return PAIRS if multiplies_attention(node) else RESIZING
-
-
-def has_weights(node: Any) -> bool:
-    """Whether a product is with a constant, not of two activations."""
-    operands = [node.input_value(place).get_node() for place in (0, 1)]
-    return any(operand.get_type_name() == 'Constant' for operand in operands)
-
-
-def multiplies_attention(node: Any) -> bool:
-    """Whether a product of two activations is that of queries and keys, or that of the weights of
-    attention and values."""
-    softmaxes = softmaxes_near(node, before=True) + softmaxes_near(node, before=False)
-    return any(is_attention(softmax) for softmax in softmaxes)
-
-
-def is_attention(softmax: Any) -> bool:
-    """Whether the results of a softmax are multiplied, and not returned as probabilities."""
-    steps = [*followers(softmax)]
-    steps += [after for step in steps for after in followers(step)]
-    return any(step.get_type_name() == 'MatMul' for step in steps)
-
-
-def softmaxes_near(node: Any, before: bool) -> list[Any]:
-    """The softmaxes one or two steps before or after a node; masks are added in between."""
-    near = operands_of(node) if before else followers(node)
-    steps = [*near]
-    for step in near:
-        steps += operands_of(step) if before else followers(step)
-    return [step for step in steps if step.get_type_name() == 'Softmax']
-
-
-def followers(node: Any) -> list[Any]:
-    return [target.get_node() for out in node.outputs() for target in out.get_target_inputs()]
-
-
-def operands_of(node: Any) -> list[Any]:
-    return [value.get_node() for value in node.input_values()]
-
-
-def weights_of(node: Any) -> str:
-    """The name that the weights or the bias of a layer have in PyTorch; '' if there is none."""
-    for place in (1, 0):
-        name = parameter_of(node.input_value(place))
-        if name:
-            return name
-    for target in node.output(0).get_target_inputs():
-        following = target.get_node()
-        if following.get_type_name() == 'Add':
-            for value in following.input_values():
-                name = parameter_of(value)
-                if name:
-                    return name
-    return ''
-
-
-def parameter_of(value: Any) -> str:
-    """The name of a constant that is named like a parameter in PyTorch; '' for other values."""
-    node = value.get_node()
-    while node.get_type_name() in ('Convert', 'Reshape', 'Transpose', 'Unsqueeze'):
-        node = node.input_value(0).get_node()
-    name = node.get_friendly_name()
-    is_parameter = node.get_type_name() == 'Constant' and '.' in name
-    return name if is_parameter else ''
-
-
 def is_quantized(model: Any) -> bool:
     """Whether a model has 8-bit weights or quantized values already."""
     for node in model.get_ordered_ops():
@@ -223,59 +62,78 @@ def is_quantized(model: Any) -> bool:
     return False
 
 
-class Quantizer:
-    """Quantizes an exported model.
-
-    Args:
-        path: of the model.
+def float32_model(path: Path) -> Any:
+    """The `openvino.Model` of an exported file, in float32.
 
     Raises:
-        UserError: it is not an exported detector or segmentor, or is quantized already.
+        UserError: it is quantized already.
     """
+    from openvino.passes import ConstantFolding, Manager
 
-    def __init__(self, path: Path) -> None:
-        self.nncf = import_nncf()
-        self.path = path
-        self.original = ExportedModel(path, 'openvino')
-        # Some constants of an ONNX file lead to nodes that are no longer part of the model.
-        self.model = read_openvino(path).clone()
-        if is_quantized(self.model):
-            raise UserError(f'{path} is quantized already; give the float32 model')
-        to_float32(self.model)
-        self.groups = groups_of(self.model)
-        to_rows(self.model)
+    # Some constants of an ONNX file lead to nodes that are no longer part of the model.
+    model = read_openvino(path).clone()
+    if is_quantized(model):
+        raise UserError(f'{path} is quantized already; give the float32 model')
+    to_float32(model)
+    folding = Manager()  # of reshaped weights, which NNCF would take for computed values
+    folding.register_pass(ConstantFolding())
+    folding.run_passes(model)
+    return model
 
-    def quantize(self, inputs: Sequence[dict[str, np.ndarray]], in_float: Sequence[str]) -> Any:
-        """The `openvino.Model` with these groups of layers in float32.
 
-        Args:
-            inputs: for calibration.
-            in_float: names of groups.
-        """
-        nncf = self.nncf
-        parameters = nncf.quantization.advanced_parameters
-        in_float32 = nncf.IgnoredScope(
-            names=[name for group in in_float for name in self.groups[group]],
-            types=CLIPPING,
-            validate=False,  # not every model has them
+def to_float32(model: Any) -> None:
+    """Let a model that was exported in float16 compute in float32."""
+    from openvino import Type
+    from openvino.op import Constant
+
+    for node in model.get_ordered_ops():
+        kind = node.get_type_name()
+        if kind == 'Constant' and node.get_element_type() == Type.f16:
+            constant = Constant(node.get_data().astype(np.float32))
+            constant.set_friendly_name(node.get_friendly_name())
+            for target in node.output(0).get_target_inputs():
+                target.replace_source_output(constant.output(0))
+        elif kind == 'Convert' and node.get_destination_type() == 'f16':
+            node.set_destination_type(Type.f32)
+    model.validate_nodes_and_infer_types()
+
+
+def computed_products(model: Any) -> list[str]:
+    """The names of the products without weights: of queries and keys, of the weights of attention
+    and values, and of maps with matrices that resize them."""
+    names = []
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == 'MatMul':
+            operands = [value.get_node().get_type_name() for value in node.input_values()]
+            if 'Constant' not in operands:
+                names.append(node.get_friendly_name())
+    return names
+
+
+def quantized_model(nncf: Any, model: Any, inputs: Sequence[dict[str, np.ndarray]]) -> Any:
+    """The quantized form of an `openvino.Model` in float32, calibrated with these inputs."""
+    in_float32 = nncf.IgnoredScope(
+        names=computed_products(model),
+        types=CLIPPING,
+        validate=False,  # not every model has them
+    )
+    # By default each channel of a depthwise convolution has a scale. NNCF takes the second
+    # dimension for the channels, also of maps (B, H, W, C).
+    parameters = nncf.quantization.advanced_parameters
+    one_scale = parameters.QuantizationParameters(per_channel=False)
+    with quiet(nncf):
+        return nncf.quantize(
+            model,
+            nncf.Dataset(inputs),
+            subset_size=len(inputs),
+            model_type=nncf.ModelType.TRANSFORMER,
+            preset=nncf.QuantizationPreset.PERFORMANCE,
+            ignored_scope=in_float32,
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                overflow_fix=nncf.OverflowFix.ENABLE,
+                activations_quantization_params=one_scale,
+            ),
         )
-        with quiet(nncf):
-            return nncf.quantize(
-                self.model.clone(),
-                nncf.Dataset(inputs),
-                subset_size=len(inputs),
-                model_type=nncf.ModelType.TRANSFORMER,
-                preset=nncf.QuantizationPreset.PERFORMANCE,
-                ignored_scope=in_float32,
-                advanced_parameters=nncf.AdvancedQuantizationParameters(
-                    overflow_fix=nncf.OverflowFix.ENABLE,
-                    # By default each channel of a depthwise convolution has a scale. NNCF takes the
-                    # second dimension for the channels, also of maps (B, H, W, C).
-                    activations_quantization_params=parameters.QuantizationParameters(
-                        per_channel=False
-                    ),
-                ),
-            )
 
 
 def import_nncf() -> Any:
@@ -385,24 +243,17 @@ def load_or_skip(path: Path) -> Optional[np.ndarray]:
 def calibration_inputs(
     original: ExportedModel, paths: Sequence[Path]
 ) -> list[dict[str, np.ndarray]]:
-    """What the model gets for images in files, each alone."""
-    images = []
+    """What the model gets for each image file, alone. Label maps have the size of the input."""
+    inputs = []
     for path in paths:
         image = load_or_skip(path)
-        if image is not None:
-            images.append(original.to_input_size(image))
-    if not images:
-        raise UserError('none of the images for the calibration can be read')
-    return inputs_of(original, images)
-
-
-def inputs_of(original: ExportedModel, images: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """What the model gets for each image alone. Its label map has the size of the input."""
-    inputs = []
-    for image in images:
+        if image is None:
+            continue
         resized = original.to_input_size(image)
         sizes = [resized.shape[:2]]
         inputs.append(padded_inputs([resized], original.session.shapes, sizes))
+    if not inputs:
+        raise UserError('none of the images for the calibration can be read')
     return inputs
 
 
@@ -494,82 +345,79 @@ def quantize_file(
     Raises:
         UserError: it cannot be quantized, or is not good enough; nothing was written.
     """
-    quantizer = Quantizer(path)
-    original = quantizer.original
+    nncf = import_nncf()
+    original = ExportedModel(path, 'openvino')
+    model = float32_model(path)
     truth = None
     if annotations is not None:
         truth = read_annotations(annotations, original, zero_is_ignored)
-    if truth is not None:
         compared = annotated_images(compared, truth)
     else:
         compared = evenly_spaced(compared, COMPARED)
-    if len(calibration) < FEW:
+    inputs = calibration_inputs(original, evenly_spaced(calibration, CALIBRATED))
+    if len(inputs) < FEW:
         warnings.warn(
-            f'{len(calibration)} images to calibrate with are few; {FEW} or more are better',
+            f'{len(inputs)} images to calibrate with are few; {FEW} or more are better',
             stacklevel=2,
         )
-    inputs = calibration_inputs(original, evenly_spaced(calibration, CALIBRATED))
     say(f'calibrating with {len(inputs)} images, comparing on {len(compared)} others')
     comparison = Comparison(original, compared, truth)
-    goal = Goal(agreement)
-    if truth is not None and comparison.accuracy is not None:
-        say(f'float32: {truth.name} {comparison.accuracy:.2f}')
-        goal = Goal(agreement, comparison.accuracy - drop)
+    model = quantized_model(nncf, model, inputs)
+
     with hidden_folder(out) as folder:
-        models: list[Any] = []
+        untested = folder / 'untested.xml'
+        save(model, untested, metadata_of(original))
+        measured = comparison.measure(ExportedModel(untested))
+        check_good_enough(out, measured, comparison, agreement, drop)
 
-        def attempt(in_float: Sequence[str]) -> Measured:
-            models[:] = [quantizer.quantize(inputs, in_float)]
-            trial = folder / 'trial.xml'
-            save(models[0], trial, metadata_of(original, in_float))
-            measured = comparison.measure(ExportedModel(trial))
-            trial.unlink()
-            trial.with_suffix('.bin').unlink()  # still mapped into memory, so not overwritten
-            say(f'{described(in_float)}: {numbers(measured, truth)}')
-            return measured
-
-        tried = search(list(quantizer.groups), goal, attempt)
-        best = tried[-1]
-        if goal.margin(best.measured) < 0:
-            raise UserError(
-                f'{out} was not written: {described(best.in_float)}, the best of {len(tried)} '
-                f'models, has {numbers(best.measured, truth)}, but {goal.described(truth)} is '
-                'wanted; calibrate with more images like those of the model, or want less'
-            )
-        (model,) = models  # the best, because it ended the search
-        partial = folder / out.name
-        entries = metadata_of(original, best.in_float, best.measured)
+        entries = metadata_of(original, measured)
         if original.session.test is not None:
-            untested = folder / 'untested.xml'
-            save(model, untested, entries)
             entries[TEST_KEY] = own_test(OpenVino(untested), original.session.test)
+        partial = folder / out.name
         save(model, partial, entries)
         first = next(iter(comparison.expected))
         latency = measure_latency(original, ExportedModel(partial), load_image(first))
         results = {
             'model': out.name,
             'from': path.name,
-            'in_float32': list(best.in_float),
             'calibration_images': len(inputs),
             'compared_images': len(comparison.expected),
-            'agreement': best.measured.agreement,
+            'agreement': measured.agreement,
             'accuracy': None,
             'latency_ms': latency._asdict(),
             'bytes': {'float32': path.stat().st_size, 'int8': bytes_of(partial)},
-            'tried': [c.measured._asdict() | {'in_float32': list(c.in_float)} for c in tried],
             'versions': {name: version(name) for name in ('nncf', 'openvino')},
         }
         if truth is not None:
             results['accuracy'] = {
                 'measure': truth.name,
                 'float32': comparison.accuracy,
-                'int8': best.measured.accuracy,
+                'int8': measured.accuracy,
             }
         report = folder / out.with_suffix('.report.json').name
         report.write_text(json.dumps(results, indent=1) + '\n', encoding='utf-8')
         for name in (partial.with_suffix('.bin').name, report.name, out.name):  # the model last
             os.replace(folder / name, out.with_name(name))
     return results
+
+
+def check_good_enough(
+    out: Path, measured: Measured, comparison: Comparison, agreement: float, drop: float
+) -> None:
+    """Raise a UserError if a quantized model is not as good as wanted."""
+    truth = comparison.truth
+    if truth is not None and measured.accuracy is not None and comparison.accuracy is not None:
+        least = comparison.accuracy - drop
+        is_good = measured.accuracy >= least
+        what = f'{truth.name} {measured.accuracy:.2f}, but {least:.2f}'
+    else:
+        is_good = measured.agreement >= agreement
+        what = f'agreement {measured.agreement:.2%}, but {agreement:.2%}'
+    if not is_good:
+        raise UserError(
+            f'{out} was not written: it has {what} is wanted; calibrate with more images like '
+            'those of the model, or want less'
+        )
 
 
 def files_of(out: Path) -> list[Path]:
@@ -582,11 +430,9 @@ def bytes_of(path: Path) -> int:
     return path.stat().st_size + path.with_suffix('.bin').stat().st_size
 
 
-def metadata_of(
-    original: ExportedModel, in_float: Sequence[str], measured: Optional[Measured] = None
-) -> dict[str, str]:
+def metadata_of(original: ExportedModel, measured: Optional[Measured] = None) -> dict[str, str]:
     """The entries of a quantized file."""
-    quantized: dict[str, Any] = {'by': f'nncf {version("nncf")}', 'in_float32': list(in_float)}
+    quantized: dict[str, Any] = {'by': f'nncf {version("nncf")}'}
     if measured is not None:
         quantized['agreement'] = measured.agreement
     about = original.about | {'dtype': 'int8', 'quantized': quantized}
@@ -615,19 +461,6 @@ def hidden_folder(out: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def described(in_float: Sequence[str]) -> str:
-    if not in_float:
-        return 'all layers in 8 bits'
-    return f'{", ".join(in_float)} in float32'
-
-
-def numbers(measured: Measured, truth: Optional[Truth]) -> str:
-    text = f'agreement {measured.agreement:.2%}'
-    if truth is not None:
-        text += f', {truth.name} {measured.accuracy:.2f}'
-    return text
 
 
 def summary(results: Mapping[str, Any]) -> str:

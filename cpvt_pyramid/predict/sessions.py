@@ -13,7 +13,6 @@ import numpy as np
 from ..padding.batching import padded_size
 from ..tooling.command import UserError, one_line
 from ..tooling.threads import usable_cores
-from .openvino_graph import to_rows
 
 KEY, TEST_KEY = 'cpvt_pyramid', 'cpvt_pyramid_test'  # of the metadata and the test data
 # Execution providers of onnxruntime
@@ -103,8 +102,6 @@ class OpenVino:
         model = read_openvino(path)
         self.metadata = _entry(model, KEY)
         self.test = _entry(model, TEST_KEY)
-        if self.metadata is not None:
-            to_rows(model)
         core = openvino_core()
         device = device or 'CPU'
         check_device('openvino', device, core.available_devices)

@@ -12,7 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 from mmengine.registry import TRANSFORMS
@@ -392,30 +392,32 @@ def values_of(
 ) -> dict[str, Values]:
     """What occurs in each label map: colours, or the values of its one channel."""
 
-    def read(name: str) -> Optional[Values]:
+    def read(name: str) -> Union[Values, str]:
         return values_in(root / name, in_colors)
 
     found = {}
     for name, values in zip(names, in_threads(read, names, 'reading segmentation masks')):
-        if values and values.is_jpeg:
+        if isinstance(values, str):
+            defects.add(values, name)
+            continue
+        if values.is_jpeg:
             defects.warn(JPEG, name)
-        if values is None:
-            defects.add('segmentation masks that are not complete images', name)
-        else:
-            found[name] = values
+        found[name] = values
     return found
 
 
-def values_in(path: Path, in_colors: bool) -> Optional[Values]:
-    """What occurs in a label map; None if it is not a complete image."""
+def values_in(path: Path, in_colors: bool) -> Union[Values, str]:
+    """What occurs in a label map, or what is wrong with it."""
     try:
         with open_image(path) as image:
+            if image.mode == 'F':
+                return 'segmentation masks of fractions; write them as whole numbers of 8 bits'
             is_color = image.mode not in ('1', 'L', 'P') and not image.mode.startswith('I')
             pixels = packed_pixels(image) if is_color or in_colors else np.asarray(image)
             colors = np.reshape(image.getpalette('RGB') if image.mode == 'P' else [], (-1, 3))
             is_jpeg = image.format == 'JPEG'
     except Exception:  # Pillow raises many kinds on a truncated file
-        return None
+        return 'segmentation masks that are not complete images'
     counts = counted(pixels)
     palette = {value: tuple(colors[value].tolist()) for value in counts if value < len(colors)}
     return Values(counts, is_color, palette, pixels.shape, is_jpeg)

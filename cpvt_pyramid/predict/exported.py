@@ -75,10 +75,9 @@ class ExportedModel:
         self.score_thr: float = self.about['score_thr'] if score_thr is None else score_thr
         self.classes: Sequence[str] = self.about['classes']
         self.palette: Sequence[Color] = class_palette(self.classes, self.about['palette'])
-        nms = self.about.get('nms') or {}
-        self.suppression = Suppression(
-            nms.get('iou_threshold', Suppression().iou_threshold), nms.get('class_agnostic', False)
-        )
+        self.suppression = Suppression()
+        if nms := self.about.get('nms'):
+            self.suppression = Suppression(nms['iou_threshold'], nms['class_agnostic'])
         segments = self.about['task'] == 'segmentation'
         self.kind: Kind = 'labels' if segments else 'detections'
         resize = self.about['resize']
@@ -185,11 +184,10 @@ class ExportedModel:
             full = MASK_BYTES
         if 'probabilities' in self.session.names:
             full += 4 * len(self.classes)
-        most = self.resize[0] * self.resize[1] if self.resize else math.inf
         needed = 0.0
         for image in images:
-            pixels = image.shape[0] * image.shape[1]
-            needed += INPUT_BYTES * min(pixels, most) + full * pixels
+            size = image.shape[:2]
+            needed += INPUT_BYTES * math.prod(self.canvas(size)) + full * math.prod(size)
         return needed
 
     def label_map(

@@ -41,6 +41,13 @@ def sides(v: Any) -> bool:
     return items(number(1, LONGEST))([short, long]) and short <= long
 
 
+def suppression(v: Any) -> bool:
+    """Whether a value describes a non-maximum suppression."""
+    if not isinstance(v, Mapping):
+        return False
+    return number(0, 1)(v.get('iou_threshold')) and isinstance(v.get('class_agnostic'), bool)
+
+
 def null_or(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda v: v is None or check(v)
 
@@ -56,8 +63,9 @@ KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     'size': (null_or(items(number(1, LONGEST), 2)), 'null or a height and a width from 1'),
     'resized': (lambda v: v in (None, 'logits', 'probabilities'), 'null, logits or probabilities'),
     'threshold': (null_or(number(0, 0.999999)), 'null or a number in [0, 1)'),
+    'nms': (null_or(suppression), 'null or an iou_threshold in [0, 1] and class_agnostic'),
 }
-OPTIONAL = ('size', 'resized', 'threshold')
+OPTIONAL = ('size', 'resized', 'threshold', 'nms')
 
 
 def check_metadata(about: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from ..tooling.files import atomic_write
 from ..tooling.inputs import Named
 from ..tooling.progress import progress
 from ..tooling.rasters import ReadError
+from .images import check_readable
 from .model import Model
 from .predictions import Prediction
 from .results import Results
@@ -22,6 +23,8 @@ from .results import Results
 FRAME_RATE = 25  # for videos that do not declare one
 # Quarter turns, counterclockwise, for the orientation that a video declares.
 TURNS = {90: 3, 180: 2, 270: 1}
+# How files begin that are lists of other files, which FFmpeg would read, whatever their names.
+LISTS = b'#EXTM3U', b'ffconcat', b'<'
 
 
 def import_cv2() -> Any:
@@ -94,6 +97,14 @@ def open_video(path: Path) -> Video:
     Raises:
         ReadError: OpenCV cannot read it.
     """
+    try:
+        check_readable(path)
+        with path.open('rb') as file:
+            beginning = file.read(16)
+    except OSError as error:
+        raise ReadError(str(error)) from error
+    if beginning.startswith(LISTS):
+        raise ReadError('a list of files, not a video')
     capture = import_cv2().VideoCapture(str(path))
     if not capture.isOpened():
         raise ReadError('OpenCV cannot read this video')

@@ -483,6 +483,19 @@ def test_masks_of_two_scales(tmp_path):
     ]
 
 
+def test_masks_of_fractions(tmp_path):
+    """They are no colours."""
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    path = tmp_path / 'masks/000.png'
+    Image.fromarray(np.array(Image.open(path), np.float32)).save(path.with_suffix('.tif'))
+    path.unlink()
+    _, problems = maps_in(tmp_path)
+    assert problems == [
+        'error: segmentation masks of fractions; write them as whole numbers of 8 bits: '
+        'masks/000.tif'
+    ]
+
+
 def test_share_of_ignored_pixels(tmp_path):
     """It shows that 255 is taken for no class."""
     fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shutil
 import signal
 import struct
@@ -20,12 +21,14 @@ from support import ROOT, film, run
 from cpvt_pyramid.cli.infer import main
 from cpvt_pyramid.predict import Predictor
 from cpvt_pyramid.predict.drawing import jpeg_of
+from cpvt_pyramid.predict.exported import INPUT_BYTES, ExportedModel
 from cpvt_pyramid.predict.images import ORIENTATION
 from cpvt_pyramid.predict.sessions import OnnxRuntime
 from cpvt_pyramid.predict.tiles import Suppression
 from cpvt_pyramid.predict.videos import open_video
 from cpvt_pyramid.tooling import memory
 from cpvt_pyramid.tooling.inputs import OWNERS
+from cpvt_pyramid.tooling.rasters import ReadError
 
 
 @pytest.fixture
@@ -324,12 +327,35 @@ def test_boxes_in_tiles(model, photos):
     assert found[0]['box'] == [0, 0, width, height] and found[0]['class'] == 'one'
 
 
+def test_files_that_are_no_videos():
+    """FFmpeg would read the files that a list names, and wait for what comes through a pipe."""
+    film('film.mp4', [np.zeros((48, 64, 3), np.uint8)] * 3)
+    assert len(list(open_video(Path('film.mp4')))) == 3
+    Path('list.mp4').write_text('ffconcat version 1.0\nfile film.mp4\n')
+    Path('playlist.mp4').write_text('#EXTM3U\n#EXTINF:10,\nfilm.mp4\n#EXT-X-ENDLIST\n')
+    os.mkfifo('pipe.mp4')
+    Path('empty.mp4').touch()
+    for name, message in (
+        ('list.mp4', 'a list of files, not a video'),
+        ('playlist.mp4', 'a list of files, not a video'),
+        ('pipe.mp4', 'a pipe or device, not a file'),
+        ('empty.mp4', 'the file is empty'),
+    ):
+        with pytest.raises(ReadError, match=message):
+            open_video(Path(name))
+
+
 def test_the_suppression_in_a_file_merges_tiles(model):
     for nms, expected in (
         (None, Suppression()),
         ({'iou_threshold': 0.7, 'class_agnostic': True}, Suppression(0.7, True)),
     ):
         assert Predictor(model('detection', nms=nms)).model.suppression == expected
+
+
+def test_memory_of_a_small_image_that_is_enlarged(model):
+    opened = ExportedModel(model('detection', resize={'short': 400, 'long': 600}))
+    assert opened.needed([np.zeros((4, 6, 3), np.uint8)]) >= 400 * 600 * INPUT_BYTES
 
 
 def test_an_image_that_is_too_large_is_skipped(model, photos, capsys, monkeypatch):

@@ -221,6 +221,7 @@ EDITED = {
     'size': [[0, 0]],
     'resized': ['labels'],
     'threshold': ['0.5', 1],
+    'nms': [5, {}, {'iou_threshold': 'x', 'class_agnostic': False}],
     'task': ['features', [], {}],
     'format': [2, '1', None],
 }

@@ -76,6 +76,7 @@ def at_the_end(snippet: str, original: Path, folder: Path) -> Config:
         (EDITED, RETINANET, at_the_end),
         (SEGMENTOR, SEMANTIC_FPN, next_to_flat),
     ],
+    ids=['flat', 'inheriting', 'at the end', 'segmentor'],
 )
 def test_the_configs_train(snippet, original, place, tmp_path):
     cfg = place(snippet, original, tmp_path)

@@ -10,7 +10,7 @@ that leave are such views: call `.contiguous()` before code that reads raw NCHW 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
@@ -604,6 +604,7 @@ class PosCNN(nn.Module):
             raise ValueError(f'conv of a PEG must be depthwise, separable or dense, got {conv!r}')
         if layers < 1:
             raise ValueError(f'layers of a PEG must be at least 1, got {layers}')
+        self.layers = layers
         self.border = 0 if zero_padding else kernel_size // 2
         padding = kernel_size // 2 - self.border
 
@@ -620,7 +621,10 @@ class PosCNN(nn.Module):
     def forward(self, x: Tensor, grid: Optional[Grid] = None) -> Tensor:
         """Tokens (B, H, W, C) with their position added, in the same shape."""
         padding = None if grid is None else grid.padding
-        for convolution in self.proj:
+        convolutions: Iterable[nn.Module] = self.proj
+        if self.layers == 1:
+            convolutions = [self.proj]  # called as a module, so that hooks on it are called
+        for convolution in convolutions:
             if self.border:
                 near = repeat_border(x, padding, self.border)
             else:

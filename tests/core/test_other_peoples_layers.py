@@ -228,7 +228,7 @@ def note(names: list, name: str, *_: object) -> None:
 
 @pytest.mark.parametrize('name', ['pcpvt_small', 'svt_small'])
 def test_what_is_seen_of_a_model_is_what_is_seen_of_timm_s(name, monkeypatch):
-    """Hooks on every module with parameters, a patched `nn.Linear.forward`, a mode of functions."""
+    """Hooks on layers and on the `proj` of PEGs, a patched `nn.Linear.forward`, a function mode."""
     arch = ARCHS[name]._replace(depths=(2, 2, 2, 2))
     theirs = timm.create_model(f'twins_{name}', depths=arch.depths, num_classes=0)
     ours = CPVTPyramid(arch, stage_norm=False)
@@ -241,7 +241,8 @@ def test_what_is_seen_of_a_model_is_what_is_seen_of_timm_s(name, monkeypatch):
         model.eval()
         hooked = []
         for part, module in model.named_modules():
-            if [*module.parameters(recurse=False)] and part != 'norm':  # timm's last norm
+            is_layer = bool([*module.parameters(recurse=False)]) or part.endswith('.proj')
+            if is_layer and part != 'norm':  # timm's last norm
                 module.register_forward_hook(partial(note, hooked, part))
         patched.clear()
         with torch.no_grad(), Products() as products:

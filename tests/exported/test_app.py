@@ -430,6 +430,7 @@ def test_pages_of_other_servers_cannot_ask(client):
         ({'Origin': 'http://127.0.0.1:1'}, 403),
         ({'Origin': 'https://evil.example'}, 403),
         ({'Origin': 'null'}, 403),
+        ({'Origin': 'http://[::'}, 403),
         ({'Sec-Fetch-Site': 'same-origin'}, 200),
         ({'Sec-Fetch-Site': 'none'}, 200),
         ({'Sec-Fetch-Site': 'same-site'}, 403),  # another port

@@ -48,12 +48,11 @@ def quantize(
         raise UserError(f'--out must end in .xml, got {path}')
     if not 0 <= agreement <= 1:
         raise UserError(f'--agreement must be in [0, 1], got {agreement}')
-    if drop < 0:
+    if not drop >= 0:
         raise UserError(f'--drop must be at least 0, got {drop}')
 
     from ..export.quantization import (
         files_of,
-        import_nncf,
         quantize_file,
         speed_warning,
         split_images,
@@ -64,13 +63,12 @@ def quantize(
     for file in files_of(path):
         if file.exists():
             raise UserError(f'{file} exists; remove it, or choose another name with --out')
-    check_file(path)
-    import_nncf()
     if compare:
         calibration = photographs(images)
         compared = photographs(compare)
     else:
         calibration, compared = split_images(photographs(images))
+    check_file(path)
     results = quantize_file(
         source,
         path,

@@ -1,7 +1,7 @@
 """Verify that an ONNX file gives an image the same results alone and in batches.
 
-    cpvt verify MODEL.onnx [--backend openvino --device GPU]
-    cpvt verify MODEL.onnx --provider CUDAExecutionProvider
+    cpvt verify MODEL.onnx [--device cuda]
+    cpvt verify MODEL.onnx --backend openvino --device gpu
 
 The file may be of any exporter: a detector, segmentor or classifier that takes images in batches of
 any size. It runs on synthetic images alone and in batches, twice, in reverse order, and on copies
@@ -21,7 +21,6 @@ def verify(
     *,
     backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
     device: Optional[str] = None,
-    provider: Optional[str] = None,
     size: Optional[tuple[int, int]] = None,
     value_range: tuple[float, float] = (0.0, 1.0),
     batch_size: int = 8,
@@ -33,9 +32,8 @@ def verify(
     Args:
         model: a .onnx file, or an .xml file of OpenVINO.
         backend: what runs the model.
-        device: device of OpenVINO, such as GPU; by default CPU.
-        provider: execution provider of onnxruntime, such as TensorrtExecutionProvider; by default
-            CUDA if it is installed.
+        device: cpu, cuda (onnxruntime), gpu (OpenVINO), or another execution provider of
+            onnxruntime or device of OpenVINO; by default a GPU if onnxruntime finds one.
         size: height and width of the images; by default 256 320, or those that the file has.
         value_range: of the pixels; not of integers and files of this package, whose
             pixels are 0 to 255.
@@ -61,7 +59,7 @@ def verify(
     if size is not None and min(size) < 1:
         raise UserError(f'size must be at least 1 1, got {size[0]} {size[1]}')
     path = local_path(model)
-    session = open_session(path, backend, device or provider)
+    session = open_session(path, backend, device)
     passed = True
     if session.test is not None:
         checks = verify_session(path, session)

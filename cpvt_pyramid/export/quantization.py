@@ -345,7 +345,6 @@ def quantize_file(
     Raises:
         UserError: it cannot be quantized, or is not good enough; nothing was written.
     """
-    nncf = import_nncf()
     original = ExportedModel(path, 'openvino')
     model = float32_model(path)
     truth = None
@@ -354,10 +353,11 @@ def quantize_file(
         compared = annotated_images(compared, truth)
     else:
         compared = evenly_spaced(compared, COMPARED)
+    nncf = import_nncf()  # takes seconds, and comes after what may be wrong with the arguments
     inputs = calibration_inputs(original, evenly_spaced(calibration, CALIBRATED))
     if len(inputs) < FEW:
         warnings.warn(
-            f'{len(inputs)} images to calibrate with are few; {FEW} or more are better',
+            f'few images to calibrate with: {len(inputs)}; {FEW} or more are better',
             stacklevel=2,
         )
     say(f'calibrating with {len(inputs)} images, comparing on {len(compared)} others')

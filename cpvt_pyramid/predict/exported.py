@@ -32,11 +32,6 @@ INPUT_BYTES, LABEL_BYTES, MASK_BYTES = 1000, 80, 100
 PIXEL_BYTES = 15  # of an input pixel at the very least: three floats, and three bytes before
 SMALLEST = np.finfo(np.float32).tiny  # probability, which has a logarithm
 LONGEST = 10  # times the shorter side, where neither the file nor the user says more
-# What --device calls the processors of each backend.
-DEVICES = {
-    'onnxruntime': {'cpu': 'CPUExecutionProvider', 'cuda': 'CUDAExecutionProvider'},
-    'openvino': {'cpu': 'CPU', 'gpu': 'GPU'},
-}
 
 
 class ExportedModel:
@@ -68,8 +63,6 @@ class ExportedModel:
     ) -> None:
         self.path = path
         self.threads = threads
-        backend = 'openvino' if path.suffix == '.xml' else backend
-        device = DEVICES.get(backend, {}).get(device or '', device)
         self.session: Session = open_session(path, backend, device, threads)
         self.about = read_metadata(path, self.session)
         self.score_thr: float = self.about['score_thr'] if score_thr is None else score_thr

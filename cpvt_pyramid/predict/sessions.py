@@ -18,6 +18,11 @@ KEY, TEST_KEY = 'cpvt_pyramid', 'cpvt_pyramid_test'  # of the metadata and the t
 # Execution providers of onnxruntime
 CPU, CUDA = 'CPUExecutionProvider', 'CUDAExecutionProvider'
 TENSORRT = 'TensorrtExecutionProvider'
+# What --device calls the processors of each backend.
+DEVICES = {
+    'onnxruntime': {'cpu': CPU, 'cuda': CUDA},
+    'openvino': {'cpu': 'CPU', 'gpu': 'GPU'},
+}
 NAMES = {'images', 'valid', 'original', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
 
 
@@ -187,7 +192,8 @@ def open_session(
     path: Path, backend: str, device: Optional[str] = None, requests: int = 1
 ) -> Session:
     """Open a model file in 'onnxruntime' or 'openvino', which an .xml file always needs, for this
-    number of threads that will run it at the same time.
+    number of threads that will run it at the same time. The device is 'cpu', or a name that the
+    backend knows; see `OnnxRuntime` and `OpenVino`.
 
     Raises:
         UserError: no such file, backend, device or package, or not a complete model.
@@ -201,6 +207,8 @@ def open_session(
     path.open('rb').close()  # the backends take a file without permission for a damaged one
     try:
         backend = 'openvino' if path.suffix == '.xml' else backend
+        if device is not None:
+            device = DEVICES[backend].get(device, device)
         return kinds[backend](path, device, requests)
     except UserError:
         raise

@@ -110,7 +110,7 @@ def test_damaged_test_data_and_devices_that_are_not_there(model, capsys):
     plain, damaged = str(model('labels')), pack([{'image': {'seed': np.array(0)}}])[:-99]
     for words, complaint in (
         (f'{plain} --backend openvino --device GPU', 'openvino cannot use GPU; choose from CPU'),
-        (f'{plain} --provider CUDAExecutionProvider', 'cannot use CUDAExecutionProvider; choose '),
+        (f'{plain} --device cuda', 'cannot use CUDAExecutionProvider; choose '),
         (tested(''), 'changed.onnx: damaged test data'),
         (tested(damaged), 'changed.onnx: damaged test data'),
     ):

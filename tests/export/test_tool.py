@@ -88,7 +88,7 @@ OPTIONS = {
     ('segmentor',): ('images original', 'labels'),
     ('segmentor', '--half', '--images', 'photo.png', *SIZE): ('images valid original', 'labels'),
     ('segmentor', '--backbone', '--no-valid', *SIZE): ('images', 'map_0 map_1 map_2 map_3'),
-    ('detector', '--cfg-options', 'model.test_cfg.max_per_img=7', *SIZE): (
+    ('detector', '--cfg-options', 'model.test_cfg.max_per_img=7'): (
         'images valid',
         'boxes scores labels',
     ),

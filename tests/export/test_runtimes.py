@@ -12,7 +12,6 @@ from models.small import (
     mask2former_detector,
     mask2former_segmentor,
     mask_rcnn,
-    retinanet,
     semantic_fpn,
     upernet,
 )
@@ -64,14 +63,13 @@ def negate_a_layer(file: onnx.ModelProto, last: str) -> None:
     raise ValueError(f'no weights {last} in {[weight.name for weight in file.graph.initializer]}')
 
 
-# They take a minute. `test_tool.py` has RetinaNet and Semantic FPN for all sizes.
+# They take a minute. `test_tool.py` exports RetinaNet and Semantic FPN for all sizes.
 LONG = pytest.mark.foreign
 
 
 @pytest.mark.parametrize(
     'make, size, options, layer',
     [
-        (retinanet, SIZE, {}, 'bbox_head.retina_cls.weight'),
         (lambda: mask_rcnn(2), None, {}, 'rpn_head.rpn_cls.weight'),
         (semantic_fpn, SIZE, {'probabilities': True}, 'conv_seg.weight'),
         (lambda: dino(2), SIZE, {}, 'memory_trans_norm.weight'),
@@ -81,7 +79,6 @@ LONG = pytest.mark.foreign
         pytest.param(lambda: mask2former_segmentor(1), None, {}, 'mask_feature.weight', marks=LONG),
     ],
     ids=[
-        'RetinaNet for one size',
         'Mask R-CNN',
         'Semantic FPN with probabilities',
         'DINO for one size',

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from ..tooling.command import UserError, run_command
+from ..tooling.command import UserError, check_at_least, run_command
 
 
 def quantize(
@@ -48,8 +48,7 @@ def quantize(
         raise UserError(f'--out must end in .xml, got {path}')
     if not 0 <= agreement <= 1:
         raise UserError(f'--agreement must be in [0, 1], got {agreement}')
-    if not drop >= 0:
-        raise UserError(f'--drop must be at least 0, got {drop}')
+    check_at_least('--drop', drop, 0)
 
     from ..export.quantization import (
         files_of,

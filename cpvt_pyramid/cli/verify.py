@@ -13,7 +13,7 @@ differ from PyTorch's.
 from collections.abc import Sequence
 from typing import Literal, Optional
 
-from ..tooling.command import UserError, run_command
+from ..tooling.command import UserError, check_at_least, run_command
 
 
 def verify(
@@ -58,6 +58,9 @@ def verify(
         raise UserError(f'batch_size must be at least 2, got {batch_size}')
     if size is not None and min(size) < 1:
         raise UserError(f'size must be at least 1 1, got {size[0]} {size[1]}')
+    check_at_least('--tolerance', tolerance, 0)
+    if not value_range[0] < value_range[1]:
+        raise UserError(f'--value-range must rise, got {value_range[0]} {value_range[1]}')
     path = local_path(model)
     session = open_session(path, backend, device)
     passed = True

@@ -213,7 +213,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 def check_at_least(option: str, value: Optional[float], least: float) -> None:
     """Raise a UserError if an option is below its bound; None is an option that was not given."""
-    if value is not None and value < least:
+    if value is not None and not value >= least:  # refuses nan too
         raise UserError(f'{option} must be at least {least}, got {value}')
 
 

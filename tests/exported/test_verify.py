@@ -346,3 +346,15 @@ def test_files_of_this_package_must_know_padding(model, capsys):
     capsys.readouterr()
     assert main(['careless.onnx']) == 1
     assert capsys.readouterr().out.endswith('FAILED, results depend on the padding of the batch\n')
+
+
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        (['--tolerance', 'nan'], '--tolerance must be at least 0, got nan'),
+        (['--value-range', '1', '0'], '--value-range must rise, got 1.0 0.0'),
+    ],
+)
+def test_options_without_a_meaning(options, message, model, capsys):
+    assert main([str(model('detection')), *options]) == 2
+    assert message in capsys.readouterr().err

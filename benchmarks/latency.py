@@ -231,7 +231,7 @@ def draw(rows: Sequence[dict], size: tuple[int, int], path: Path) -> None:
         box_aps = [row['box_ap'] for row in members]
         axes.plot(seconds, box_aps, 'o-', color=family.color, label=family.name)
         for row, x, y in zip(members, seconds, box_aps):
-            label(axes, row['backbone'].rpartition('-')[2], (x, y), (-4, 4), family.color)
+            label(axes, row['backbone'].rpartition('-')[2], (x, y), (-5, 3), family.color)
     for row in rows:
         if row['family']:
             continue

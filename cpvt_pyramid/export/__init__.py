@@ -7,6 +7,6 @@ with PyTorch; files.py, all of this. These need torch, onnx and onnxruntime alon
 detectors and segmentors share, and a file for each kind of them need the mm packages.
 
 Files on exported models need no torch: comparison.py compares outputs, self_test.py with those of
-PyTorch that a file carries; batches.py is for `cpvt verify`, quantization.py and accuracy.py for
-`cpvt quantize`.
+PyTorch that a file carries; batches.py is for `cpvt verify`; quantization.py, openvino_graph.py and
+accuracy.py are for `cpvt quantize`.
 """

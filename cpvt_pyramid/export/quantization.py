@@ -33,6 +33,7 @@ from ..tooling.command import UserError, one_line, optional_package
 from ..tooling.report import text_table
 from ..tooling.threads import usable_cores
 from .accuracy import Agreement, CocoTruth, LabelTruth, Truth, agreement_of
+from .openvino_graph import to_rows
 from .self_test import own_test
 
 # Always in float32: they clip coordinates, of which 8 bits would tell 256 apart.
@@ -63,21 +64,17 @@ def is_quantized(model: Any) -> bool:
 
 
 def float32_model(path: Path) -> Any:
-    """The `openvino.Model` of an exported file, in float32.
+    """The `openvino.Model` of an exported file, in float32, with norms and residuals of rows.
 
     Raises:
         UserError: it is quantized already.
     """
-    from openvino.passes import ConstantFolding, Manager
-
     # Some constants of an ONNX file lead to nodes that are no longer part of the model.
     model = read_openvino(path).clone()
     if is_quantized(model):
         raise UserError(f'{path} is quantized already; give the float32 model')
     to_float32(model)
-    folding = Manager()  # of reshaped weights, which NNCF would take for computed values
-    folding.register_pass(ConstantFolding())
-    folding.run_passes(model)
+    to_rows(model)
     return model
 
 

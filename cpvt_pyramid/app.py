@@ -490,8 +490,6 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, page: Page, host: str, port: int) -> None:
-        if not host:  # which Python takes for all addresses
-            raise UserError('--host must be an address or a name, such as 127.0.0.1, got nothing')
         self.page = page
         family = socket.AF_INET6 if ':' in host else socket.AF_INET
         self.listener = socket.create_server((host, port), family=family)

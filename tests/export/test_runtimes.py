@@ -73,7 +73,7 @@ LONG = pytest.mark.foreign
         (lambda: mask_rcnn(2), None, {}, 'rpn_head.rpn_cls.weight'),
         (semantic_fpn, SIZE, {'probabilities': True}, 'conv_seg.weight'),
         (lambda: dino(2), SIZE, {}, 'memory_trans_norm.weight'),
-        (lambda: mask2former_detector(1), SIZE, {}, 'mask_feature.weight'),
+        pytest.param(lambda: mask2former_detector(1), SIZE, {}, 'mask_feature.weight', marks=LONG),
         pytest.param(lambda: dino(2), None, {}, 'memory_trans_norm.weight', marks=LONG),
         pytest.param(upernet, None, {}, 'conv_seg.weight', marks=LONG),
         pytest.param(lambda: mask2former_segmentor(1), None, {}, 'mask_feature.weight', marks=LONG),

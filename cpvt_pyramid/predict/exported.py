@@ -180,7 +180,7 @@ class ExportedModel:
         needed = 0.0
         for image in images:
             size = image.shape[:2]
-            needed += INPUT_BYTES * math.prod(self.canvas(size)) + full * math.prod(size)
+            needed += INPUT_BYTES * math.prod(self.input_size(size)) + full * math.prod(size)
         return needed
 
     def label_map(

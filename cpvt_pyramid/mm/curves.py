@@ -200,7 +200,8 @@ def draw_curves(curves: Curves, title: str, out: Path, file_format: str) -> None
             ax.set_xlim(left=0)
         axes[-1, 0].set_xlabel('iteration (dotted: resumed)' if curves.resumed else 'iteration')
         if length := curves.epoch_length:
-            over = axes[0, 0].secondary_xaxis('top', (lambda x: x / length, lambda x: x * length))
+            scales = (lambda x: x / length, lambda x: x * length)
+            over = axes[0, 0].secondary_xaxis('top', functions=scales)
             over.set_xlabel('epoch')
             over.spines['top'].set_visible(False)
         figure.savefig(out, dpi=150, format=file_format)

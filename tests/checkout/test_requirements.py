@@ -25,6 +25,7 @@ EXTRAS = {
     'cpvt_pyramid/demo/': ['demo'],
     'cpvt_pyramid/doctor.py': [],
     'cpvt_pyramid/export/quantization.py': ['quantize'],
+    'cpvt_pyramid/export/openvino_graph.py': ['quantize'],
     'cpvt_pyramid/export/accuracy.py': ['quantize'],
     'cpvt_pyramid/export/': ['export'],
     'cpvt_pyramid/mm/': ['mm'],

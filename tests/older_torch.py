@@ -13,6 +13,7 @@ LACKS_BELOW_2_9 = {
     'guards that can be left out of exported graphs': """
         core/test_export.py::test_the_graph_of_the_docs core/test_export.py::test_torch_export[svt
         core/test_export.py::test_torch_export_of_a_padded_batch[svt""",
+    'tuples with names, replaced in exported graphs': 'core/test_export.py::test_torch_export[rope',
     'sizes known to be multiples, in compilers': 'core/test_export.py::test_a_compiled_model',
 }
 LACKS_BELOW_2_7 = {
@@ -34,9 +35,10 @@ LACKS_BELOW_2_7 = {
         core/test_paths.py::test_maps_and_gradients_are_the_same[svt-compiled
         core/test_paths.py::test_maps_and_gradients_are_the_same[pvt_v2-compiled
         core/test_paths.py::test_maps_and_gradients_are_the_same[linear-compiled
-        core/test_torchvision_models.py::test_compiled core/test_transforms.py::test_a_compiled
+        core/test_torchvision_models.py::test_compiled
         mm/test_padded_batches.py::test_compiled""",
-    'per-sample gradients of fused attention': 'core/test_other_peoples_layers.py::test_per_sample',
+    'a choice of the kernel of attention': """
+        core/test_other_peoples_layers.py::test_per_sample core/test_transforms.py""",
     'files of more than tensors, read safely': """
         predict/test_openmmlab_models.py::test_checkpoints_with_options""",
     "names of classes in Python's errors of arguments": """

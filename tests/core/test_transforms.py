@@ -4,16 +4,22 @@ Of PyTorch's kernels of attention, the plain one has them all.
 """
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
 from models.ours import classifier, dense, outputs, pcpvt, svt
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-plain_attention = partial(sdpa_kernel, SDPBackend.MATH)
+
+def plain_attention() -> AbstractContextManager:
+    """Attention by products and softmax, whose derivatives all transforms know."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # newer than the oldest torch
+
+    return sdpa_kernel(SDPBackend.MATH)
+
+
 BUILDERS = {'pcpvt': pcpvt, 'svt': svt, 'classifier': classifier, 'dense': dense}
 
 

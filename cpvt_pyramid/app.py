@@ -501,6 +501,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             create_app(page, hosts),
             http=Protocol,
+            log_config=None,  # leaves the handlers of other loggers as they are
             log_level='critical',  # errors of the page are printed by the page
             headers=list(HEADERS.items()),
             timeout_graceful_shutdown=CLOSING_SECONDS,

@@ -131,13 +131,17 @@ def outlive(numbers: Sequence[int], start: Optional[Callable], worker: int) -> N
     processes of a job. By PyTorch's own handler it would end at once, and the training with it."""
     since: Optional[float] = None
 
+    def end(number: int, frame: Optional[FrameType]) -> None:
+        os._exit(0)
+
     def go_on(number: int, frame: Optional[FrameType]) -> None:
         nonlocal since
         if since is None:
             since = time.monotonic()
-            signal.alarm(PATIENCE)  # ends this process later
+            signal.signal(signal.SIGALRM, end)  # not what the training's process would do
+            signal.alarm(PATIENCE)
         elif time.monotonic() - since > StopOnSignalHook.together:
-            os._exit(0)  # the training ends its workers
+            end(number, frame)  # the training ends its workers
 
     for number in numbers:
         signal.signal(number, go_on)

@@ -18,6 +18,7 @@ from support import ORIGINAL_MM, assert_same, clear_global_instances, in_process
 from tiny_mm import Interruptions  # noqa: F401 (registered)
 
 from cpvt_pyramid.config.load import load_config
+from cpvt_pyramid.mm import hooks
 from cpvt_pyramid.mm.hooks import StopOnSignalHook
 from cpvt_pyramid.training.start import find_start, last_checkpoint, resume_from
 
@@ -247,16 +248,22 @@ def test_a_signal_to_data_workers(configs, monkeypatch, capsys):
     """Clusters send it to all processes of a job. By PyTorch's handler a worker that gets it from
     another process than its parent ends at once, and the training with an error."""
     kill = os.kill
+    told = []
 
     def kill_all(pid: int, number: int) -> None:
         for worker in multiprocessing.active_children():
+            told.append(worker)
             subprocess.run(['kill', f'-{number}', str(worker.pid)], check=True)
         time.sleep(0.5)
         kill(pid, number)
 
     monkeypatch.setattr(os, 'kill', kill_all)
+    monkeypatch.setattr(hooks, 'PATIENCE', 5)
     assert run(BY_EPOCHS, configs['detector'], [('iteration', 2, TERM)], workers=1) == [75, 0]
     assert 'SIGTERM received' in capsys.readouterr().err
+    for worker in told:  # in the end they end, whatever the training's process does at an alarm
+        worker.join(20)
+    assert told and {worker.exitcode for worker in told} == {0}
 
 
 def test_a_platform_without_sigusr1(monkeypatch):

@@ -56,7 +56,7 @@ test-torch:  ## test the core on the oldest supported torch, in .venv-oldest-tor
 define test_original_mm
 	@tools/setup_env.sh $(1)
 	OMP_NUM_THREADS=1 .venv-$(1)/bin/python -m pytest -n 2 \
-	  $(CORE_TESTS) $(addprefix tests/, cli data mm predict training)
+	  $(CORE_TESTS) tests/data tests/mm tests/training --ignore tests/mm/foreign
 endef
 
 test-original-mm:  ## test with the original OpenMMLab packages, with torch 2.1 and with the newest

@@ -25,7 +25,7 @@ from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 import cpvt_pyramid.mm.detection
 import cpvt_pyramid.mm.segmentation  # noqa: F401 (the registered data preprocessors)
@@ -436,7 +436,7 @@ def recorded(model: nn.Module) -> Iterator[list[Output]]:
         def forward(*args, module=module, name=name, part=part, **options):
             returned = type(module).forward(module, *args, **options)
             calls[name] += 1
-            tensors = [x for x in tree_leaves(returned) if isinstance(x, Tensor)]
+            tensors = [x for x in tree_flatten(returned)[0] if isinstance(x, Tensor)]
             floats = [x for x in tensors if x.is_floating_point()]
             for i, x in enumerate(floats):
                 found.append(Output(part, f'{name} {calls[name]} {i}', x.detach().clone()))

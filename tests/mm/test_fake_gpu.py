@@ -6,7 +6,7 @@ from fake_gpu import place
 from models.small import mask_rcnn, retinanet, semantic_fpn
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 MODELS = {'RetinaNet': retinanet, 'Mask R-CNN': mask_rcnn, 'Semantic FPN': semantic_fpn}
 HEADS = {'RetinaNet': 'bbox_head', 'Mask R-CNN': 'rpn_head', 'Semantic FPN': 'decode_head'}
@@ -15,7 +15,7 @@ by_name = pytest.mark.parametrize('name', MODELS)
 
 def results(model: nn.Module, head: str, images: Tensor) -> list[Tensor]:
     maps = model.neck(model.backbone(images))
-    return tree_leaves(getattr(model, head)(maps))
+    return tree_flatten(getattr(model, head)(maps))[0]
 
 
 def padded_batch(device: str) -> Tensor:

@@ -213,7 +213,7 @@ def test_layers_without_bias_and_layers_replaced_later():
 
 @pytest.mark.parametrize('change', [pruned, parametrized, spectral])
 def test_layers_changed_later(change):
-    """A layer whose weight is computed anew before each call trains as it does in a plain model."""
+    """A layer whose weight is computed before each call trains as it does in a plain model."""
     model = tiny(out_indices=(0,))
     fast = accelerate(copy.deepcopy(model))
     for each in (model, fast):

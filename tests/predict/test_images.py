@@ -148,7 +148,7 @@ def test_an_image_of_too_many_pixels_is_told_what_works(monkeypatch):
 
 
 def test_frames_are_not_counted():
-    """A file of a megabyte can have so many that counting them takes minutes."""
+    """Counting those of a file of a megabyte can take minutes."""
     head = b'GIF89a' + bytes([1, 0, 1, 0, 0x80, 0, 0, 0, 0, 0, 255, 255, 255])
     frame = bytes([0x2C, 0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 2, 0x44, 1, 0])
     Path('many.gif').write_bytes(head + 50_000 * frame + b';')

@@ -11,8 +11,10 @@ Three tables compare our backbone with timm's, the first two exactly, the third 
     operations  ATen operations that compute or copy, on meta tensors: without views and memory
                 that is only reserved. Attention counts as its parts, as on every device without
                 a kernel for it. `padded`: a forward pass with `valid`, for images of two sizes
-    host time   ms of processor time, with 8 channels in each head and an image of 32 x 32 pixels,
-                so that arithmetic takes next to nothing: minimum, lower quartile, and their ratios
+    host time   ms of processor time, with 8 channels in each head and one or two images of 32 x 32
+                pixels, so that arithmetic takes next to nothing: minimum, lower quartile, and their
+                ratios. A batch of one is a case of its own: PyTorch takes timm's maps for
+                contiguous there and copies them for each convolution, where it copies our weights
 
 A training step is the forward pass, the mean square of all maps and the backward pass. timm's
 model is called by `forward_intermediates`, which returns four maps, too.
@@ -26,6 +28,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -41,7 +44,8 @@ STEPS = ('forward', 'training step')
 COUNT_SIZE = 224  # pixels, of the image of the counts
 PADDED = ((224, 224), (190, 157))  # true sizes of a padded batch
 HEAD_WIDTH = 8  # channels, of the models whose host time is measured
-TIME_SIZE = 32  # pixels, of their image
+TIME_SIZE = 32  # pixels, of their images
+TIME_BATCHES = (1, 2)  # images at a time
 WARM_UP = 5  # steps before time counts
 RESERVED = ('empty', 'new_empty', 'empty_like', 'empty_strided', 'new_empty_strided')
 
@@ -69,7 +73,8 @@ def host(
     print(text_table(('operations', 'step', 'ours', 'timm', 'ratio'), operations_table(archs)))
     if rounds:
         print()
-        head = ('host time', 'step', 'ours', 'timm', 'ratio of minima', 'of lower quartiles')
+        ratios = ('ratio of minima', 'of lower quartiles')
+        head = ('host time', 'step', 'images', 'ours', 'timm', *ratios)
         print(text_table(head, time_table(archs, rounds)))
 
 
@@ -228,14 +233,14 @@ def compared(arch: str, step: str, ours: int, theirs: int) -> list[str]:
 
 
 def time_table(archs: Sequence[str], rounds: int) -> list[list[str]]:
-    """A row for each step of each architecture; the models take turns.
+    """A row for each step of each architecture and batch; the models take turns.
 
     Without oneDNN, whose operations cost the host more than others, as on a GPU.
     """
     torch.backends.mkldnn.enabled = False
-    image = torch.randn(1, 3, TIME_SIZE, TIME_SIZE)
     rows = []
-    for arch in archs:
+    for arch, batch in product(archs, TIME_BATCHES):
+        image = torch.randn(batch, 3, TIME_SIZE, TIME_SIZE)
         pair = build(narrow(arch))
         for step in STEPS:
             functions = []
@@ -244,9 +249,8 @@ def time_table(archs: Sequence[str], rounds: int) -> list[list[str]]:
             ours, theirs = time_in_turns(pair, functions, rounds)
             minima = min(ours) / min(theirs)
             quartiles = lower_quartile(ours) / lower_quartile(theirs)
-            rows.append(
-                [arch, step, shown(ours), shown(theirs), f'{minima:.2f}', f'{quartiles:.2f}']
-            )
+            ratios = [f'{minima:.2f}', f'{quartiles:.2f}']
+            rows.append([arch, step, str(batch), shown(ours), shown(theirs), *ratios])
     return rows
 
 

@@ -55,7 +55,7 @@ def test_tables(capsys, monkeypatch):
     assert host.main(['--archs', 'svt_small', '--rounds', '2']) == 0
     tables = [table.splitlines() for table in capsys.readouterr().out.split('\n\n')]
     assert [table[0].split()[0] for table in tables] == ['calls', 'operations', 'host']
-    assert [len(table) for table in tables] == [3, 4, 3]
+    assert [len(table) for table in tables] == [3, 4, 5]
     padded = tables[1][3].split()
     assert padded[:3] == ['svt_small', 'forward,', 'padded'] and float(padded[4]) > 1
 

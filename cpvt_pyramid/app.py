@@ -44,13 +44,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .export.comparison import HEAD, verdict
-from .export.self_test import verify_session
 from .padding.batching import padded_size
 from .predict.drawing import jpeg_of
 from .predict.exported import ExportedModel
 from .predict.images import load_image, size_of
-from .predict.metadata import reference_name
 from .predict.model import check_score_thr
 from .predict.predictions import Detections
 from .tooling.command import IGNORED_WARNINGS, UserError, one_line
@@ -123,7 +120,6 @@ class Page:
             'score_thr': about['score_thr'] if detects else None,
             'samples': [sample.name for sample in self.samples],
             'upload_bytes': UPLOAD_BYTES,
-            'has_test': self.model.session.test is not None,
         }
 
     def sizes(self) -> tuple[int, int]:
@@ -197,27 +193,6 @@ class Page:
         if not 0 <= number < len(self.samples):
             raise UserError(f'no sample {number}; there are {len(self.samples)}')
         return self.samples[number].picture
-
-    def verify(self) -> dict[str, Any]:
-        """Whether the file gives the results of PyTorch on this device: a verdict and a table.
-
-        Raises:
-            UserError: the file has no test data, or cannot be run.
-        """
-        checks = verify_session(self.model.path, self.model.session)
-        reference = reference_name(self.model.about)
-        return {
-            'verdict': f'{self.model.session.device}: {verdict(checks, reference)}',
-            'head': in_narrow_table(HEAD),
-            'rows': [in_narrow_table(check.cells) for check in checks],
-        }
-
-
-def in_narrow_table(row: Sequence[str]) -> list[str]:
-    """The cells of a row under `HEAD` for a page as wide as a phone: what matters comes first, and
-    the runtime is left out, which the verdict names."""
-    names = ('passed', 'stage', 'difference', 'tolerance', 'unit', '', 'images')
-    return [row[HEAD.index(name)] for name in names]
 
 
 def read_picture(path: Path) -> PageImage:
@@ -382,38 +357,28 @@ def busy(count: int) -> HTTPException:
 
 def create_app(page: Page, hosts: Sequence[str]) -> Starlette:
     """The addresses of a page; `hosts` are the names under which it may be asked for."""
-    turns = Turns()
+    routes = [Route('/predict', answer_prediction, methods=['POST'])]
+    for address, content in page_contents(page).items():
+        routes.append(Route(address, content, methods=['GET']))
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+        exception_handlers={
+            UserError: answer_mistake,
+            OSError: answer_mistake,
+            ClientDisconnect: answer_mistake,  # nobody waits for the answer
+            HTTPException: answer_other_status,
+            Exception: report_defect,
+        },
+    )
+    app.router.redirect_slashes = False
+    app.state.page = page
+    app.state.turns = Turns()
+    return app
 
-    async def predict(request: Request) -> Response:
-        check_origin(request)
-        parameters = parse_parameters(request.query_params)
-        sample = parameters.pop('sample', None)
-        with tempfile.TemporaryDirectory(prefix='cpvt_page_') as folder:
-            upload = Path(folder, 'upload')
-            with turns.upload():
-                await receive(request, upload)
 
-            def answer() -> dict[str, Any]:
-                if sample is not None:
-                    return page.predict(page.sample(sample), **parameters)
-                return predict_upload(page, upload, parameters)
-
-            return await turns.run(request, answer)
-
-    async def verify(request: Request) -> Response:
-        check_origin(request)
-        return await turns.run(request, page.verify)
-
-    async def refuse(request: Request, error: Exception) -> Response:
-        return JSONResponse({'error': page.without_folders(one_line(error))}, 400)
-
-    async def refuse_address(request: Request, error: Any) -> Response:
-        return JSONResponse({'error': error.detail}, error.status_code, error.headers)
-
-    async def fail(request: Request, error: Exception) -> Response:
-        traceback.print_exception(type(error), error, error.__traceback__)
-        return JSONResponse({'error': 'an error of the program; its terminal shows more'}, 500)
-
+def page_contents(page: Page) -> dict[str, Response]:
+    """What is sent as it is, by its address."""
     folder = Path(__file__).parent / 'page'
     contents = {
         '/': Response((folder / 'index.html').read_bytes(), media_type='text/html'),
@@ -423,25 +388,43 @@ def create_app(page: Page, hosts: Sequence[str]) -> Starlette:
     }
     for number, sample in enumerate(page.samples):
         contents[f'/samples/{number}'] = Response(sample.small, media_type='image/jpeg')
-    routes = [
-        Route('/predict', predict, methods=['POST']),
-        Route('/verify', verify, methods=['POST']),
-    ]
-    for address, content in contents.items():
-        routes.append(Route(address, content, methods=['GET']))
-    app = Starlette(
-        routes=routes,
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
-        exception_handlers={
-            UserError: refuse,
-            OSError: refuse,
-            ClientDisconnect: refuse,  # nobody waits for the answer
-            HTTPException: refuse_address,
-            Exception: fail,
-        },
-    )
-    app.router.redirect_slashes = False
-    return app
+    return contents
+
+
+async def answer_prediction(request: Request) -> Response:
+    """Predictions for the image in the body of a request, or for a sample."""
+    page: Page = request.app.state.page
+    turns: Turns = request.app.state.turns
+    check_origin(request)
+    parameters = parse_parameters(request.query_params)
+    sample = parameters.pop('sample', None)
+    with tempfile.TemporaryDirectory(prefix='cpvt_page_') as folder:
+        upload = Path(folder, 'upload')
+        with turns.upload():
+            await receive(request, upload)
+
+        def answer() -> dict[str, Any]:
+            if sample is not None:
+                return page.predict(page.sample(sample), **parameters)
+            return predict_upload(page, upload, parameters)
+
+        return await turns.run(request, answer)
+
+
+async def answer_mistake(request: Request, error: Exception) -> Response:
+    """The answer to a mistake of the user."""
+    page: Page = request.app.state.page
+    return JSONResponse({'error': page.without_folders(one_line(error))}, 400)
+
+
+async def answer_other_status(request: Request, error: Any) -> Response:
+    return JSONResponse({'error': error.detail}, error.status_code, error.headers)
+
+
+async def report_defect(request: Request, error: Exception) -> Response:
+    """The answer after an error of the program, which is printed here."""
+    traceback.print_exception(type(error), error, error.__traceback__)
+    return JSONResponse({'error': 'an error of the program; its terminal shows more'}, 500)
 
 
 def predict_upload(page: Page, path: Path, parameters: dict[str, Any]) -> dict[str, Any]:

@@ -94,22 +94,6 @@ function chooseFile(files) {
   choose({name: file.name, file}, URL.createObjectURL(file));
 }
 
-async function verify() {
-  element('verify').disabled = true;
-  list(element('checks'), 'tr', []);
-  say('verdict', '...');
-  try {
-    const answer = await ask('verify', {method: 'POST'});
-    say('verdict', answer.verdict);
-    for (const [index, cells] of [answer.head, ...answer.rows].entries()) {
-      list(element('checks').insertRow(), index ? 'td' : 'th', cells);
-    }
-  } catch (error) {
-    say('verdict', error.message, true);
-  }
-  element('verify').disabled = false;
-}
-
 function showValues() {
   const given = element('size').dataset.given || about.size !== null;
   element('size-value').textContent = given ? `${element('size').value} pixels` : 'unscaled';
@@ -125,7 +109,6 @@ function showAbout() {
   element('size').value = about.size ?? 512;
   element('score').value = about.score_thr ?? 0;
   element('score-option').hidden = about.score_thr === null;
-  element('verify').hidden = !about.has_test;
   showValues();
   for (const [sample, name] of about.samples.entries()) {
     const button = document.createElement('button');
@@ -166,7 +149,6 @@ function listen() {
     slider.addEventListener('input', showValues);
     slider.addEventListener('change', predict);
   }
-  element('verify').addEventListener('click', verify);
 }
 
 async function start() {

@@ -265,9 +265,6 @@ def test_nothing_is_served_but_the_page_and_small_pictures_of_samples(model, pho
             assert 'not an image' in client.predict(body).json['error']
         for number in ('4', '-1', '/etc/passwd', '..', '1e0'):
             assert client.predict(query=f'sample={number}').status == 400
-        # The folder of the model, which another person need not know.
-        answer = client.ask('POST', '/verify')
-        assert answer.json['error'].startswith('model.onnx has no test data')
 
 
 def test_at_most_24_samples_are_read():
@@ -354,7 +351,6 @@ def test_requests_out_of_the_ordinary(client, capsys):
     assert head.status == 200 and not head.body and int(head.headers['Content-Length']) > 1000
     for method, path, status in (
         ('GET', '/predict', 405),
-        ('GET', '/verify', 405),
         ('POST', '/', 405),
         ('PUT', '/', 405),
         ('DELETE', '/samples/0', 405),
@@ -439,7 +435,6 @@ def test_pages_of_other_servers_cannot_ask(client):
         headers = {'Host': f'127.0.0.1:{port}'} | headers
         answer = client.ask('POST', '/predict?sample=0', headers=headers)
         assert answer.status == status, headers
-        assert client.ask('POST', '/verify', headers=headers).status in (status, 400)
     answer = client.get('/')
     assert "frame-ancestors 'none'" in answer.headers['Content-Security-Policy']
     assert answer.headers['X-Frame-Options'] == 'DENY'

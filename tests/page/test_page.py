@@ -161,23 +161,6 @@ def test_a_dropped_image_is_shown_with_its_results(browser, page, photos):
         assert browser.text('status') == f'{photo.name}: nothing'
 
 
-def test_the_button_compares_the_device_with_pytorch(browser, page):
-    button = browser.find('verify')
-    has_test = page.page.model.session.test is not None
-    assert button.is_displayed() == has_test
-    if not has_test:
-        return
-    expected = page.page.verify()['verdict']
-    button.click()
-    browser.wait(lambda: button.is_enabled() and browser.text('verdict') not in ('', '...'))
-    assert browser.text('verdict') == expected
-    passed = browser.all('#checks td:first-child')
-    assert passed and passed[0].text in ('yes', 'NO')
-    assert passed[0].location['x'] < SCREENS[browser.screen][0]
-    browser.shoot(f'{page.page.model.about["task"]}-compared')
-    assert not browser.overflows()
-
-
 def test_samples_and_files_are_chosen_with_a_click(browser, page, photos):
     samples = browser.all('#samples button')
     assert [sample.get_attribute('title') for sample in samples] == [p.name for p in photos]

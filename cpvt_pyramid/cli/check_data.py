@@ -43,16 +43,17 @@ def check_data(
     folder = Path(out_dir)
     with TemporaryDirectory() as temporary:
         if Path(source).is_dir():
+            if cfg_options:
+                raise UserError(f'--cfg-options needs a config, got the folder {source}')
             cfg, found = config_of_folder(Path(source), temporary, assigned_splits(assign))
-            splits = [split for split in splits if f'{split}_dataloader' in cfg]
         elif assign:
             raise UserError(f'--assign needs a folder with data, got {source}')
         else:
             cfg = load_config(source, cfg_options)
             found = []
-            if not any(data_of(cfg, split) for split in splits):
-                raise UserError(f'{source} has no data for {" or ".join(splits)}')
             check_data(cfg, *splits)
+        if not any(data_of(cfg, split) for split in splits):
+            raise UserError(f'{source} has no data for {" or ".join(splits)}')
         make_folder(folder)
         errors = check_contents(cfg, *splits, folder=folder, found=found)
     print('no errors' if not errors else f'{errors} kinds of errors')

@@ -46,7 +46,10 @@ def inspect(
         return None, []
     try:
         with open_image(path) as image:
-            orientation = image.getexif().get(ORIENTATION, 1)
+            orientation = 1
+            if image.format != 'PNG' or 'exif' in image.info or effort.seconds:
+                # Pillow decodes a PNG to look for EXIF data after its pixels.
+                orientation = image.getexif().get(ORIENTATION, 1)
             if effort.seconds:
                 image.load()
             height, width = image.size[::-1]

@@ -20,9 +20,9 @@ from PIL import Image
 
 from ..config.parts import classes_of, dataset_class, kind_of
 from ..predict.drawing import Color, class_palette
-from ..tooling.command import UserError
-from ..tooling.images import open_image
-from ..tooling.rasters import labels_of_raster
+from ..tooling.command import UserError, one_line
+from ..tooling.label_maps import IGNORED, StoredLabels, read_label_map
+from ..tooling.rasters import ReadError
 from .defects import Checked, Defects
 from .folder import (
     IMAGE_WORDS,
@@ -39,7 +39,6 @@ from .folder import (
 )
 from .images import ALL_IMAGES, Effort, Finding, Size, check_each, in_threads, inspect, sizes_of
 
-IGNORED_LABEL = 255
 MOST_CLASSES = 255
 OTHER_WORDS = {'object', 'instance', 'instances', 'panoptic'}  # of maps of instances
 OTHER_TAILS = ('_gtFine_color', '_gtFine_instanceIds', '_gtCoarse_color', '_gtCoarse_instanceIds')
@@ -48,6 +47,7 @@ SKIPPED = LABEL_WORDS | IMAGE_WORDS | set.union(*SPLITS.values()) | {'class'}
 TAIL = re.compile(r'[ _.\-]([A-Za-z]+[A-Za-z0-9]*)$')  # the last word of a name
 TABLE = 'class_dict.csv, with the line name,r,g,b and one for each class'
 SHOWN_COLORS = 8
+LONGEST_HEAD = 1000  # bytes of the first line of a table of classes
 JPEG = 'segmentation masks that are JPEGs, whose compression changes labels; save them as PNG'
 
 
@@ -162,7 +162,7 @@ def maps_of_indices(table: ClassTable, counts: Counter) -> LabelMaps:
     if table.is_ade:
         notes.append('label 0 is ignored, and 1 is the first class')
     if not names:
-        highest = max(value for value in counts if value != IGNORED_LABEL)
+        highest = max(value for value in counts if value != IGNORED)
         names = [f'class_{i}' for i in range(highest + 1)]
         notes.append('no file names the classes; edit the config, or add a classes.txt')
     first = int(table.is_ade)
@@ -203,9 +203,9 @@ def check_indices(
             f'{root}: the palettes of the segmentation masks differ, as those of GIFs do, so that '
             f'their values are no indices: add a {TABLE}'
         )
-    found = sorted({*counts} - {IGNORED_LABEL})
+    found = sorted({*counts} - {IGNORED})
     highest = max(found, default=0)
-    if highest > IGNORED_LABEL:
+    if highest > IGNORED:
         raise UserError(f'{root}: segmentation masks have values up to {highest}, above 255')
     if found == [0]:
         raise UserError(
@@ -235,7 +235,7 @@ def warn_about_values(values: dict[str, Values], defects: Defects) -> None:
     for name, found in values.items():
         if {*found.counts} == {0}:
             defects.warn('segmentation masks that are 0 everywhere', name)
-        elif {*found.counts} <= {0, IGNORED_LABEL}:
+        elif {*found.counts} <= {0, IGNORED}:
             defects.warn('segmentation masks of 0 and 255 only, whose 255 is ignored', name)
 
 
@@ -407,38 +407,40 @@ def values_of(
 
 
 def values_in(path: Path, in_colors: bool) -> Union[Values, str]:
-    """What occurs in a label map, or what is wrong with it."""
-    try:
-        with open_image(path) as image:
-            if image.mode == 'F':
-                return 'segmentation masks of fractions; write them as whole numbers of 8 bits'
-            is_color = image.mode not in ('1', 'L', 'P') and not image.mode.startswith('I')
-            pixels = packed_pixels(image) if is_color or in_colors else np.asarray(image)
-            colors = np.reshape(image.getpalette('RGB') if image.mode == 'P' else [], (-1, 3))
-            is_jpeg = image.format == 'JPEG'
-    except Exception:  # Pillow raises many kinds on a truncated file
-        return 'segmentation masks that are not complete images'
+    """What occurs in a label map, or the kind of problem that it has."""
+    stored = labels_in(path)
+    if isinstance(stored, str):
+        return stored
+    pixels = stored.color_codes() if in_colors or stored.is_color else stored.values
     counts = counted(pixels)
-    palette = {value: tuple(colors[value].tolist()) for value in counts if value < len(colors)}
-    return Values(counts, is_color, palette, pixels.shape, is_jpeg)
+    palette = {
+        value: tuple(stored.palette[value].tolist())
+        for value in counts
+        if 0 <= value < len(stored.palette)
+    }
+    return Values(counts, stored.is_color, palette, pixels.shape, stored.is_jpeg)
+
+
+def labels_in(path: Path) -> Union[StoredLabels, str]:
+    """A label map of whole numbers or colours, or the kind of problem that it has."""
+    try:
+        stored = read_label_map(path)
+    except ReadError:
+        return 'segmentation masks that are not complete images'
+    if not stored.is_whole:
+        return 'segmentation masks of fractions; write them as whole numbers of 8 bits'
+    return stored
 
 
 def counted(pixels: np.ndarray) -> dict[int, int]:
     """How often each value occurs."""
-    if pixels.dtype == bool:
-        pixels = pixels.astype(np.uint8)
-    if pixels.itemsize == 1:  # seven times as fast
+    if pixels.dtype == np.uint8:  # seven times as fast
         by_value = np.bincount(pixels.ravel())
         values = np.flatnonzero(by_value)
         counts = by_value[values]
     else:
         values, counts = np.unique(pixels, return_counts=True)
     return dict(zip(map(int, values), counts.tolist()))
-
-
-def packed_pixels(image: Image.Image) -> np.ndarray:
-    """(H, W) 0xRRGGBB."""
-    return np.asarray(image.convert('RGB')) @ np.array([1 << 16, 1 << 8, 1])
 
 
 def packed(color: Color) -> int:
@@ -454,9 +456,9 @@ def class_table(files: Files) -> ClassTable:
     for name in files.names:
         path = files.root / name
         if path.name == 'objectInfo150.txt':
-            table = csv.DictReader(io.StringIO(text_of(path)), delimiter='\t')
-            names = [row.get('Name') or '' for row in table]
-            if not all(names):
+            head, *rows = csv_rows(path, '\t') or [[]]
+            names = [dict(zip(head, row)).get('Name', '') for row in rows if row]
+            if not names or not all(names):
                 raise UserError(f'{path} must have a column Name')
             first_names = distinct([name.split(',')[0].strip() for name in names])
             return ClassTable(first_names, [], is_ade=True)
@@ -464,13 +466,28 @@ def class_table(files: Files) -> ClassTable:
             rows = [line.split(':') for line in text_of(path).splitlines() if line[:1] != '#']
             return listed_colors(path, [[r[0], *r[1].split(',')] for r in rows if len(r) > 1])
         if path.suffix == '.csv':
-            head, *rows = list(csv.reader(io.StringIO(text_of(path)))) or [[]]
-            head = [cell.strip().lower() for cell in head]
+            head = csv_head(path)
             if head[1:4] == ['r', 'g', 'b']:  # name, r, g, b
-                return listed_colors(path, rows)
+                return listed_colors(path, csv_rows(path)[1:])
             if head == ['pixel value', 'class']:  # Roboflow
+                rows = csv_rows(path)[1:]
                 return ClassTable(distinct([row[1].strip() for row in rows if len(row) > 1]), [])
     return ClassTable(named_classes(files), [])
+
+
+def csv_head(path: Path) -> list[str]:
+    """The first line of a table, in small letters. The table can be of anything, in any encoding,
+    with cells of any length."""
+    with path.open('rb') as file:
+        line = file.readline(LONGEST_HEAD).decode('utf-8-sig', 'replace')
+    return [cell.strip(' \r\n"').lower() for cell in line.split(',')]
+
+
+def csv_rows(path: Path, delimiter: str = ',') -> list[list[str]]:
+    try:
+        return list(csv.reader(io.StringIO(text_of(path)), delimiter=delimiter))
+    except csv.Error as error:
+        raise UserError(f'{path} must be a table of classes: {error}') from error
 
 
 def listed_colors(path: Path, rows: Sequence[Sequence[str]]) -> ClassTable:
@@ -490,15 +507,14 @@ def listed_colors(path: Path, rows: Sequence[Sequence[str]]) -> ClassTable:
 
 def write_indices(source: Path, target: Path, found: LabelMaps) -> None:
     """Write a label map as one of class indices, with its palette."""
-    with open_image(source) as image:
-        if found.codes is None:
-            labels = np.asarray(image)
-        else:
-            codes = np.array(found.codes)
-            order = codes.argsort()
-            pixels = packed_pixels(image)
-            place = codes[order].searchsorted(pixels).clip(0, len(codes) - 1)
-            labels = np.where(codes[order][place] == pixels, order[place], IGNORED_LABEL)
+    stored = read_label_map(source)
+    labels = stored.values
+    if found.codes is not None:
+        codes = np.array(found.codes)
+        order = codes.argsort()
+        pixels = stored.color_codes()
+        place = codes[order].searchsorted(pixels).clip(0, len(codes) - 1)
+        labels = np.where(codes[order][place] == pixels, order[place], IGNORED)
     indices = Image.fromarray(labels.astype(np.uint8))
     indices.putpalette([value for color in found.palette for value in color])
     indices.save(target, 'PNG', bits=8)  # by default only as many as the palette needs
@@ -519,7 +535,7 @@ def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> 
         found = f'; it has {", ".join(others)}' if others else ''
         raise UserError(f'{images} has no images with the suffix {built.img_suffix}{found}')
     classes = built.METAINFO.get('classes') or declared
-    valid_labels = (len(classes) or IGNORED_LABEL) + bool(built.reduce_zero_label)
+    valid_labels = (len(classes) or IGNORED) + bool(built.reduce_zero_label)
     seen = set()
 
     def findings(info: dict, in_time: bool) -> list[Finding]:
@@ -545,27 +561,17 @@ def label_findings(
 ) -> tuple[set[int], list[Finding]]:
     """The labels in a label map for an image of a size, but for the ignored one, and what is wrong
     with it; labels must be less than `valid_labels`."""
-    found = []
-    values = None
-    is_gray = True
-    try:
-        with path.open('rb') as file, open_image(file) as image:
-            if image.format == 'JPEG':
-                found.append((JPEG, False))
-            is_gray = image.mode in ('1', 'L', 'P', 'I', 'I;16')
-            if is_gray:
-                values = np.asarray(image)
-    except Exception:  # Pillow raises many kinds on a truncated file, or on a very large one
-        values = labels_of_raster(path)
+    stored = labels_in(path)
+    if isinstance(stored, str):
+        return set(), [(stored, True)]
+    found = [(JPEG, False)] if stored.is_jpeg else []
     labels: set[int] = set()
-    if not is_gray:
+    if stored.is_color:
         problem = 'segmentation masks with several channels instead of one of class indices'
-    elif values is None:
-        problem = 'segmentation masks that are not complete images'
-    elif size and values.shape != size:
+    elif size and stored.values.shape != size:
         problem = 'segmentation masks of another size than their image'
     else:
-        labels = {*map(int, np.unique(values))} - {IGNORED_LABEL}
+        labels = {*map(int, np.unique(stored.values))} - {IGNORED}
         if max(labels, default=0) < valid_labels:
             return labels, found
         problem = f'segmentation masks with labels beyond the classes, 0 to {valid_labels - 1}'
@@ -596,4 +602,7 @@ def built_dataset(dataset: dict, scope: str) -> Any:
     """A data set without its pipeline, whose files are not listed yet."""
     config = {k: v for k, v in dataset.items() if k not in ('type', 'pipeline')}
     config |= {'pipeline': [], 'lazy_init': True, 'serialize_data': False}
-    return dataset_class(dataset, scope)(**config)
+    try:
+        return dataset_class(dataset, scope)(**config)
+    except Exception as error:  # any class of the user
+        raise UserError(f'{kind_of(dataset)} cannot be built: {one_line(error)}') from error

@@ -37,7 +37,7 @@ ROUNDING = 0.01  # share of an image by which a box may reach beyond it
 
 def is_yolo_folder(files: Files) -> bool:
     """Whether there is a data.yaml or obj.data, or a label file of an image."""
-    if yolo_settings(files)[1]:
+    if yolo_settings(files)[0].get('train'):
         return True
     labels = LabelFiles(files)
     return any(labels.find(image) for image in files.images)
@@ -49,7 +49,8 @@ def read_yolo(files: Files, defects: Defects, masks: bool = False) -> Objects:
     label_files = LabelFiles(files)
     by_name = {}
     notes = []
-    if path:
+    is_listed = bool(settings.get('train'))
+    if is_listed:
         images = listed_images(files, settings, path)
     else:
         images, by_name = labelled_images(files, label_files)
@@ -68,7 +69,7 @@ def read_yolo(files: Files, defects: Defects, masks: bool = False) -> Objects:
     highest = max((o.label for found in objects.values() for o in found), default=-1)
     classes, about_names = yolo_classes(files, settings, path, highest, defects)
     warn_of_labels(files, labels, label_files, defects)
-    if path:
+    if is_listed:
         unlisted = [n for n in files.images if n not in labels and label_files.find(n)]
         if unlisted:
             notes.append(f'{len(unlisted)} labelled images are left out: no list has them')
@@ -80,18 +81,26 @@ def read_yolo(files: Files, defects: Defects, masks: bool = False) -> Objects:
 
 
 def yolo_settings(files: Files) -> tuple[dict, Optional[Path]]:
-    """The content of data.yaml, or of Darknet's obj.data, and its path; {} and None without one."""
+    """The content of the YAML file or Darknet's obj.data that lists the images, or else of a
+    data.yaml that only names the classes, and its path; {} and None without one."""
+    of_classes: tuple[dict, Optional[Path]] = ({}, None)
     for name in files.with_suffix('.yaml', '.yml'):
         path = files.root / name
+        is_expected = path.stem in ('data', 'dataset')
         try:
             settings = yaml.safe_load(path.read_text(encoding='utf-8-sig'))
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            if path.stem in ('data', 'dataset'):
+            if is_expected:
                 raise UserError(f'{path} is not YAML: {one_line(error, 120)}') from error
             continue
-        if isinstance(settings, dict) and is_list_of_texts(settings.get('train')):
+        if not isinstance(settings, dict):
+            continue
+        if is_list_of_texts(settings.get('train')):
             check_settings_of_yaml(settings, path)
             return settings, path
+        if is_expected and settings.get('names') and not of_classes[0]:
+            check_settings_of_yaml(settings, path)
+            of_classes = settings, path
     for name in files.with_suffix('.data'):
         settings = {}
         for line in lines_of(files.root / name):
@@ -99,7 +108,7 @@ def yolo_settings(files: Files) -> tuple[dict, Optional[Path]]:
             settings[key.strip()] = value.strip()
         if settings.get('train'):
             return darknet_settings(settings, files.root / name), files.root / name
-    return {}, None
+    return of_classes
 
 
 def is_list_of_texts(value: Any) -> bool:
@@ -182,6 +191,8 @@ def images_at(source: Path, files: Files) -> list[Path]:
         return [path for path in files_below(source) if path.suffix.lower() in IMAGE_ENDINGS]
     lines = lines_of(source)
     here = Path(os.path.relpath(source, files.root)).as_posix()
+    if here.startswith('../'):
+        return [source.parent / line for line in lines]
     places = files.find_images(lines, here)
     return [files.root / (place or line) for place, line in zip(places, lines)]
 
@@ -206,6 +217,7 @@ class LabelFiles:
     """The label files of a folder, by their images."""
 
     def __init__(self, files: Files) -> None:
+        self.root = files.root
         names = files.with_suffix('.txt')
         self.names = {name for name in names if PurePosixPath(name).name not in NAME_FILES}
 
@@ -218,9 +230,13 @@ class LabelFiles:
             last = len(folders) - 1 - folders[::-1].index('images')
             folders[last] = 'labels'
             name = str(PurePosixPath(*folders, path.name))
-            if name in self.names:
+            if self._has(name):
                 return name
-        return str(path) if str(path) in self.names else None
+        return str(path) if self._has(str(path)) else None
+
+    def _has(self, name: str) -> bool:
+        is_elsewhere = name.startswith('../')  # data.yaml can name other folders
+        return name in self.names or is_elsewhere and (self.root / name).is_file()
 
 
 def warn_of_labels(

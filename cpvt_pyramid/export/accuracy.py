@@ -13,11 +13,11 @@ import numpy as np
 
 from ..predict.predictions import Detections, LabelMap, Prediction
 from ..tooling.command import UserError, one_line, optional_package
-from ..tooling.images import open_image
+from ..tooling.label_maps import IGNORED, read_label_map
+from ..tooling.rasters import ReadError
 
 IOU = 0.5  # of two boxes that are the same object
 SCORES = 0.1  # largest difference of the scores of a pair that agrees
-IGNORED = 255  # in label maps, a pixel without a class
 
 
 class Agreement(NamedTuple):
@@ -174,8 +174,13 @@ class LabelTruth(Truth):
         """Pixels by annotated and predicted class."""
         assert isinstance(prediction, LabelMap)
         file = self.maps[path.stem]
-        with open_image(file) as picture:
-            annotated = np.array(picture)
+        try:
+            stored = read_label_map(file)
+        except ReadError as error:
+            raise UserError(f'{file}: {error}') from error
+        if stored.is_color or not stored.is_whole:
+            raise UserError(f'{file} must have one channel of class indices')
+        annotated = stored.values
         if annotated.shape != prediction.labels.shape:
             sizes = f'{annotated.shape}, its image {prediction.labels.shape}'
             raise UserError(f'{file} must have the size of its image; it has {sizes}')

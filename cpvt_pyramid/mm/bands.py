@@ -11,9 +11,8 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 from mmengine.registry import TRANSFORMS
 
+from ..tooling.label_maps import IGNORED
 from ..tooling.rasters import opened, read_image_bands
-
-IGNORED = 255  # the label of pixels that do not count
 
 
 class Part(NamedTuple):

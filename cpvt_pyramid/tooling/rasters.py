@@ -141,9 +141,10 @@ def size_of_raster(path: Path) -> Optional[tuple[int, int]]:
         return None
 
 
-def labels_of_raster(path: Path) -> Optional[np.ndarray]:
-    """A label map of any size, (H, W), in a TIFF that GDAL reads to its end; None of others."""
+def bands_of_raster(path: Path, most: int) -> Optional[np.ndarray]:
+    """The first bands, at most `most`, of a TIFF of any size that GDAL reads to its end, (H, W, N)
+    as they are stored; None of others."""
     if size_of_raster(path) is None:
         return None
-    with opened(path) as labels:
-        return labels.read(1)
+    with opened(path) as image:
+        return np.moveaxis(image.read(image.indexes[:most]), 0, -1)

@@ -20,9 +20,10 @@ from support import ROOT, load_tool, save_tiff
 from cpvt_pyramid.config.check import check_classes
 from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.config.parts import dataset_meta
+from cpvt_pyramid.data import images
 from cpvt_pyramid.data.checks import check_dataset
 from cpvt_pyramid.data.coco import check_coco, indexed_coco
-from cpvt_pyramid.data.images import Effort, shown_image
+from cpvt_pyramid.data.images import HEADERS, Effort, inspect, shown_image
 from cpvt_pyramid.data.label_maps import check_label_maps
 from cpvt_pyramid.tooling.command import UserError
 from cpvt_pyramid.tooling.rasters import ReadError
@@ -231,6 +232,18 @@ def test_out_of_time_it_still_finds_missing_files(coco):
     assert [p.items for p in checked.problems] == [['a.jpg']] and checked.decoded == 0
 
 
+def test_headers_of_images(tmp_path):
+    """They tell the size and the orientation; the pixels of a PNG are not decoded."""
+    for name, options in (('a.png', {}), ('b.png', {'exif': TURNED}), ('c.jpg', {'exif': TURNED})):
+        path = tmp_path / name
+        picture(path, **options)
+        os.truncate(path, path.stat().st_size // 2)
+        size, problems = inspect(path, HEADERS)
+        assert size == (SIZE[::-1] if options else SIZE)
+        assert problems == [(images.TURNED, False)] * len(options)
+        assert inspect(path)[1] == [('images that are not complete images', True)]
+
+
 # Label maps
 
 
@@ -259,6 +272,8 @@ def test_label_maps(apply, problem, tmp_path):
     apply(tmp_path)
     checked = check_label_maps(data, 'mmseg')
     assert problem in checked.problems[0].kind and checked.problems[0].items == ['b.jpg']
+    with pytest.raises(UserError, match='BaseSegDataset cannot be built: .*img_sufix'):
+        check_label_maps(Config(dict(data, img_sufix='.tiff')), 'mmseg')
     data.update(img_suffix='.tiff')
     with pytest.raises(UserError, match='no images with the suffix .tiff; it has .jpg'):
         check_label_maps(data, 'mmseg')
@@ -304,6 +319,19 @@ def test_check_data_of_a_config_without_data(capsys):
     Path('a.py').write_text("model = dict(type='RetinaNet')\ndefault_scope = 'mmdet'")
     assert load_tool('check_data').main(['a.py']) == 2
     assert 'a.py has no data for train or val or test' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    'options, said',
+    [
+        (['--cfg-options', 'a=1'], '--cfg-options needs a config, got the folder data'),
+        (['--splits', 'test'], 'data has no data for test'),
+    ],
+)
+def test_check_data_of_a_folder(options, said, capsys):
+    layouts.coco_of_splits(Path('data'))
+    assert load_tool('check_data').main(['data', *options]) == 2
+    assert capsys.readouterr().err == f'cpvt check-data: {said}\n'
 
 
 def test_check_data(configs, sample_dataset, tmp_path, capsys):

@@ -301,6 +301,29 @@ def test_yolo_with_an_empty_line_in_the_classes(tmp_path):
         objects_in(tmp_path)
 
 
+def test_yolo_with_names_in_a_data_yaml_without_lists(tmp_path):
+    layouts.yolo_without_yaml(tmp_path)
+    (tmp_path / 'classes.txt').unlink()
+    write(tmp_path / 'data.yaml', f'nc: 3\nnames: {list(CLASSES)}')
+    found, _ = objects_in(tmp_path)
+    assert found.classes == list(CLASSES) and counts(found)['train'] == (4, 8)
+
+
+def test_yolo_with_images_in_other_folders(tmp_path):
+    """Their labels are next to them; a list there names them relative to itself."""
+    root = tmp_path / 'data'
+    fill(root, SCENES, 'images/{}.png', yolo, 'labels/{}.txt')
+    fill(tmp_path, MORE, 'other/images/{}.png', yolo, 'other/labels/{}.txt')
+    write(tmp_path / 'other/list.txt', './images/000.png\nimages/001.png')
+    names = f'names: {list(CLASSES)}'
+    write(root / 'data.yaml', f'train: images\nval: ../other/images\n{names}')
+    found, problems = objects_in(root)
+    assert counts(found) == {'train': (4, 8), 'val': (4, 8)} and not problems
+    write(root / 'data.yaml', f'train: images\nval: {tmp_path}/other/list.txt\n{names}')
+    found, problems = objects_in(root)
+    assert counts(found) == {'train': (4, 8), 'val': (2, 4)} and not problems
+
+
 def test_yolo_with_another_order_than_data_yaml(tmp_path):
     layouts.yolo_of_splits(tmp_path)
     write(tmp_path / 'classes.txt', 'dog\ncat\nowl')
@@ -504,6 +527,33 @@ def test_share_of_ignored_pixels(tmp_path):
     Image.fromarray(labels).save(tmp_path / 'masks/000.png')
     found, _ = maps_in(tmp_path)
     assert found.ignored == pytest.approx(0.2)
+
+
+def test_maps_that_pillow_finds_too_large(tmp_path, monkeypatch):
+    """GDAL reads a TIFF of any size: for a config, and for its check."""
+    fill(tmp_path, SCENES, 'images/{}.tif', label_map, 'masks/{}.tif')
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', SIZE[0] * SIZE[1] // 2 - 1)
+    found, problems = maps_in(tmp_path)
+    assert not problems and len(found.splits['train']) == 4
+    assert len(found.classes) == 4 and sum(found.pixels) == 4 * SIZE[0] * SIZE[1]
+    (tmp_path / 'masks').rename(tmp_path / 'old')
+    fill(tmp_path, SCENES, 'images/{}.tif', label_map, 'masks/{}.tif', 'colors')
+    shutil.rmtree(tmp_path / 'old')
+    layouts.color_table(tmp_path, ('ground', *CLASSES), [(0, 0, 0), *layouts.COLORS.tolist()])
+    in_colors, problems = maps_in(tmp_path)
+    assert not problems and in_colors.pixels == found.pixels
+
+
+@pytest.mark.parametrize('text', ['a,b\n1,' + 'x' * 200_000, 'größe\n1'.encode('latin-1')])
+def test_tables_of_other_things_than_classes(text, tmp_path):
+    """Of any encoding, with cells of any length."""
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    (tmp_path / 'notes.csv').write_bytes(text if isinstance(text, bytes) else text.encode())
+    found, problems = maps_in(tmp_path)
+    assert len(found.classes) == 4 and not problems
+    (tmp_path / 'notes.csv').write_text('name,r,g,b\n' + 'x' * 200_000 + ',1,2,3')
+    with pytest.raises(UserError, match='notes.csv must be a table of classes: field larger'):
+        maps_in(tmp_path)
 
 
 @pytest.mark.parametrize('names', ['cat\ndog\nowl', 'cat'])

@@ -375,6 +375,12 @@ def test_accuracy_with_annotations(tmp_path):
     image = np.zeros((2, 2, 3), np.uint8)
     found = LabelMap(image, CLASSES, [(0, 0, 0)] * 3, np.array([[0, 1], [1, 2]]))
     assert labels.measure({path: labels.summary(path, found)}) == pytest.approx(50)
+    Image.new('RGB', (2, 2)).save(tmp_path / 'a.png')
+    with pytest.raises(UserError, match='a.png must have one channel of class indices'):
+        labels.summary(path, found)
+    (tmp_path / 'a.png').write_text('torn')
+    with pytest.raises(UserError, match='a.png: not a complete image'):
+        labels.summary(path, found)
 
 
 def test_logging_is_as_before(photos):

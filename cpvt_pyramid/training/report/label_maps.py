@@ -11,10 +11,11 @@ from PIL import Image
 from tqdm import tqdm
 
 from ...config.parts import dataset_meta
-from ...data.label_maps import IGNORED_LABEL, label_map_reader
+from ...data.label_maps import label_map_reader
 from ...predict.drawing import draw_legend, draw_segmentation, painted_classes
 from ...tooling import charts, pages
 from ...tooling.command import UserError
+from ...tooling.label_maps import IGNORED
 from .parts import Analysis, confusion_section, shown_or_blank
 from .predictions import read_predictions
 
@@ -111,7 +112,7 @@ def iou_chart(by_class: Sequence[dict]) -> pages.Markup:
 
 def pixel_confusion(truth: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     """Pixels by true class (row) and predicted class (column), without ignored ones."""
-    valid = (truth != IGNORED_LABEL) & (truth < classes) & (labels < classes)
+    valid = (truth != IGNORED) & (truth < classes) & (labels < classes)
     pairs = truth[valid].astype(np.int64) * classes + labels[valid]
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
@@ -155,7 +156,7 @@ def worst_label_map(
     columns = np.arange(width) * compared.truth.shape[1] // width
     truth = compared.truth[rows][:, columns]
     labels = compared.labels[rows][:, columns]
-    wrong = (truth != labels) & (truth != IGNORED_LABEL)
+    wrong = (truth != labels) & (truth != IGNORED)
     errors = np.where(wrong[..., None], CRIMSON, image * 0.4 + 140).astype(np.uint8)
 
     def painted(values: np.ndarray) -> np.ndarray:

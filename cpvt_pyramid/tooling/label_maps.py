@@ -1,0 +1,78 @@
+"""Files of label maps: segmentation masks whose pixels are class indices, or colours."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from .images import open_image
+from .rasters import ReadError, bands_of_raster
+
+IGNORED = 255  # label of pixels that do not count
+CHANNELS = 3  # of a colour
+BLACK_AND_WHITE = np.array([[0] * CHANNELS, [IGNORED] * CHANNELS], np.uint8)
+NO_PALETTE = np.zeros((0, CHANNELS), np.uint8)
+
+
+class StoredLabels(NamedTuple):
+    """A label map as its file has it.
+
+    Attributes:
+        values: numbers (H, W), or colours (H, W, C).
+        palette: colours (N, 3) of the numbers from 0; N is 0 in a file without palette.
+        is_jpeg: whether compression may have changed the values.
+    """
+
+    values: np.ndarray
+    palette: np.ndarray = NO_PALETTE
+    is_jpeg: bool = False
+
+    @property
+    def is_color(self) -> bool:
+        return self.values.ndim == 3
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the values are whole numbers."""
+        return self.values.dtype.kind in 'ui'
+
+    def color_codes(self) -> np.ndarray:
+        """The colours as 0xRRGGBB (H, W). Numbers without a palette are levels of grey."""
+        channels = [self.values] * CHANNELS
+        if self.is_color:
+            channels = [self.values[..., i] for i in range(self.values.shape[2])]
+        elif len(self.palette):
+            palette = np.zeros((256, CHANNELS), np.uint8)
+            palette[: len(self.palette)] = self.palette
+            channels = [palette[self.values, i] for i in range(CHANNELS)]
+        codes = np.zeros(self.values.shape[:2], np.uint32)
+        for channel in channels:
+            codes = codes << 8 | channel
+        return codes
+
+
+def read_label_map(path: Path) -> StoredLabels:
+    """Read a label map; in a TIFF, one of any size and number of channels.
+
+    Raises:
+        ReadError: not a complete image.
+    """
+    try:
+        with open_image(path) as image:
+            palette = NO_PALETTE
+            if image.mode == '1':
+                values = np.asarray(image).astype(np.uint8)
+                palette = BLACK_AND_WHITE
+            elif image.mode == 'P':
+                values = np.asarray(image)
+                palette = np.array(image.getpalette('RGB'), np.uint8).reshape(-1, CHANNELS)
+            elif image.mode in ('L', 'F') or image.mode.startswith('I'):
+                values = np.asarray(image)
+            else:
+                values = np.asarray(image.convert('RGB'))
+            return StoredLabels(values, palette, image.format == 'JPEG')
+    except Exception as error:  # Pillow raises many kinds on a truncated file, or on a large one
+        bands = bands_of_raster(path, CHANNELS)
+        if bands is None:
+            raise ReadError('not a complete image') from error
+        return StoredLabels(bands[..., 0] if bands.shape[2] == 1 else bands)

@@ -112,8 +112,8 @@ class Grid:
     Args:
         x: the tokens (B, H, W, C).
         padding: of the batch at this resolution; None: there is none.
-        step: side of the cells that have one key each in global attention; None: linear
-            attention, whose keys are `POOLED` x `POOLED` means.
+        step: side of the cells that have one key each in global attention.
+        linear: attention is linear: its keys are `POOLED` x `POOLED` means.
         window: side of the windows of window attention; None: there are none.
         mask_windows: hide the tokens that fill up windows; False: they are attended to.
         class_tokens: 0 or 1, before the map's tokens.
@@ -138,7 +138,8 @@ class Grid:
         x: Tensor,
         padding: Optional[Padding] = None,
         *,
-        step: Optional[int] = 1,
+        step: int = 1,
+        linear: bool = False,
         window: Optional[int] = None,
         mask_windows: bool = True,
         class_tokens: int = 0,
@@ -148,7 +149,7 @@ class Grid:
         self.height, self.width = x.shape[1:3]
         self.padding = padding
         self.class_tokens = class_tokens
-        if step is None:
+        if linear:
             self.pooling = pooling_weights(x, padding)
             self.whole = Scope(self.height, self.width)
             return
@@ -736,20 +737,8 @@ class CPVTPyramid(LoadsCheckpoints):
         if position is None:
             position = arch.position
         encoding = parse_position(position, peg, position_options, columnar=False)
-        peg = encoding.peg
         self.rope = encoding.rope
-        if self.rope and self.rope.normalized and arch.window:
-            raise ValueError(
-                f'normalized coordinates need attention over the whole map, got an arch with '
-                f'window={arch.window}'
-            )
-        for dim, heads in zip(arch.dims, arch.heads):
-            if self.rope:
-                self.rope.check(dim // heads)
-        if self.rope and arch.linear:
-            raise ValueError('rope needs keys at places, which linear attention does not have')
-        if peg and peg.qk_only:
-            raise ValueError('peg.qk_only needs the columnar model (CPVT, DenseCPVT)')
+        check_rope(self.rope, arch)
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
         self.window_padding = window_padding
@@ -783,24 +772,27 @@ class CPVTPyramid(LoadsCheckpoints):
             self.blocks.append(blocks)
             self.norm_list.append(nn.LayerNorm(dim, eps=1e-6) if stage_norm else nn.Identity())
 
+        self.add_pegs(encoding.peg, dims)
+        self.apply(init_weights)
+        if encoding.peg:
+            start_pegs(self, encoding.peg)
+        self.train()
+
+    def add_pegs(self, peg: Optional[PEGConfig], dims: Sequence[int]) -> None:
+        """Build the PEGs of the stages, whose tokens have these channels."""
         # The published checkpoints name the PEG after the first block of each stage `pos_block.i`.
         self.pos_block = nn.ModuleList()
         self.more_pos_block = nn.ModuleList()
         self.peg_after = []  # for each stage, the blocks that a PEG follows; -1: before the first
-        for i, dim in enumerate(dims):
+        for dim, depth in zip(dims, self.arch.depths):
             pegs: dict[int, nn.Module] = {}
             if peg:
-                after = peg.indices(arch.depths[i], max(arch.depths))
-                pegs = {j: build_peg(peg, dim) for j in after}
+                for j in peg.indices(depth, max(self.arch.depths)):
+                    pegs[j] = build_peg(peg, dim)
             self.peg_after.append(tuple(pegs))
             self.pos_block.append(pegs.pop(0, NoPosition()))
             self.more_pos_block.append(nn.ModuleDict({str(j): pegs[j] for j in pegs}))
-
-        self.apply(init_weights)
         self.peg_starts_at_zero = peg is not None and peg.zero_init
-        if peg:
-            start_pegs(self, peg)
-        self.train()
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """The maps of an image.
@@ -848,7 +840,8 @@ class CPVTPyramid(LoadsCheckpoints):
         return Grid(
             x,
             padding,
-            step=None if arch.linear else arch.sr_ratios[i],
+            step=arch.sr_ratios[i],
+            linear=arch.linear,
             window=arch.window,
             mask_windows=self.window_padding == 'mask',
             rope=self.rope,
@@ -956,6 +949,21 @@ def init_weights(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def check_rope(rope: Optional[RoPE], arch: Arch) -> None:
+    """Raise a ValueError if the attentions of an architecture cannot have this encoding."""
+    if rope is None:
+        return
+    if arch.linear:
+        raise ValueError('rope needs keys at places, which linear attention does not have')
+    if arch.window and rope.normalized:
+        raise ValueError(
+            f'normalized coordinates need attention over the whole map, got an arch with '
+            f'window={arch.window}'
+        )
+    for dim, heads in zip(arch.dims, arch.heads):
+        rope.check(dim // heads)
 
 
 def build_peg(peg: PEGConfig, dim: int) -> PosCNN:

@@ -112,4 +112,6 @@ def parse_position(
         return PositionSettings(kind, None, rope, reach)
     if not isinstance(peg, PEGConfig):
         peg = PEGConfig(**(peg or {}))
+    if peg.qk_only and not columnar:
+        raise ValueError('peg.qk_only needs the columnar model (CPVT, DenseCPVT)')
     return PositionSettings('none' if kind == 'peg' else kind, peg, rope, reach)

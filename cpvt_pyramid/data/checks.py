@@ -46,7 +46,7 @@ def check_dataset(
     if dataset.get('backend_args') or not is_local(dataset.get('data_root') or ''):
         return None
     steps = [step for step in dataset.get('pipeline') or () if isinstance(step, dict)]
-    effort = Effort(seconds, are_read_by_opencv(steps))
+    effort = Effort(seconds=seconds, by_opencv=are_read_by_opencv(steps))
     if is_coco(dataset):
         masks = any(step.get('with_mask') for step in steps) or evaluates_masks(cfg, split)
         path = annotation_file(dataset)

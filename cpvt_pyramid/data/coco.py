@@ -68,10 +68,6 @@ class Outline(NamedTuple):
     is_ignored: bool = False
 
 
-def is_coco_folder(files: Files) -> bool:
-    return bool(coco_files(files))
-
-
 def coco_files(files: Files) -> list[str]:
     """The JSON files that have, as their text shows, lists of images and annotations; or one of
     these, if they are torn."""
@@ -86,10 +82,14 @@ def coco_files(files: Files) -> list[str]:
     return found
 
 
-def read_coco_files(files: Files, defects: Defects, masks: bool = False) -> Objects:
-    """The objects of a folder with such files; with `masks` every object must have one."""
+def read_coco_files(files: Files, defects: Defects, masks: bool = False) -> Optional[Objects]:
+    """The objects of a folder with such files, None if it has none; with `masks` every object must
+    have one."""
+    paths = coco_files(files)
+    if not paths:
+        return None
     by_split = defaultdict(list)
-    for path in coco_files(files):
+    for path in paths:
         by_split[files.split_of(path)].append(path)
     notes = []
     if None in by_split and 'train' in by_split:

@@ -4,9 +4,9 @@ import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from ..tooling.command import UserError, one_line
 from ..tooling.files import files_below
@@ -20,18 +20,9 @@ SPLITS = {
     'test': {'test', 'testing'},
 }
 WORD = re.compile('[A-Z]+(?![a-z])|[A-Z]?[a-z]+')
-# Words in the names of folders and files with label maps, and with images.
-LABEL_WORDS = set(
-    'mask masks label labels annotation annotations annot ann anns gt groundtruth ground truth '
-    'seg segmentation segmentations segmap semantic semseg labelids labeltrainids gtfine gtcoarse '
-    'lbl target targets'.split()
-)
-IMAGE_WORDS = set(
-    'image images img imgs jpeg rgb sat photo photos leftimg8bit input inputs picture '
-    'pictures'.split()
-)
-SAMPLE = 20  # names of images by which their folder is searched
-PIXEL_FOLDERS = {'SegmentationClass', 'SegmentationObject'}  # of VOC, with the names of images
+# Folders of label maps, which have the names of images: those of VOC, and words in those of others.
+LABEL_MAP_FOLDERS = {'SegmentationClass', 'SegmentationObject'}
+LABEL_MAP_WORDS = {'mask', 'masks'}
 # Files with a class name in each line, as tools for YOLO and label maps write them.
 NAME_FILES = ('classes.txt', 'obj.names', 'labels.txt', 'names.txt', '_darknet.labels', 'codes.txt')
 # Results of Ultralytics' tools, which look like labelled images.
@@ -80,7 +71,7 @@ class Files:
         self._stems: dict[str, str] = {}
         self._by_last_part: dict[str, list[str]] = defaultdict(list)  # keys of the two above
         for name in self.images:
-            if PIXEL_FOLDERS & {*name.split('/')}:
+            if LABEL_MAP_FOLDERS & {*name.split('/')}:
                 continue
             path = comparable(name)
             stem = str(PurePosixPath(path).with_suffix(''))
@@ -153,75 +144,105 @@ class Files:
     ) -> list[Optional[str]]:
         """The images that a file of annotations names, relative to the root; None: it is missing.
 
-        All of them are below one folder: the one that has most, without folders of another split.
-        The names may begin with folders that are not here, as those of another machine. Of several
-        folders that have as many, it is none of masks by its name, then the nearest to the file,
-        then the one of its split.
+        All of them are below one folder, and the names are relative to it, perhaps after folders of
+        another machine. A folder that has the first of the images is searched for; if there are
+        several, the one that has all images counts.
 
         Args:
             names: paths or names of images.
-            annotations: path of the file of annotations, or of the folder of several.
+            annotations: path of the file of annotations. Folders of another split and of masks are
+                not searched, unless no other has an image.
             by_stem: the names have no suffix, and the images can have any.
 
         Raises:
-            UserError: several folders have the images.
+            UserError: several folders have images of these names.
         """
         known = self._stems if by_stem else self._images
         wanted = [PurePosixPath(comparable(name.replace('\\', '/'))).parts for name in names]
-        parents = [parts[:-1] for parts in wanted if parts]
-        most = 0
-        folders: list[str] = []
-        skipped = 0
-        for skip in range(len(os.path.commonprefix(parents)) + 1):
-            shortened = {'/'.join(parts[skip:]) for parts in wanted if parts}
-            for folder in self._folders_above(shortened, annotations):
-                count = sum(join(folder, name) in known for name in shortened)
-                if count > most or count == most and skip == skipped:
-                    folders = [folder] if count > most else [*folders, folder]
-                    most, skipped = count, skip
-        if not most:
-            return [None] * len(names)
-        folder = self._only_folder(folders, annotations)
-        paths = [join(folder, '/'.join(parts[skipped:])) for parts in wanted]
-        return [known.get(path) for path in paths]
+
+        def images_below(place: 'ImageFolder') -> list[Optional[str]]:
+            return [known.get(place.path_of(parts)) for parts in wanted]
+
+        places = self._places_of_first(wanted, known, self._likely_for(annotations))
+        places = places or self._places_of_first(wanted, known, lambda folder: True)
+        if len(places) > 1:
+            found = {place: images_below(place) for place in places}
+            places = [place for place in places if None not in found[place]]
+            if len(places) != 1:
+                raise UserError(self._line_of_several(annotations, found, by_stem))
+        return images_below(places[0]) if places else [None] * len(names)
+
+    def _likely_for(self, annotations: str) -> Callable[[str], bool]:
+        """Whether a folder can have the images of a file of annotations, by the words in its
+        name."""
+        split = self.split_of(annotations)
+
+        def is_likely(folder: str) -> bool:
+            of_other_split = split is not None and self.split_of(folder) not in (split, None)
+            return not of_other_split and not words(folder) & LABEL_MAP_WORDS
+
+        return is_likely
+
+    def _places_of_first(
+        self,
+        wanted: Sequence[tuple[str, ...]],
+        known: Mapping[str, str],
+        is_searched: Callable[[str], bool],
+    ) -> list['ImageFolder']:
+        """The folders that have the first image that any folder has, of paths in parts. As few of
+        the first parts are left out as possible, and only those that all paths share."""
+        paths = [parts for parts in wanted if parts]
+        shared = len(os.path.commonprefix([parts[:-1] for parts in paths]))
+        for parts in paths:
+            places = []
+            for path in self._by_last_part[parts[-1]]:
+                place = ImageFolder.of(path, parts)
+                if path in known and place.skipped <= shared and is_searched(place.folder):
+                    places.append(place)
+            if places:
+                fewest = min(place.skipped for place in places)
+                return [place for place in places if place.skipped == fewest]
+        return []
+
+    def _line_of_several(
+        self, annotations: str, found: Mapping['ImageFolder', list[Optional[str]]], by_stem: bool
+    ) -> str:
+        shown = []
+        for place in sorted(found)[:3]:
+            images = found[place]
+            count = len(images) - images.count(None)
+            shown.append(f'{place.folder or "."} ({count} of {len(images)})')
+        first = sorted(found)[0].folder
+        advice = f'let the names in the file begin with the folder, as in {join(first, "a.jpg")}'
+        if by_stem:
+            advice = 'put the annotations next to their images'
+        return (
+            f'{self.root}: the images of {annotations or "."} are in several folders: '
+            f'{", ".join(shown)}; keep one of them, or {advice}'
+        )
 
     def has_image(self, stem: str) -> bool:
         """Whether there is an image of this name, anywhere and with any suffix."""
         return any(path in self._stems for path in self._by_last_part[comparable(stem)])
 
-    def _folders_above(self, names: set[str], annotations: str) -> list[str]:
-        """The folders that may have images of some relative paths: those that have one of a sample
-        of them; without those of another split, unless there are no others."""
-        step = max(len(names) // SAMPLE, 1)
-        found: dict[str, None] = {}
-        for name in sorted(names)[::step]:
-            for path in self._by_last_part[PurePosixPath(name).name]:
-                if f'/{path}'.endswith(f'/{name}'):
-                    found[path[: len(path) - len(name)].rstrip('/')] = None
-        split = self.split_of(annotations)
-        if split is None:
-            return list(found)
-        return [name for name in found if self.split_of(name) in (split, None)] or list(found)
 
-    def _only_folder(self, folders: Sequence[str], annotations: str) -> str:
-        here = PurePosixPath(annotations).parts
-        split = self.split_of(annotations)
+class ImageFolder(NamedTuple):
+    """A folder, and how many of the first parts of paths are left out to find them below it."""
 
-        def shared(folder: str) -> int:
-            return len(os.path.commonprefix([PurePosixPath(folder).parts, here]))
+    folder: str
+    skipped: int
 
-        left = [folder for folder in folders if not words(folder) & LABEL_WORDS] or list(folders)
-        nearest = max(map(shared, left))
-        left = [folder for folder in left if shared(folder) == nearest]
-        if len(left) > 1 and split is not None:
-            left = [folder for folder in left if self.split_of(folder) == split] or left
-        if len(left) > 1:
-            shown = ' and '.join(folder or '.' for folder in sorted(left)[:3])
-            raise UserError(
-                f'{self.root}: the images of {annotations or "."} are in several folders: {shown}; '
-                'keep one of them'
-            )
-        return left[0]
+    @classmethod
+    def of(cls, image: str, parts: tuple[str, ...]) -> 'ImageFolder':
+        """The folder of an image for a path in `parts` with the same name."""
+        places = image.split('/')
+        shared = 0
+        while shared < min(len(places), len(parts)) and places[-1 - shared] == parts[-1 - shared]:
+            shared += 1
+        return cls('/'.join(places[: len(places) - shared]), len(parts) - shared)
+
+    def path_of(self, parts: tuple[str, ...]) -> str:
+        return join(self.folder, '/'.join(parts[self.skipped :]))
 
 
 def join(folder: str, name: str) -> str:

@@ -11,14 +11,12 @@ import cv2
 import numpy as np
 from tqdm.contrib.concurrent import thread_map
 
-from ..predict.images import picture, read_image
+from ..predict.images import orientation_of, picture, read_image, upright_size
 from ..tooling.images import open_image
 from ..tooling.rasters import ReadError, opened, read_bands, size_of_raster
 from .defects import Defects
 
 CHECKERS = min(os.cpu_count() or 1, 16)  # threads that read images
-TRANSPOSED = (5, 6, 7, 8)  # values of the EXIF tag for the orientation
-ORIENTATION = 0x0112
 # Formats of Pillow that every OpenCV reads; others depend on its build, which 4.5.4 or newer tells.
 COMMON = ('JPEG', 'MPO', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM')
 TURNED = 'images that an EXIF tag turns; their annotations must be upright, too'
@@ -29,11 +27,12 @@ Finding = tuple[str, bool]  # a kind of problem, and whether it is an error
 class Effort(NamedTuple):
     """How the images of a data set are checked."""
 
-    seconds: float = math.inf  # then only the files' existence is checked; 0: only headers are read
+    headers_only: bool = False
+    seconds: float = math.inf  # after which only the files' existence is checked
     by_opencv: bool = True  # training reads them with OpenCV
 
 
-ALL_IMAGES, HEADERS = Effort(), Effort(seconds=0)
+ALL_IMAGES, HEADERS = Effort(), Effort(headers_only=True)
 
 
 def inspect(
@@ -46,25 +45,19 @@ def inspect(
         return None, []
     try:
         with open_image(path) as image:
-            orientation = 1
-            if image.format != 'PNG' or 'exif' in image.info or effort.seconds:
-                # Pillow decodes a PNG to look for EXIF data after its pixels.
-                orientation = image.getexif().get(ORIENTATION, 1)
-            if effort.seconds:
-                image.load()
-            height, width = image.size[::-1]
             kind = image.format
+            size = upright_size(image)
+            is_turned = orientation_of(image) != 1
+            if not effort.headers_only:
+                image.load()
     except Exception:  # Pillow raises many kinds on a truncated file, or on many bands
-        size = size_of_raster(path)
-        return size, [] if size else [('images that are not complete images', True)]
-    # Pillow turns a TIFF when it loads it.
-    if orientation in TRANSPOSED and not (effort.seconds and kind == 'TIFF'):
-        height, width = width, height
+        raster_size = size_of_raster(path)
+        return raster_size, [] if raster_size else [('images that are not complete images', True)]
     can_read = kind in COMMON or getattr(cv2, 'haveImageReader', bool)(str(path))
     if effort.by_opencv and not can_read:
         problem = f'images that OpenCV cannot read ({kind}); convert them, for example to PNG'
         return None, [(problem, True)]
-    return (height, width), [(TURNED, False)] if orientation > 1 else []
+    return size, [(TURNED, False)] if is_turned else []
 
 
 def sizes_of(root: Path, names: Iterable[str], defects: Defects) -> dict[str, Size]:
@@ -92,7 +85,7 @@ def check_each(
     """Check items with `findings`, which is told whether there is time for more than a glance, in
     an order that spreads those in time over all of them. `names` are those of the items, for
     messages. Returns whether each item is without errors, and how many were checked in time."""
-    deadline = time.monotonic() + (effort.seconds or math.inf)
+    deadline = time.monotonic() + effort.seconds
 
     def check(item: Any) -> tuple[list[Finding], bool]:
         in_time = time.monotonic() < deadline

@@ -25,8 +25,6 @@ from ..tooling.label_maps import IGNORED, StoredLabels, read_label_map
 from ..tooling.rasters import ReadError
 from .defects import Checked, Defects
 from .folder import (
-    IMAGE_WORDS,
-    LABEL_WORDS,
     SPLITS,
     WORD,
     Files,
@@ -40,6 +38,16 @@ from .folder import (
 from .images import ALL_IMAGES, Effort, Finding, Size, check_each, in_threads, inspect, sizes_of
 
 MOST_CLASSES = 255
+# Words in the names of folders and files with label maps, and with images.
+LABEL_WORDS = set(
+    'mask masks label labels annotation annotations annot ann anns gt groundtruth ground truth '
+    'seg segmentation segmentations segmap semantic semseg labelids labeltrainids gtfine gtcoarse '
+    'lbl target targets'.split()
+)
+IMAGE_WORDS = set(
+    'image images img imgs jpeg rgb sat photo photos leftimg8bit input inputs picture '
+    'pictures'.split()
+)
 OTHER_WORDS = {'object', 'instance', 'instances', 'panoptic'}  # of maps of instances
 OTHER_TAILS = ('_gtFine_color', '_gtFine_instanceIds', '_gtCoarse_color', '_gtCoarse_instanceIds')
 # Words in which the folders of images and label maps may differ.

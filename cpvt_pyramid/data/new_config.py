@@ -22,9 +22,9 @@ from ..tooling.command import UserError, one_line
 from ..tooling.files import atomic_write, check_file, files_below
 from .coco import COUNTED_IN_AP, Objects, Split, content_of_images, objects_by_class
 from .defects import Defects, Problem
-from .folder import GENERATED, SPLITS
+from .folder import GENERATED, SPLITS, Files
 from .label_maps import LabelMaps, Pair, write_indices
-from .readers import find_data, found_for_task
+from .readers import read_data
 from .recipes import Scales, adapted_recipe, pipeline_of, steps
 
 HERE = '{{ fileDirname }}'
@@ -103,7 +103,7 @@ def new_config(
     with TemporaryDirectory(dir=folder.resolve().parent, prefix='.') as temporary:
         partial = Path(temporary, folder.name)
         with reported(Defects(), skip_bad) as defects:
-            found = found_for_task(task, data, base, defects, assigned)
+            found = read_data(Files(data, assigned), defects, task)
         described = describe(found, data, Generated(partial, f'{HERE}/{folder.name}'))
         text, lines = config_text(cfg, described, task, data, base, out)
         with atomic_write(out) as config:
@@ -184,7 +184,7 @@ def config_of_folder(
     """A config with the data in a folder, for their check, and what was found wrong so far; writes
     converted annotations to the folder `generated`."""
     with reported(Defects(), skip_bad=True) as defects:
-        found = find_data(data, defects, assigned)
+        found = read_data(Files(data, assigned), defects)
         described = describe(found, data, Generated(Path(generated), generated))
     print('\n'.join(described.lines))
     settings = {'default_scope': 'mmdet' if isinstance(found, Objects) else 'mmseg'}

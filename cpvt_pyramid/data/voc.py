@@ -3,8 +3,8 @@
 from collections import Counter, defaultdict
 from contextlib import suppress
 from os.path import dirname
-from pathlib import Path, PurePosixPath
-from typing import Optional
+from pathlib import PurePosixPath
+from typing import NamedTuple, Optional
 from xml.etree import ElementTree
 
 import numpy as np
@@ -19,87 +19,47 @@ from .images import Size, sizes_of
 ROOT_TAG = 'annotation'
 
 
-def is_voc_folder(files: Files) -> bool:
-    """Whether there is such an XML file, perhaps with its root in capital letters."""
-    paths = files.with_suffix('.xml')
-    return any(root_tag(files.root / path).lower() == ROOT_TAG for path in paths)
+class Annotated(NamedTuple):
+    """An annotation file and its image."""
+
+    path: str
+    image: str
+    objects: list[tuple[str, Outline]]  # with the names of their classes; pixels as in the file
+    size: Optional[Size]  # of the image, as the file has it
 
 
-def root_tag(path: Path) -> str:
-    """The name of the first element of an XML file; of a torn one, perhaps ''."""
-    try:
-        with path.open('rb') as file:
-            for _, element in ElementTree.iterparse(file, ['start']):
-                return element.tag
-    except (ElementTree.ParseError, ValueError, LookupError):
-        pass
-    return ''
-
-
-def read_voc(files: Files, defects: Defects, masks: bool = False) -> Objects:
-    """The objects of a folder in this layout, which has no masks."""
-    paths = files.with_suffix('.xml')
-    parsed = {}  # by annotation file: image, names and outlines of objects
-    declared = {}  # by annotation file: the size of the image
-    trees = {}
-    for path in tqdm(paths, 'reading annotations', leave=False, delay=3):
-        try:
-            tree = ElementTree.parse(files.root / path).getroot()
-        except (ElementTree.ParseError, ValueError, LookupError):
-            defects.add('annotation files that are not complete XML', path)
-            continue
-        if tree.tag == ROOT_TAG:
-            trees[path] = tree
-        elif tree.tag.lower() == ROOT_TAG:
-            kind = f'XML files with the root <{tree.tag}> in place of <{ROOT_TAG}>'
-            defects.add(kind, path)
-    places = images_of_annotations(files, trees)
-    for path, tree in trees.items():
-        place = places[path]
-        if place is None:
-            defects.add('annotation files without an image', path)
-            continue
-        given = stem_of((tree.findtext('filename') or '').strip())
-        if given and given not in (stem_of(path), stem_of(place)):
-            defects.warn('annotation files that name another image', f'{path} ({given})')
-        parsed[path] = place, voc_objects(tree, path, defects)
-        declared[path] = declared_size(tree)
-    every = [found for _, objects in parsed.values() for found in objects]
+def read_voc(files: Files, defects: Defects, masks: bool = False) -> Optional[Objects]:
+    """The objects of a folder in this layout, which has no masks; None if it has no such file."""
+    trees = parsed_files(files, defects)
+    if trees is None:
+        return None
+    annotated = with_images(files, trees, defects)
+    every = [found for item in annotated for found in item.objects]
     if not every:
-        raise UserError(f'{files.root}: none of {len(paths)} XML files has an image and objects')
+        raise UserError(f'{files.root}: none of {len(trees)} XML files has an image and objects')
+    sizes = sizes_of(files.root, [item.image for item in annotated], defects)
+    warn_about_images(annotated, sizes, defects)
+    classes = sorted({name for name, _ in every})
     # The last pixel belongs to the box.
     zero_based = any(outline.points.min() < 1 for _, outline in every)
     shift = np.array([(0, 0) if zero_based else (1, 1), (0, 0)])
-    classes = sorted({name for name, _ in every})
     lists = ImageSets(files, 'Main')
-    images = [image for image, _ in parsed.values()]
-    sizes = sizes_of(files.root, images, defects)
-    users = Counter(images)
-    outlines: dict[str, dict[str, list]] = defaultdict(dict)  # by split and image
-    for path, (image, objects) in parsed.items():
-        if declared[path] and image in sizes and declared[path] != sizes[image]:
-            defects.warn('annotation files with another size than their image', path)
-        if users[image] > 1:
-            kind = 'images with several annotation files, whose objects are all used'
-            defects.warn(kind, f'{image} ({path})')
-        if lists.splits:
-            split = lists.split(path, stem_of(path))
-        else:
-            split = files.assigned_split(path) or files.assigned_split(image)
-            split = split or files.split_of(dirname(path)) or files.split_of(dirname(image))
-            split = split or 'train'
-        if split and image in sizes:
-            outlines[split].setdefault(image, []).extend(
-                o._replace(label=classes.index(name), points=o.points - shift)
-                for name, o in objects
-            )
+    outlines: dict[str, dict[str, list[Outline]]] = defaultdict(dict)  # by split and image
+    for item in annotated:
+        split = split_of_file(files, lists, item)
+        if split is None or item.image not in sizes:
+            continue
+        of_image = outlines[split].setdefault(item.image, [])
+        for name, outline in item.objects:
+            label = classes.index(name)
+            of_image.append(outline._replace(label=label, points=outline.points - shift))
     lists.warn('an annotation file', defects)
     splits = {
         split: Split(coco_content(outlines[split], sizes, classes, defects, masks), files.root)
         for split in SPLITS
         if split in outlines
     }
-    folders = set(map(dirname, images))
+    folders = {dirname(item.image) for item in annotated}
     used = {image for found in outlines.values() for image in found}
     left = [name for name in files.images if dirname(name) in folders and name not in used]
     notes = []
@@ -110,8 +70,74 @@ def read_voc(files: Files, defects: Defects, masks: bool = False) -> Objects:
         )
     by_name = {}
     if not lists.splits:
-        by_name = files.splits_by_name(sorted(folders | set(map(dirname, parsed))))
+        folders |= {dirname(item.path) for item in annotated}
+        by_name = files.splits_by_name(sorted(folders))
     return Objects('Pascal VOC', splits, classes, notes, by_name)
+
+
+def parsed_files(files: Files, defects: Defects) -> Optional[dict[str, ElementTree.Element]]:
+    """The XML files of this layout; None if there are none, not even with their root in capital
+    letters."""
+    trees = {}
+    torn = []
+    others = {}
+    for path in tqdm(files.with_suffix('.xml'), 'reading annotations', leave=False, delay=3):
+        try:
+            tree = ElementTree.parse(files.root / path).getroot()
+        except (ElementTree.ParseError, ValueError, LookupError):
+            torn.append(path)
+            continue
+        if tree.tag == ROOT_TAG:
+            trees[path] = tree
+        elif tree.tag.lower() == ROOT_TAG:
+            others[path] = tree.tag
+    if not trees and not others:
+        return None
+    for path in torn:
+        defects.add('annotation files that are not complete XML', path)
+    for path, tag in others.items():
+        defects.add(f'XML files with the root <{tag}> in place of <{ROOT_TAG}>', path)
+    return trees
+
+
+def with_images(
+    files: Files, trees: dict[str, ElementTree.Element], defects: Defects
+) -> list[Annotated]:
+    """The annotation files that have an image."""
+    annotated = []
+    places = images_of_annotations(files, trees)
+    for path, tree in trees.items():
+        image = places[path]
+        if image is None:
+            defects.add('annotation files without an image', path)
+            continue
+        given = stem_of((tree.findtext('filename') or '').strip())
+        if given and given not in (stem_of(path), stem_of(image)):
+            defects.warn('annotation files that name another image', f'{path} ({given})')
+        objects = voc_objects(tree, path, defects)
+        annotated.append(Annotated(path, image, objects, declared_size(tree)))
+    return annotated
+
+
+def warn_about_images(annotated: list[Annotated], sizes: dict[str, Size], defects: Defects) -> None:
+    """Warn about images of another size than their file says, and with several files."""
+    users = Counter(item.image for item in annotated)
+    for item in annotated:
+        if item.size and item.image in sizes and item.size != sizes[item.image]:
+            defects.warn('annotation files with another size than their image', item.path)
+        if users[item.image] > 1:
+            kind = 'images with several annotation files, whose objects are all used'
+            defects.warn(kind, f'{item.image} ({item.path})')
+
+
+def split_of_file(files: Files, lists: ImageSets, item: Annotated) -> Optional[str]:
+    """The split of an annotation file by the lists; without lists, as it or its image is assigned,
+    or as their folders are named. None: no list has it."""
+    if lists.splits:
+        return lists.split(item.path, stem_of(item.path))
+    assigned = files.assigned_split(item.path) or files.assigned_split(item.image)
+    by_folder = files.split_of(dirname(item.path)) or files.split_of(dirname(item.image))
+    return assigned or by_folder or 'train'
 
 
 def images_of_annotations(
@@ -124,7 +150,7 @@ def images_of_annotations(
         by_folder[dirname(path)].append(path)
     images: dict[str, Optional[str]] = {}
     for paths in by_folder.values():
-        alike = [str(PurePosixPath(path).with_suffix('')) for path in paths]
+        alike = [image_of(path) for path in paths]
         found = files.find_images(alike, paths[0], by_stem=True)
         if None in found:
             given = [(trees[path].findtext('filename') or '').strip() for path in paths]
@@ -133,6 +159,13 @@ def images_of_annotations(
                 found = named
         images.update(zip(paths, found))
     return images
+
+
+def image_of(path: str) -> str:
+    """Where the image of an annotation file is expected, without its suffix: next to it, or in the
+    folder JPEGImages next to Annotations."""
+    parts = PurePosixPath(path).with_suffix('').parts
+    return '/'.join('JPEGImages' if part == 'Annotations' else part for part in parts)
 
 
 def declared_size(tree: ElementTree.Element) -> Optional[Size]:

@@ -35,28 +35,23 @@ MOST_CLASSES = 100_000
 ROUNDING = 0.01  # share of an image by which a box may reach beyond it
 
 
-def is_yolo_folder(files: Files) -> bool:
-    """Whether there is a data.yaml or obj.data, or a label file of an image."""
-    if yolo_settings(files)[0].get('train'):
-        return True
-    labels = LabelFiles(files)
-    return any(labels.find(image) for image in files.images)
-
-
-def read_yolo(files: Files, defects: Defects, masks: bool = False) -> Objects:
-    """The objects of a folder in this layout; with `masks` every object must be a polygon."""
+def read_yolo(files: Files, defects: Defects, masks: bool = False) -> Optional[Objects]:
+    """The objects of a folder with a list of images or with label files, None if it has neither;
+    with `masks` every object must be a polygon."""
     settings, path = yolo_settings(files)
     label_files = LabelFiles(files)
-    by_name = {}
-    notes = []
+    by_name: dict[str, str] = {}
     is_listed = bool(settings.get('train'))
     if is_listed:
         images = listed_images(files, settings, path)
     else:
         images, by_name = labelled_images(files, label_files)
+    if not images:
+        return None
     labels = {name: label_files.find(name) for names in images.values() for name in names}
     sizes = sizes_of(files.root, labels, defects)
     rows = {image: rows_of(files.root, labels[image], defects) for image in sizes}
+    notes = []
     boxes_only = 'kpt_shape' in settings
     if boxes_only:
         notes.append('the lines have keypoints after a box: only the boxes are used')

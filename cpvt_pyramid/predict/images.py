@@ -143,10 +143,16 @@ def size_of(source: Source) -> Optional[tuple[int, int]]:
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
     width, height = image.size
-    if image.format == 'PNG':  # in which Pillow looks for an orientation after the pixels
-        return height, width
-    is_on_its_side = image.getexif().get(ORIENTATION) in ON_THEIR_SIDE
+    is_on_its_side = orientation_of(image) in ON_THEIR_SIDE
     return (width, height) if is_on_its_side else (height, width)
+
+
+def orientation_of(image: Image.Image) -> int:
+    """The orientation in EXIF data, from 1 (upright) to 8, before Pillow has loaded the pixels."""
+    if image.format == 'PNG' and 'exif' not in image.info:
+        return 1  # Pillow would decode the image to look for EXIF data after its pixels
+    orientation = image.getexif().get(ORIENTATION, 1)
+    return orientation if orientation in range(1, 9) else 1
 
 
 def _to_rgb(image: Image.Image, name: object) -> np.ndarray:
@@ -175,7 +181,7 @@ def is_upright(path: Path) -> bool:
     """Whether no EXIF data rotate or mirror an image, as far as Pillow can read them."""
     try:
         with open_image(path) as image:
-            return image.getexif().get(ORIENTATION, 1) not in range(2, 9)
+            return orientation_of(image) == 1
     except Exception:  # Pillow raises many kinds
         return True
 

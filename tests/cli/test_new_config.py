@@ -24,7 +24,7 @@ from cpvt_pyramid.data.new_config import (
     set_classes,
     text_of_settings,
 )
-from cpvt_pyramid.data.readers import find_objects
+from cpvt_pyramid.data.readers import read_data
 from cpvt_pyramid.data.recipes import Scales, adapted_recipe
 from cpvt_pyramid.tooling.command import UserError
 
@@ -53,7 +53,7 @@ def test_coco(sample_dataset, tmp_path):
     content = json.loads(val.read_text())
     content['categories'].reverse()
     val.write_text(json.dumps(content))
-    found = [split.content for split in find_objects(root, Defects()).splits.values()]
+    found = [split.content for split in read_data(Files(root), Defects()).splits.values()]
     assert [c['categories'][0]['name'] for c in found] == ['ant', 'ant']
     counts = [sum(a['category_id'] == 1 for a in c['annotations']) for c in (content, found[1])]
     assert counts[0] == counts[1] > 0

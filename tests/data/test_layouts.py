@@ -168,8 +168,9 @@ def spoil_voc(root: Path) -> None:
 def maps_spoiled(root: Path) -> None:
     fill(root, list(map(scene, range(8))), 'images/{}.png', label_map, 'masks/{}.png')
     (root / 'masks/000.png').unlink()
-    for name in ('masks/001.png', 'masks/002.png', 'images/003.png'):
+    for name in ('masks/001.png', 'masks/002.png'):
         (root / name).write_bytes((root / name).read_bytes()[:50])
+    (root / 'images/003.png').write_bytes((root / 'images/003.png').read_bytes()[:20])  # no header
 
 
 def maps_as_jpeg(root: Path) -> None:
@@ -190,7 +191,11 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
         ['boxes that reach beyond their image; bbox is x, y, width and height'],
     ),
     (coco_of(TEN_OF_CORNERS), 0, ['must be x, y, width and height, but these are x1, y1, x2, y2']),
-    (coco_same_names, 0, ['the images of all.json are in several folders: a and b; keep one']),
+    (
+        coco_same_names,
+        0,
+        ['the images of all.json are in several folders: a (8 of 8), b (8 of 8); keep one'],
+    ),
     # The other split has another image of this name.
     (
         changed(layouts.coco_of_splits, lambda root: (root / 'train2017/001.png').unlink()),

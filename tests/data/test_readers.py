@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Optional
@@ -10,6 +11,7 @@ from typing import Optional
 import layouts
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import CLASSES, MORE, SCENES, SIZE, fill, label_map, scene, write, yolo
@@ -20,10 +22,10 @@ from support import ROOT, load_tool
 from cpvt_pyramid.data.checks import check_dataset
 from cpvt_pyramid.data.coco import Objects, read_coco
 from cpvt_pyramid.data.defects import Defects
-from cpvt_pyramid.data.folder import NotRecognized, assigned_splits
+from cpvt_pyramid.data.folder import Files, NotRecognized, assigned_splits
 from cpvt_pyramid.data.label_maps import LabelMaps, check_label_maps
 from cpvt_pyramid.data.new_config import new_config
-from cpvt_pyramid.data.readers import find_label_maps, find_objects
+from cpvt_pyramid.data.readers import read_data
 from cpvt_pyramid.data.recipes import Scales
 from cpvt_pyramid.tooling.command import UserError
 
@@ -34,13 +36,13 @@ SEGMENTOR = ROOT / 'configs/demo/pages_semantic_fpn_cpvt_nano.py'
 def objects_in(root: Path, assigned: Optional[dict] = None) -> tuple[Objects, list[str]]:
     """What is read of a folder, and the problems."""
     defects = Defects()
-    found = find_objects(root, defects, assigned)
+    found = read_data(Files(root, assigned), defects)
     return found, list(map(str, defects.problems()))
 
 
 def maps_in(root: Path) -> tuple[LabelMaps, list[str]]:
     defects = Defects()
-    found = find_label_maps(root, defects)
+    found = read_data(Files(root), defects, 'segmentation')
     return found, list(map(str, defects.problems()))
 
 
@@ -156,7 +158,7 @@ def test_coco_with_ids_of_two_types(coco):
         annotation['image_id'] = str(annotation['image_id'])
     write(root / 'all.json', json.dumps(content))
     defects = Defects()
-    find_objects(root, defects)
+    read_data(Files(root), defects)
     kind = 'annotations whose image_id is a string, but the ids of images are numbers'
     assert defects.problems()[0].kind == kind
     for image in content['images']:
@@ -166,22 +168,70 @@ def test_coco_with_ids_of_two_types(coco):
 
 
 def test_images_are_in_one_folder(coco):
-    """The nearest of those that have as many, without folders of another split."""
+    """Without folders of another split; the only one that has all of them."""
     root, content = coco
-    write(root / 'train.json', json.dumps(content))
+    path = root / 'train.json'
+    write(path, json.dumps(content))
     fill(root, SCENES, 'val/images/{}.png')
     assert objects_in(root)[0].splits['train'].folder == root / 'images'
     fill(root, SCENES, 'copies/{}.png')
-    with pytest.raises(UserError, match='of train.json are in several folders: copies and images'):
+    several = 'of train.json are in several folders: copies .{} of 4., images .{} of 4.; keep one'
+    with pytest.raises(UserError, match=several.format(4, 4)):
         objects_in(root)
-    (root / 'copies/000.png').unlink()
+    (root / 'copies/001.png').unlink()
     assert objects_in(root)[0].splits['train'].folder == root / 'images'
-    for path in (root / 'images').iterdir():
-        if path.name != '000.png':
-            path.unlink()
+    (root / 'images/003.png').unlink()
+    with pytest.raises(UserError, match='as in copies/a.jpg') as raised:
+        objects_in(root)
+    assert re.search(several.format(3, 3), str(raised.value))
+    for image in content['images']:  # as the error says
+        image['file_name'] = f'copies/{image["file_name"]}'
+    write(path, json.dumps(content))
     found, problems = objects_in(root)
-    assert found.splits['train'].folder == root / 'copies'
+    assert found.splits['train'].folder == root
+    assert problems[0] == 'error: images that are missing: 001.png (train.json)'
+
+
+def test_images_of_another_split_if_there_are_no_others(coco):
+    """Two files can divide the images of one folder; but an image that is missing for training is
+    not one of the validation data."""
+    root, content = coco
+    (root / 'images').rename(root / 'train')
+    write(root / 'val.json', json.dumps(content))
+    write(root / 'train.json', json.dumps(content))
+    assert objects_in(root)[0].splits['val'].folder == root / 'train'
+    fill(root, SCENES, 'val/{}.png')
+    (root / 'train/000.png').unlink()
+    found, problems = objects_in(root)
+    assert [split.folder.name for split in found.splits.values()] == ['train', 'val']
     assert problems[0] == 'error: images that are missing: 000.png (train.json)'
+
+
+def test_images_of_another_machine(coco):
+    """Folders before the names are left out, as few as possible; those inside are kept."""
+    root, content = coco
+    fill(root, SCENES, 'images/a/{}.png')
+    fill(root, SCENES, 'images/b/{}.png')
+    for number, image in enumerate(content['images']):
+        image['file_name'] = f'/home/me/{"ab"[number % 2]}/{image["file_name"]}'
+    write(root / 'all.json', json.dumps(content))
+    (root / 'images/a/000.png').unlink()
+    found, problems = objects_in(root)
+    names = [image['file_name'] for image in found.splits['train'].content['images']]
+    assert names == ['images/b/001.png', 'images/a/002.png', 'images/b/003.png']
+    assert problems[0] == 'error: images that are missing: 000.png (all.json)'
+
+
+def test_annotations_of_two_sites_with_the_same_names(tmp_path):
+    for site in ('a', 'b'):
+        fill(tmp_path / site, SCENES, 'pictures/{}.png', layouts.voc, 'xml/{}.xml')
+    advice = 'keep one of them, or put the annotations next to their images'
+    with pytest.raises(UserError, match=f'a/pictures .4 of 4., b/pictures .4 of 4.; {advice}'):
+        objects_in(tmp_path)
+    for site in ('a', 'b'):
+        for path in (tmp_path / site / 'xml').iterdir():
+            path.rename(tmp_path / site / 'pictures' / path.name)
+    assert counts(objects_in(tmp_path)[0]) == {'train': (8, 16)}
 
 
 def test_coco_objects_that_mm_leaves_out(coco):
@@ -299,6 +349,15 @@ def test_yolo_with_an_empty_line_in_the_classes(tmp_path):
     write(tmp_path / 'classes.txt', '\ufeffcat\r\n\r\ndog\r\nowl\r\n\r\n')
     with pytest.raises(UserError, match='classes.txt: line 2 is empty'):
         objects_in(tmp_path)
+
+
+def test_files_are_parsed_once(tmp_path, monkeypatch):
+    layouts.yolo_of_splits(tmp_path)
+    parsed = []
+    safe_load = yaml.safe_load
+    monkeypatch.setattr('yaml.safe_load', lambda text: parsed.append(text) or safe_load(text))
+    objects_in(tmp_path)
+    assert len(parsed) == len({*parsed}) == 2  # config.yaml and data.yaml
 
 
 def test_yolo_with_names_in_a_data_yaml_without_lists(tmp_path):
@@ -732,7 +791,7 @@ def test_files_can_be_assigned(annotate, suffix, tmp_path):
         f'{{}}.{suffix}',
     )
     write(tmp_path / 'classes.txt', '\n'.join(CLASSES))
-    found = find_objects(tmp_path, Defects(), {'m001': 'val', '002.png': 'val'})
+    found = read_data(Files(tmp_path, {'m001': 'val', '002.png': 'val'}), Defects())
     images = found.splits['val'].content['images']
     assert {Path(image['file_name']).stem for image in images} == {'m001', '002'}
     assert len(found.splits['train'].content['images']) == 6

@@ -81,6 +81,7 @@ def test_images_are_upright(kind):
         big = Image.fromarray(NOISE.repeat(16, 0).repeat(16, 1))
         Path('file').write_bytes(encoded(big, kind, exif=turned(orientation), quality=100))
         expected = big if turn is None else big.transpose(Image.Transpose(turn))
+        assert images.size_of('file') == expected.size[::-1]  # from its header
         away = images.load_image('file').astype(int) - np.asarray(expected)
         assert np.abs(away)[8::16, 8::16].mean() < 12
 

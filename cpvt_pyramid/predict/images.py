@@ -9,7 +9,7 @@ from typing import Optional, Union
 
 import numpy as np
 from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
-from PIL.TiffImagePlugin import TiffImageFile
+from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from ..tooling.images import open_image, readable_formats
 from ..tooling.rasters import ReadError, read_bands
@@ -143,8 +143,11 @@ def size_of(source: Source) -> Optional[tuple[int, int]]:
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
     width, height = image.size
-    is_on_its_side = orientation_of(image) in ON_THEIR_SIDE
-    return (width, height) if is_on_its_side else (height, width)
+    if orientation_of(image) not in ON_THEIR_SIDE:
+        return height, width
+    if isinstance(image, TiffImageFile):  # whose `size` is upright in new versions of Pillow
+        width, height = image.tag_v2[IMAGEWIDTH], image.tag_v2[IMAGELENGTH]
+    return width, height
 
 
 def orientation_of(image: Image.Image) -> int:

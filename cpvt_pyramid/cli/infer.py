@@ -31,16 +31,11 @@ are GeoTIFFs, NAME.labels.tif, and detections are boxes without masks.
 """
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
-import math
-import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Literal, Optional
 
-from ..tooling.command import UserError, check_at_least, program_name, run_command
+from ..tooling.command import run_command
 from ..tooling.files import Format
-from ..tooling.threads import usable_cores
 
 WHEN_STOPPED = 'finished results are in {out_dir}; --skip-existing keeps them'
 
@@ -100,79 +95,28 @@ def infer(
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
-    from tqdm import tqdm
+    from ..predict.infer import run_infer
 
-    from ..predict.cluster import write_on_ray
-    from ..predict.opening import open_model, resolve_model
-    from ..predict.results import Results
-    from ..predict.running import Work, write_results
-    from ..predict.tiles import spans
-    from ..tooling.inputs import find_inputs, name_results
-
-    check_at_least('--workers', workers, 0)
-    check_at_least('--batch-size', batch_size, 1)
-    check_at_least('--size', size, 1)
-    check_at_least('--ray-workers', ray_workers, 1)
-    if tile is None and overlap is not None:
-        raise UserError('--overlap needs --tile')
-    if tile is not None and overlap is None:
-        overlap = tile // 4 // 32 * 32
-    if tile is not None:
-        spans(1, tile, overlap or 0)  # a UserError if they do not fit
-    files, words = resolve_model(model, inputs)
-    if not words:
-        raise UserError('no inputs; they come after the model')
-    found = find_inputs(words, out_dir=out_dir)
-    if workers is None:
-        workers = min(usable_cores(), math.ceil(len(found) / batch_size))
-    options: dict[str, Any] = {
-        'files': files,
-        'device': device,
-        'score_thr': score_thr,
-        'size': size,
-        'backend': backend,
-        'dtype': dtype,
-        'cfg_options': cfg_options,
-    }
-    if ray:
-        threads = 0  # a worker has one core
-        ready = open_model(**{**options, 'device': 'cpu'})  # this process only looks at it
-    else:
-        threads = workers
-        ready = open_model(**options, threads=1 if tile else max(workers, 1))
-    named, folder = name_results(found, out_dir)
-    results = Results(
-        folder, ready.kind, ready.classes, not no_pictures, format, is_tiled=tile is not None
+    return run_infer(
+        model,
+        inputs,
+        out_dir=out_dir,
+        device=device,
+        backend=backend,
+        dtype=dtype,
+        batch_size=batch_size,
+        score_thr=score_thr,
+        size=size,
+        format=format,
+        no_pictures=no_pictures,
+        skip_existing=skip_existing,
+        workers=workers,
+        tile=tile,
+        overlap=overlap,
+        ray=ray,
+        ray_workers=ray_workers,
+        cfg_options=cfg_options,
     )
-    results.check(named)
-    todo = list(named)
-    if skip_existing:
-        todo = [entry for entry in named if not results.exist(entry)]
-        print(f'{len(named) - len(todo)} of {len(named)} are already done')
-    skipped: set[Path] = set()
-
-    def skip(path: Path, reason: str) -> None:
-        skipped.add(path)
-        tqdm.write(f'{program_name(infer)}: skipped {path}: {reason}', file=sys.stderr)
-
-    work = Work(batch_size, threads, tile, overlap or 0)
-    start = time.monotonic()
-    if ray and todo:
-        write_on_ray(
-            todo, results, skip, model=options, work=work, address=ray, workers=ray_workers
-        )
-    else:
-        write_results(ready, todo, results, work, skip)
-    seconds = time.monotonic() - start
-    done = [entry for entry in named if entry[0] not in skipped]
-    results.finish(done)
-    print(f'{len(done)} of {len(named)} done: results in {folder}')
-    if todo:
-        print(f'found in images: {results.summary()}')
-    count = len(todo) - len(skipped)
-    if count and not tile and not ray:
-        print(f'{count / seconds:.3g} images per second, reading and writing included')
-    return int(bool(skipped))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -13,7 +13,7 @@ from tqdm.contrib.concurrent import thread_map
 
 from ..predict.images import orientation_of, picture, read_image, upright_size
 from ..tooling.images import open_image
-from ..tooling.rasters import ReadError, opened, read_bands, size_of_raster
+from ..tooling.rasters import ReadError, open_raster, read_bands, size_of_raster
 from .defects import Defects
 
 CHECKERS = min(os.cpu_count() or 1, 16)  # threads that read images
@@ -112,7 +112,7 @@ def shown_image(path: Path) -> np.ndarray:
     except ReadError:
         if size_of_raster(path) is None:
             raise
-        with opened(path) as file:
+        with open_raster(path) as file:
             bands = file.indexes[:3]
         image = picture(read_bands(path, bands))
     return image

@@ -4,15 +4,19 @@ They load whole images or random tiles, and the segmentation masks of these. ras
 the files; install the extra `large`.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import numpy as np
 from mmcv.transforms import BaseTransform
 from mmengine.registry import TRANSFORMS
 
 from ..tooling.label_maps import IGNORED
-from ..tooling.rasters import opened, read_image_bands
+from ..tooling.rasters import ReadError, open_raster, read_image_bands
+
+if TYPE_CHECKING:
+    from rasterio.io import DatasetReader
 
 
 class Part(NamedTuple):
@@ -20,6 +24,16 @@ class Part(NamedTuple):
 
     size: tuple[int, int]  # of the whole image
     window: tuple  # rows and columns, half-open
+
+
+@contextmanager
+def open_bands(path: str) -> Iterator['DatasetReader']:
+    """`open_raster` with errors that end with the path, which mm does not tell."""
+    try:
+        with open_raster(path) as image:
+            yield image
+    except ReadError as error:
+        raise ReadError(f'{error}: {path}') from error
 
 
 @TRANSFORMS.register_module()
@@ -51,7 +65,7 @@ class LoadBands(BaseTransform):
             raise ValueError(f'tile must be a height and a width in pixels, got {self.tile}')
 
     def transform(self, results: dict) -> dict:
-        with opened(results['img_path']) as file:
+        with open_bands(results['img_path']) as file:
             size = file.shape
             lengths = np.minimum(size, self.tile or size)
             starts = np.random.randint(size - lengths + 1)
@@ -87,7 +101,7 @@ class LoadTileAnnotations(BaseTransform):
     def transform(self, results: dict) -> dict:
         path = results['seg_map_path']
         part = results['part']
-        with opened(path) as file:
+        with open_bands(path) as file:
             if file.shape != part.size:
                 raise OSError(
                     f'a segmentation mask must have the size of its image, {part.size}, got '

@@ -25,7 +25,7 @@ from ..tooling.inputs import Named
 from ..tooling.threads import usable_cores
 from .opening import open_model
 from .results import Results
-from .running import Skip, Work, write_results
+from .running import RunOptions, Skip, write_results
 
 PATIENCE = 10  # seconds to wait for the address of a cluster
 MOST = 16  # images that a worker takes at a time
@@ -42,15 +42,15 @@ class Worker:
     Args:
         model: arguments of `open_model`.
         results: arguments of `Results`.
-        work: how results are made.
+        options: how results are made.
         here: the folder in which the command was started, to which paths are relative.
     """
 
-    def __init__(self, model: dict, results: dict, work: Work, here: str) -> None:
+    def __init__(self, model: dict, results: dict, options: RunOptions, here: str) -> None:
         os.chdir(here)
         self.model = open_model(**model)
         self.results = results
-        self.work = work
+        self.options = options
 
     def __call__(self, batch: Batch) -> Batch:
         """Takes `path` and `name` of inputs. Returns the path of each, the reason why it was
@@ -61,7 +61,7 @@ class Worker:
         skipped: dict[Path, str] = {}
         failed = ''
         try:
-            write_results(self.model, named, results, self.work, skipped.__setitem__)
+            write_results(self.model, named, results, self.options, skipped.__setitem__)
         except (OSError, UserError) as error:  # for example, of a full disk
             failed = one_line(error)
         counts = [json.dumps(results.counts)] + [''] * (len(named) - 1)
@@ -79,7 +79,7 @@ def write_on_ray(
     skip: Skip,
     *,
     model: dict,
-    work: Work,
+    options: RunOptions,
     address: str,
     workers: Optional[int],
 ) -> None:
@@ -90,7 +90,7 @@ def write_on_ray(
         results: in which they are counted.
         skip: called with inputs that cannot be read.
         model: arguments of `open_model`.
-        work: how results are made.
+        options: how results are made.
         address: `local` for a cluster that this process starts on this machine; `auto`, for one
             that this machine is part of; or HOST:PORT. A cluster that this process is connected to
             already comes first.
@@ -106,12 +106,12 @@ def write_on_ray(
         room = int(resources['memory'] // WORKER_MEMORY)
         most = workers or max(gpus or min(int(resources['CPU']), room), 1)
         size = min(-(-len(named) // (most * TURNS)), MOST)
-        blocks = -(-len(named) // max(size, work.batch_size))
+        blocks = -(-len(named) // max(size, options.batch_size))
         rows = [{'path': str(path), 'name': name} for path, name in named]
         arguments = {
             'model': model,
             'results': results.arguments,
-            'work': work,
+            'options': options,
             'here': os.getcwd(),
         }
         found = ray.data.from_items(rows, override_num_blocks=blocks).map_batches(

@@ -16,23 +16,14 @@ from ..tooling.files import atomic_write, write_text
 from ..tooling.images import FORMATS, IMAGE_ENDINGS
 from ..tooling.rasters import ReadError, import_rasterio, open_raster
 from .drawing import painted_classes
-from .predictions import Detections, LabelMap, Prediction
 from .records import bounding_box, coco_fields, mask_of, run_lengths
 
 LONGITUDE_LATITUDE = 'urn:ogc:def:crs:OGC:1.3:CRS84'
 PLAIN = {*IMAGE_ENDINGS} - {*FORMATS['TIFF'].endings}  # images without a georeference
 
 
-def objects_in_prediction(prediction: Prediction) -> list[dict[str, Any]]:
-    """The objects that a prediction holds; of a label map its classes, without the background."""
-    if isinstance(prediction, Detections):
-        return prediction.records()
-    if isinstance(prediction, LabelMap):
-        return objects_of_labels(prediction.labels, prediction.classes)
-    return objects_of_segments(prediction.items(), prediction.numbers)
-
-
 def objects_of_labels(labels: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """The classes in a label map, without the background."""
     objects = []
     for i in painted_classes(labels, classes):
         mask = labels == i

@@ -110,7 +110,7 @@ def read_image(path: Union[str, Path], bands: Optional[Sequence[int]] = None) ->
             return read_bands(path, bands)
         return load_image(path)
     except OSError as error:
-        raise ReadError(str(error).removesuffix(f': {path}')) from error
+        raise ReadError(str(error)) from error
 
 
 def picture(image: np.ndarray) -> np.ndarray:

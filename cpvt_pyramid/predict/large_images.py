@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
@@ -42,14 +42,6 @@ BLOCK = 512  # height and width of the blocks of a label map in pixels
 ReadLines = Callable[[int, int], np.ndarray]  # start, stop -> (stop - start, W, N); in rising order
 
 
-class Tiling(NamedTuple):
-    """How an image is split into tiles."""
-
-    tile: int  # height and width of a tile in pixels, a multiple of 32
-    overlap: int  # overlap of neighbouring tiles in pixels
-    batch_size: int = 1  # tiles that a model gets at a time
-
-
 # Reading
 
 
@@ -72,10 +64,7 @@ def line_reader(image: 'DatasetReader', bands: Optional[Sequence[int]] = None) -
         ReadError: unsupported kind of image.
     """
     if bands is not None:
-        try:
-            check_bands(image, bands)
-        except OSError as error:
-            raise ReadError(str(error)) from error
+        check_bands(image, bands)
     else:
         check_picture(image)
         if image.driver == 'JPEG' and image.width * image.height <= pixel_limit():
@@ -189,13 +178,16 @@ def outputs_of_rows(
 
 
 def boxes_in_tiles(
-    model: Model, image: 'DatasetReader', tiling: Tiling, done: Callable[[int], object]
+    model: Model,
+    image: 'DatasetReader',
+    grid: TileGrid,
+    batch_size: int,
+    done: Callable[[int], object],
 ) -> Boxes:
     """The detections in an image, best first."""
-    grid = TileGrid(image.shape, tiling.tile, tiling.overlap)
     read = line_reader(image, model.bands)
     found: list[Any] = []
-    for outputs in outputs_of_rows(model, read, grid, tiling.batch_size, done):
+    for outputs in outputs_of_rows(model, read, grid, batch_size, done):
         found += outputs
     boxes = merged(found, grid, model.suppression)
     keep = boxes.scores >= model.score_thr
@@ -205,17 +197,17 @@ def boxes_in_tiles(
 def label_lines(
     model: Model,
     image: 'DatasetReader',
-    tiling: Tiling,
+    grid: TileGrid,
+    batch_size: int,
     folder: Path,
     done: Callable[[int], object],
 ) -> Iterator[np.ndarray]:
     """The label map of an image, some lines (h, W) at a time, from top to bottom; temporary files
     are in `folder`."""
-    grid = TileGrid(image.shape, tiling.tile, tiling.overlap)
     weights = ramps(grid.rows), ramps(grid.columns)
     read = line_reader(image, model.bands)
     dtype = label_type(model)
-    rows: Any = outputs_of_rows(model, read, grid, tiling.batch_size, done)
+    rows: Any = outputs_of_rows(model, read, grid, batch_size, done)
     with TemporaryDirectory(prefix='.sums-', dir=folder) as sums:
         above: Optional[Path] = None  # partial sums of the row before
         for row, scores in enumerate(rows):

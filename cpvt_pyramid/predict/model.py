@@ -3,18 +3,22 @@
 There are two: `exported.ExportedModel` and `openmmlab.model.OpenMMLabModel`.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Protocol, Union
+from typing import Any, NamedTuple, Optional, Protocol, TypeVar, Union
 
 import numpy as np
 
+from ..padding.batching import map_in_batches
 from ..tooling.command import UserError
+from ..tooling.threads import prefetch
 from .drawing import Color
 from .predictions import Kind, Prediction
 from .tiles import Boxes, Suppression
 
 SCORE_THR = 0.3  # of the boxes that are kept, unless the user or the model gives another
+Result = TypeVar('Result')
 
 
 class Prepared(NamedTuple):
@@ -64,6 +68,35 @@ class Model(Protocol):
 
     def decide(self, scores: np.ndarray) -> np.ndarray:
         """The labels (h, w) for scores (K, h, w) that were blended."""
+
+
+def predict_all(
+    predict: Callable[[Sequence[Prepared]], Sequence[Result]],
+    images: Iterable[Prepared],
+    batch_size: int,
+    threads: int,
+) -> Iterator[Result]:
+    """The results of a model's `predict` for images, in order, in batches of one padded size.
+
+    Several threads each call it for a batch of images that follow each other. One thread also
+    collects the images of a batch from among others.
+    """
+    if threads == 1:
+        yield from map_in_batches(predict, images, padded_size_of, batch_size)
+        return
+    for results in prefetch(predict, batches_in_turn(images, batch_size), threads):
+        yield from results()
+
+
+def batches_in_turn(images: Iterable[Prepared], batch_size: int) -> Iterator[list[Prepared]]:
+    """Up to `batch_size` images that follow each other and have one padded size."""
+    for _, group in itertools.groupby(images, padded_size_of):
+        while batch := list(itertools.islice(group, batch_size)):
+            yield batch
+
+
+def padded_size_of(image: Prepared) -> Optional[tuple[int, int]]:
+    return image.padded_size
 
 
 def check_score_thr(score_thr: Optional[float], kind: Kind = 'detections') -> None:

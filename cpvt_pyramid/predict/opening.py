@@ -92,6 +92,8 @@ def open_model(
             raise UserError(
                 f'dtype and cfg_options are for models of OpenMMLab; {files.exported} is exported'
             )
+        if backend == 'onnxruntime' and files.exported.suffix == '.xml':
+            raise UserError(f'{files.exported} is a model of OpenVINO; leave out onnxruntime')
         backend = backend or 'onnxruntime'
         exported = ExportedModel(files.exported, backend, device, threads, score_thr)
         model = exported if size is None else exported.with_size(size)

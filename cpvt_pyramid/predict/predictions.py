@@ -13,7 +13,7 @@ from PIL import Image
 from ..tooling.command import optional_package
 from ..tooling.files import atomic_write
 from .drawing import Color, draw_boxes, draw_segmentation, jpeg_of, label_counts
-from .records import bounding_box, coco_fields, mask_of, run_lengths, write_records
+from .records import bounding_box, coco_fields, mask_of, run_lengths
 
 if TYPE_CHECKING:
     import pandas
@@ -128,27 +128,6 @@ class _Prediction:
             for item in self.items()
             if item['label'] < len(self.classes)
         ]
-
-    def write(
-        self, folder: Path, name: str, source: Union[str, Path], pictures: bool = True
-    ) -> None:
-        """Write NAME.overlay.jpg, and NAME.detections.json, NAME.labels.png, or NAME.segments.json
-        and .png.
-
-        Args:
-            folder: an existing folder.
-            name: begins the file names.
-            source: the image's path, for the JSON file.
-            pictures: draw and write NAME.overlay.jpg.
-        """
-        if pictures:
-            save_overlay(self.draw(), folder / f'{name}.overlay.jpg')
-        if self.kind != 'detections':  # the pixels, without loss
-            with atomic_write(folder / f'{name}.{self.kind}.png') as file:
-                file.write_bytes(self.png())
-        if self.kind != 'labels':
-            path = folder / f'{name}.{self.kind}.json'
-            write_records(path, source, self.image.shape[:2], self.kind, self.records())
 
     def png(self) -> bytes:
         """What NAME.labels.png or NAME.segments.png hold; nothing for detections."""

@@ -6,9 +6,9 @@ from typing import Any, Optional, Union, overload
 import numpy as np
 
 from ..tooling.command import UserError
-from ..tooling.threads import ahead, map_in_threads
+from ..tooling.threads import prefetch
 from .images import Source, load_image
-from .model import Model, Prepared
+from .model import Model, Prepared, predict_all
 from .opening import open_model, resolve_model
 from .predictions import Prediction
 
@@ -102,12 +102,10 @@ class Predictor:
         """
         if not isinstance(images, (list, tuple)):
             return self([images])[0]
-        threads = self.model.threads if min(self.model.threads, len(images)) > 1 else 0
-        prepared = (ready() for ready in ahead(self._prepare, images, threads))
-        found = map_in_threads(
-            self.model.predict, prepared, lambda x: x.padded_size, self.batch_size, threads
-        )
-        return list(found)
+        threads = min(self.model.threads, max(len(images), 1))
+        readers = 0 if threads == 1 else threads
+        prepared = (ready() for ready in prefetch(self._prepare, images, readers))
+        return list(predict_all(self.model.predict, prepared, self.batch_size, threads))
 
     def _prepare(self, source: Source) -> Prepared:
         try:
@@ -117,9 +115,17 @@ class Predictor:
             raise OSError(f'{name}: {error}') from error
 
     def _load(self, source: Source) -> np.ndarray:
-        if self.model.bands:
-            return source if isinstance(source, np.ndarray) else self.model.read(Path(str(source)))
-        return load_image(source)
+        if not self.model.bands:
+            return load_image(source)
+        if isinstance(source, np.ndarray):
+            return source
+        if isinstance(source, (str, Path)):
+            return self.model.read(Path(source))
+        count = len(self.model.bands)
+        raise ValueError(
+            f'the model takes {count} bands, as a path or an array (height, width, {count}), got '
+            f'a Pillow image of mode {source.mode}'
+        )
 
     def __reduce__(self) -> tuple:
         return _opened, (type(self), self._arguments)

@@ -3,14 +3,14 @@
 import json
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
 from ..tooling.command import UserError
-from ..tooling.files import Format
+from ..tooling.files import Format, atomic_write
 from ..tooling.images import open_image
 from ..tooling.inputs import Named, is_video
 from ..tooling.rasters import import_rasterio
@@ -21,7 +21,6 @@ from .formats import (
     features_of_labels,
     features_of_objects,
     may_be_located,
-    objects_in_prediction,
     objects_of_labels,
     objects_of_segments,
     write_coco,
@@ -29,18 +28,20 @@ from .formats import (
 )
 from .large_images import (
     Reduced,
-    Tiling,
     boxes_in_tiles,
     draw_large_boxes,
     draw_large_labels,
     label_lines,
     label_map_writer,
-    open_large,
     overview_step,
 )
 from .model import Model
-from .predictions import Detections, Kind, LabelMap, Prediction
+from .predictions import Detections, Kind, LabelMap, Prediction, Segments, save_overlay
 from .records import write_records
+from .tiles import TileGrid
+
+if TYPE_CHECKING:
+    from rasterio.io import DatasetReader
 
 # How the names of the results of an image and of a video end, besides the pictures.
 ENDINGS: dict[Kind, list[str]] = {
@@ -130,66 +131,79 @@ class Results:
     def write(self, entry: Named, prediction: Prediction) -> None:
         """Write the results of an image."""
         path, name = entry
-        prediction.write(self.folder, name, path, pictures=self.pictures)
+        size = prediction.image.shape[:2]
+        if self.pictures:
+            save_overlay(prediction.draw(), self.folder / f'{name}.overlay.jpg')
+        if self.kind != 'detections':
+            with atomic_write(self.folder / f'{name}.{self.kind}.png') as file:
+                file.write_bytes(prediction.png())
         if isinstance(prediction, LabelMap):
             counts = count_pixels(prediction.labels, self.classes)
+            features = features_of_labels(prediction.labels, self.classes)
+            objects = []
+            if self.format == 'coco':
+                objects = objects_of_labels(prediction.labels, self.classes)
         else:
-            counts = Counter(item['class'] for item in prediction.records())
-        size = prediction.image.shape[:2]
-        self._add(
-            entry, size, objects_in_prediction(prediction) if self.format == 'coco' else [], counts
-        )
+            objects = prediction.records()
+            write_records(self.folder / f'{name}.{self.kind}.json', path, size, self.kind, objects)
+            counts = Counter(item['class'] for item in objects)
+            if self.format and isinstance(prediction, Segments):
+                objects = objects_of_segments(objects, prediction.numbers)
+            features = features_of_objects(objects)
+        self._add(entry, size, objects, counts)
         if self.format == 'geojson':
-            if isinstance(prediction, LabelMap):
-                features = features_of_labels(prediction.labels, self.classes)
-            else:
-                features = features_of_objects(objects_in_prediction(prediction))
             write_geojson(self.folder / f'{name}.geojson', path, features)
 
-    def write_in_tiles(self, entry: Named, model: Model, tiling: Tiling, done: Any) -> None:
-        """Predict from an image in tiles, and write its results; `done` is called with the number
-        of tiles that are finished since the last call.
+    def write_in_tiles(
+        self,
+        entry: Named,
+        model: Model,
+        image: 'DatasetReader',
+        grid: TileGrid,
+        batch_size: int,
+        done: Callable[[int], object],
+    ) -> None:
+        """Predict from an image in tiles, and write its results.
+
+        Args:
+            entry: the image, and the name of its results.
+            model: predicts from tiles.
+            image: opened.
+            grid: its tiles.
+            batch_size: tiles that the model gets at a time.
+            done: called with the number of tiles that are finished since the last call.
 
         Raises:
             ReadError: not a complete image, or of an unsupported kind.
             UserError: they cannot be written.
         """
+        path, name = entry
+        overlay = self.folder / f'{name}.overlay.jpg'
+        objects: list[dict[str, Any]] = []
         if self.kind == 'detections':
-            self._write_large_boxes(entry, model, tiling, done)
-        else:
-            self._write_large_labels(entry, model, tiling, done)
-
-    def _write_large_boxes(self, entry: Named, model: Model, tiling: Tiling, done: Any) -> None:
-        path, name = entry
-        with open_large(path) as image:
-            boxes = boxes_in_tiles(model, image, tiling, done)
+            boxes = boxes_in_tiles(model, image, grid, batch_size, done)
             if self.pictures:
-                draw_large_boxes(image, model, boxes, self.folder / f'{name}.overlay.jpg')
-            size = image.shape
-        empty = np.zeros((1, 1, 3), np.uint8)  # which is not drawn
-        items = Detections(empty, self.classes, model.palette, *boxes).records()
-        write_records(self.folder / f'{name}.detections.json', path, size, self.kind, items)
-        self._add(entry, size, items, Counter(item['class'] for item in items))
-        if self.format == 'geojson':
-            write_geojson(self.folder / f'{name}.geojson', path, features_of_objects(items))
-
-    def _write_large_labels(self, entry: Named, model: Model, tiling: Tiling, done: Any) -> None:
-        path, name = entry
-        file = self.folder / f'{name}.labels.tif'
-        counts: Counter[str] = Counter()
-        with open_large(path) as image:
+                draw_large_boxes(image, model, boxes, overlay)
+            empty = np.zeros((1, 1, 3), np.uint8)  # which is not drawn
+            objects = Detections(empty, self.classes, model.palette, *boxes).records()
+            file = self.folder / f'{name}.detections.json'
+            write_records(file, path, image.shape, self.kind, objects)
+            counts = Counter(item['class'] for item in objects)
+            features = features_of_objects(objects)
+        else:
+            file = self.folder / f'{name}.labels.tif'
+            counts = Counter()
             shown = Reduced(overview_step(image))
             with label_map_writer(file, image, model) as write:
-                for lines in label_lines(model, image, tiling, file.parent, done):
+                for lines in label_lines(model, image, grid, batch_size, file.parent, done):
                     write(lines)
                     shown.add(lines)
                     counts += count_pixels(lines, self.classes)
             if self.pictures:
-                draw_large_labels(image, model, shown, self.folder / f'{name}.overlay.jpg')
-            size = image.shape
-        self._add(entry, size, [], counts)
-        if self.format == 'geojson':
+                draw_large_labels(image, model, shown, overlay)
             features = features_of_label_file(file, self.classes)
+        self._add(entry, image.shape, objects, counts)
+        if self.format == 'geojson':
             write_geojson(self.folder / f'{name}.geojson', path, features)
 
     def _add(

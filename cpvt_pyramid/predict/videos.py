@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..tooling.inputs import Named
 from ..tooling.progress import progress
 from ..tooling.rasters import ReadError
 from .images import check_readable
-from .model import Model
+from .model import Model, predict_all
 from .predictions import Prediction
 from .results import Results
 
@@ -34,8 +33,6 @@ def import_cv2() -> Any:
 def write_video(model: Model, entry: Named, results: Results, batch_size: int) -> None:
     """Write NAME.overlay.mp4, unless without pictures, and, except for semantic segmentors, one
     JSON line per frame to NAME.detections.jsonl or NAME.segments.jsonl.
-
-    Each batch of frames is predicted before the frames of the next are read.
 
     Raises:
         ReadError: not a video, or one that ends early; frames before the end have results.
@@ -112,10 +109,10 @@ def open_video(path: Path) -> Video:
 
 
 def predicted_frames(model: Model, video: Video, batch_size: int) -> Iterator[Prediction]:
-    """The predictions for the frames of a video."""
-    frames = iter(video)
-    while batch := list(islice(frames, batch_size)):
-        yield from model.predict([model.prepare(frame) for frame in batch])
+    """The predictions for the frames of a video. Each batch of frames, or one for each thread, is
+    predicted before the next frames are read."""
+    frames = (model.prepare(frame) for frame in video)
+    return predict_all(model.predict, frames, batch_size, model.threads)
 
 
 @contextmanager

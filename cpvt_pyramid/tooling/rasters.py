@@ -36,7 +36,9 @@ def import_rasterio(user: str) -> ModuleType:
 
 
 @contextmanager
-def open_raster(path: Union[str, Path], user: str, **options: Any) -> Iterator['DatasetReader']:
+def open_raster(
+    path: Union[str, Path], user: str = 'LoadBands', **options: Any
+) -> Iterator['DatasetReader']:
     """Open an image on this machine, in one of `FORMATS`, to read it in parts; `user` is for the
     error if rasterio is missing, and `options` are settings of GDAL.
 
@@ -63,20 +65,6 @@ def open_raster(path: Union[str, Path], user: str, **options: Any) -> Iterator['
 # Bands
 
 
-@contextmanager
-def opened(path: Union[str, Path]) -> Iterator['DatasetReader']:
-    """Open an image to read bands of it.
-
-    Raises:
-        ReadError: not a complete image; the message ends with its path.
-    """
-    try:
-        with open_raster(path, 'LoadBands') as image:
-            yield image
-    except ReadError as error:
-        raise ReadError(f'{error}: {path}') from error
-
-
 def read_bands(
     path: Union[str, Path],
     bands: Sequence[int],
@@ -93,9 +81,9 @@ def read_bands(
         missing: value that replaces the file's nodata value, NaN and infinity.
 
     Raises:
-        OSError: the file is not a complete image, or has not all of these bands.
+        ReadError: the file is not a complete image, or has not all of these bands.
     """
-    with opened(path) as image:
+    with open_raster(path) as image:
         shape = image.shape
         if longest and max(shape) > longest:
             shape = tuple(max(side * longest // max(shape), 1) for side in shape)
@@ -118,11 +106,11 @@ def read_image_bands(
 
 
 def check_bands(image: 'DatasetReader', bands: Sequence[int]) -> None:
-    """Raise an OSError unless an open image has these bands, and real numbers in them."""
+    """Raise a ReadError unless an open image has these bands, and real numbers in them."""
     if not bands or min(bands) < 1 or max(bands) > image.count:
-        raise OSError(f'bands must be from 1 to {image.count}, got {tuple(bands)}: {image.name}')
+        raise ReadError(f'bands must be from 1 to {image.count}, got {tuple(bands)}')
     if any(dtype.startswith('complex') for dtype in image.dtypes):
-        raise OSError(f'samples must be real numbers, got {image.dtypes[0]}: {image.name}')
+        raise ReadError(f'samples must be real numbers, got {image.dtypes[0]}')
 
 
 # TIFFs that Pillow does not read
@@ -133,7 +121,7 @@ def size_of_raster(path: Path) -> Optional[tuple[int, int]]:
     if path.suffix.lower() not in ('.tif', '.tiff'):
         return None
     try:
-        with opened(path) as image:
+        with open_raster(path) as image:
             bands, size = image.indexes, image.shape
         read_bands(path, bands, longest=SAMPLE)
         return size
@@ -146,5 +134,5 @@ def bands_of_raster(path: Path, most: int) -> Optional[np.ndarray]:
     as they are stored; None of others."""
     if size_of_raster(path) is None:
         return None
-    with opened(path) as image:
+    with open_raster(path) as image:
         return np.moveaxis(image.read(image.indexes[:most]), 0, -1)

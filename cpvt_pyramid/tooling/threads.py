@@ -3,14 +3,12 @@
 import os
 import threading
 from collections import deque
-from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable
-
-from ..padding.batching import map_in_batches
 
 CPU_QUOTA = Path('/sys/fs/cgroup/cpu.max')  # two numbers of microseconds, or max and one
 
@@ -60,7 +58,7 @@ class Budget:
                 self.changed.notify_all()
 
 
-def ahead(
+def prefetch(
     function: Callable[[Any], Any], items: Iterable[Any], threads: int
 ) -> Iterator[Callable[[], Any]]:
     """For each item, in order, a function that returns or raises what `function` does for it.
@@ -79,36 +77,5 @@ def ahead(
                     yield waiting.popleft().result
             while waiting:
                 yield waiting.popleft().result
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def map_in_threads(
-    function: Callable[[list[Any]], Sequence[Any]],
-    items: Iterable[Any],
-    key: Callable[[Any], Hashable],
-    batch_size: int,
-    threads: int,
-) -> Generator[Any, None, None]:
-    """`map_in_batches` with a function that runs in threads, for two batches each ahead of the
-    result in use. Closing it cancels the batches that have not begun, and waits for the others."""
-    if not threads:
-        yield from map_in_batches(function, items, key, batch_size)
-        return
-    waiting: deque[tuple[Future, int]] = deque()  # a batch, and the place of an item in it
-    with ThreadPoolExecutor(threads) as pool:
-
-        def submit(batch: list[Any]) -> list[tuple[Future, int]]:
-            future = pool.submit(function, batch)
-            return [(future, place) for place in range(len(batch))]
-
-        try:
-            for entry in map_in_batches(submit, items, key, batch_size):
-                waiting.append(entry)
-                if len(waiting) == 2 * threads * batch_size:
-                    future, place = waiting.popleft()
-                    yield future.result()[place]
-            for future, place in waiting:
-                yield future.result()[place]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -24,6 +24,7 @@ LAYERS = (
     'predict/openmmlab',
     'predict/opening',
     'predict/cluster',
+    'predict/infer',
     'predict/predictor',
     'predict/__init__',
     'training/processes',

@@ -18,6 +18,7 @@ from support import ROOT, load_tool, photograph, save_tiff
 
 from cpvt_pyramid.data.checks import check_dataset
 from cpvt_pyramid.mm.bands import LoadBands, LoadTileAnnotations
+from cpvt_pyramid.predict import Predictor
 from cpvt_pyramid.predict.images import picture
 from cpvt_pyramid.predict.openmmlab.model import OpenMMLabModel, image_pipeline
 from cpvt_pyramid.predict.openmmlab.models import build_model
@@ -176,6 +177,11 @@ def test_grayscale(tmp_path):
     assert sample.pred_sem_seg.data.shape == (1, 70, 60)
     with pytest.raises(ReadError, match='takes 1 bands, got 3'):  # a frame of a video
         OpenMMLabModel(model, cfg, NO_CLASSES).prepare(np.zeros((8, 8, 3), np.uint8))
+    cfg.dump(tmp_path / 'grey.py')
+    torch.save({'state_dict': model.state_dict()}, tmp_path / 'grey.pth')
+    predict = Predictor(tmp_path / 'grey.py', tmp_path / 'grey.pth')
+    with pytest.raises(ValueError, match='takes 1 bands, as a path or an array'):
+        predict(Image.open(tmp_path / 'grey.png'))
 
 
 def test_checks_of_the_data_read_scenes_of_any_size(scenes, monkeypatch):
@@ -192,13 +198,15 @@ def test_checks_of_the_data_read_scenes_of_any_size(scenes, monkeypatch):
 
 def test_mistakes_are_named(scenes, tmp_path):
     path = scenes / 'scenes/val/s0.tif'
-    with pytest.raises(OSError, match=r'bands must be from 1 to 4, got \(1, 5\).*s0.tif'):
+    with pytest.raises(OSError, match=r'^bands must be from 1 to 4, got \(1, 5\)$'):
         read_bands(path, [1, 5])
+    with pytest.raises(OSError, match=r'^bands must be from 1 to 4, got \(5,\): .*s0.tif$'):
+        LoadBands([5])({'img_path': path})
     torn = tmp_path / 'torn.tif'
     torn.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(OSError, match='not a complete image.*torn.tif'):
+    with pytest.raises(OSError, match='not a complete image'):
         read_bands(torn, [1])
-    with pytest.raises(OSError, match='no such file.*absent.tif'):
+    with pytest.raises(OSError, match='^no such file$'):
         read_bands(tmp_path / 'absent.tif', [1])
     assert size_of_raster(torn) is None and size_of_raster(path) == (100, 75)
     for labels, message in (

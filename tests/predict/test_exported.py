@@ -19,7 +19,7 @@ from PIL import Image
 from support import ROOT, film, run
 
 from cpvt_pyramid.cli.infer import main
-from cpvt_pyramid.predict import Predictor
+from cpvt_pyramid.predict import Predictor, infer
 from cpvt_pyramid.predict.drawing import jpeg_of
 from cpvt_pyramid.predict.exported import INPUT_BYTES, ExportedModel
 from cpvt_pyramid.predict.images import ORIENTATION
@@ -162,7 +162,29 @@ def test_a_model_that_fails_in_a_worker(model, folder, monkeypatch, capsys):
     monkeypatch.setattr(OnnxRuntime, 'run', fails)
     assert main([str(model('detection')), 'in', '--workers', '2']) == 2
     error = capsys.readouterr().err.splitlines()
-    assert error[-1].endswith('no kernel') and not any('skipped' in line for line in error)
+    assert error[-1].endswith('no kernel')
+    assert sum('no kernel' in line for line in error) == 1
+
+
+@pytest.mark.parametrize('workers', ['1', '2'])
+def test_a_model_that_fails_on_the_first_image(model, photos, monkeypatch, capsys, workers):
+    """It is skipped, also if the second image is finished before the first one fails."""
+    for i, photo in enumerate([photos[3], photos[0], photos[0]]):
+        Image.fromarray(photo).save(f'{i}.png')
+    run = OnnxRuntime.run
+
+    def fails(session, inputs):
+        if inputs['images'].shape[3] <= photos[0].shape[1]:
+            return run(session, inputs)
+        time.sleep(0.2)
+        raise RuntimeError('Failed to allocate memory for requested buffer')
+
+    monkeypatch.setattr(OnnxRuntime, 'run', fails)
+    path = str(model('detection', resize=None))
+    assert main([path, '0.png', '1.png', '2.png', '--workers', workers]) == 1
+    said = capsys.readouterr()
+    assert 'skipped 0.png: detection.onnx failed on images of (1, 3, ' in said.err
+    assert '2 of 3 done' in said.out
 
 
 @pytest.mark.parametrize('size', [1, 2])
@@ -200,6 +222,7 @@ def test_mistakes(model, folder, monkeypatch, capfd):
         ('foreign.onnx in', 'foreign.onnx has no metadata cpvt_pyramid; export'),
         ('https://host/a.onnx in', 'got the address https://host/a.onnx; download it'),
         ('detection.onnx in --dtype bfloat16', 'dtype and cfg_options are for models of OpenMMLab'),
+        ('box.xml in/a.png --backend onnxruntime', 'box.xml is a model of OpenVINO; leave out'),
         ('detection.onnx in --device tpu', 'onnxruntime cannot use tpu; choose from'),
         ('labels.onnx in --score-thr 0.5', 'the model predicts labels; leave it out'),
         ('fixed.onnx in/a.png --tile 128', 'takes images of up to 64 x 96'),
@@ -270,6 +293,31 @@ def test_videos(model, photos):
     frames = Path('predictions/clip.detections.jsonl').read_text().splitlines()
     found = [json.loads(frame)['detections'][0]['box'] for frame in frames]
     assert found == [[0, 0, 132, 90]] * 3
+
+
+def test_frames_of_videos_are_predicted_in_threads(model, photos, monkeypatch):
+    """In as many as share the cores, although the videos come one after the other."""
+    monkeypatch.setattr(infer, 'usable_cores', lambda: 2)
+    running, most, lock, run = set(), [], threading.Lock(), OnnxRuntime.run
+
+    def recorded(session, inputs):
+        with lock:
+            running.add(threading.get_ident())
+            most.append(len(running))
+        time.sleep(0.05)
+        found = run(session, inputs)
+        with lock:
+            running.discard(threading.get_ident())
+        return found
+
+    monkeypatch.setattr(OnnxRuntime, 'run', recorded)
+    for name in ('a.mp4', 'b.mp4'):
+        film(name, [photos[0][:90, :132]] * 3)
+    assert main([str(model('detection')), 'a.mp4', 'b.mp4', '--no-pictures']) == 0
+    assert max(most) == 2
+    for name in ('a', 'b'):
+        lines = Path(f'predictions/{name}.detections.jsonl').read_text().splitlines()
+        assert [json.loads(line)['frame'] for line in lines] == [0, 1, 2]
 
 
 # The matrix in the header of a track (tkhd) of an MP4 file: fixed-point numbers, by quarter turns.

@@ -206,9 +206,9 @@ def test_images_are_sorted_by_size_to_fill_batches():
     Path('e.jpg').touch()
     named = [(Path(f'{name}.jpg'), name) for name in 'abcde']
     for batch_size, order in ((2, 'ebcad'), (1, 'abcde')):
-        work = running.Work(batch_size)
+        options = running.RunOptions(batch_size)
         with mock.patch.object(running, 'write_images') as written:
-            running.write_results(None, named, None, work, None)
+            running.write_results(None, named, None, options, None)
         assert ''.join(name for _, name in written.call_args.args[1]) == order
 
 
@@ -221,7 +221,7 @@ def test_images_are_read_ahead_in_order():
         time.sleep(0.002 * (item % 3))
         return 1 // (item % 5)
 
-    for done, result in enumerate(threads.ahead(read, iter(range(20)), 3)):
+    for done, result in enumerate(threads.prefetch(read, iter(range(20)), 3)):
         if done % 5:
             assert result() == 1 // (done % 5)
         else:
@@ -564,12 +564,18 @@ def test_memory_is_that_of_some_tiles(untrained):
 
 def test_options_that_do_not_fit(untrained, capsys):
     Image.fromarray(photograph(60, 80)).save('a.png')
+    Path('b.mp4').touch()
     for options, error in (
         ('--workers -1', '--workers must be at least 0, got -1'),
         ('--ray-workers 0', '--ray-workers must be at least 1, got 0'),
         ('--ray photos', '--ray must be local, auto or HOST:PORT, got photos'),
         ('--ray 127.0.0.1:1', 'no Ray cluster answers at 127.0.0.1:1: [Errno 111]'),
         ('--overlap 32', '--overlap needs --tile'),
+        ('--ray-workers 4', '--ray-workers needs --ray'),
+        ('--ray local --workers 2', '--workers has no effect with --ray, whose'),
+        ('--tile 64 --workers 2', '--workers has no effect with --tile, on which'),
+        ('--tile 64 --size 100', '--size has no effect with --tile, which does not'),
+        ('b.mp4 --tile 64', '--tile is for images, but b.mp4 is a video; run it without'),
         ('--tile 100', 'tile and overlap must be multiples of 32 with 0 <= overlap < tile, got'),
         ('--tile 64 --overlap 64', 'tile and overlap must be multiples of 32 with'),
         ('--size 100', 'size and backend are for exported models'),

@@ -93,6 +93,13 @@ def test_other_images_are_refused():
             read_in_parts(Path(name))
 
 
+def test_bands_that_a_file_does_not_have():
+    """Without the path, which the command tells."""
+    save_tiff('a.tif', np.zeros((8, 8, 2), np.float32))
+    with open_large(Path('a.tif')) as image, pytest.raises(ReadError, match=r'got \(3,\)$'):
+        line_reader(image, (3,))
+
+
 def test_bands_in_parts():
     path = save_tiff('a.tif', np.random.default_rng(0).normal(size=(50, 30, 4)).astype(np.float32))
     whole = read_bands(path, [4, 1])

@@ -7,6 +7,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from PIL import Image
 from support import ROOT
 
 from cpvt_pyramid.__main__ import main
+from cpvt_pyramid.predict import predictions
 from cpvt_pyramid.predict.predictions import Detections, LabelMap, Segments
 from cpvt_pyramid.predict.records import mask_of, run_lengths
+from cpvt_pyramid.predict.results import Results
 from cpvt_pyramid.tooling.command import UserError
 
 CLASSES, PALETTE = ('cat', 'dog'), [(255, 0, 0), (0, 255, 0)]
@@ -128,11 +131,21 @@ def contents_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.parametrize('form', [None, 'coco', 'geojson'])
+def test_each_mask_is_encoded_once(form):
+    Path('out').mkdir()
+    with mock.patch.object(predictions, 'run_lengths', wraps=run_lengths) as encoded:
+        results = Results(Path('out'), 'detections', CLASSES, format=form)
+        results.write((Path('a.png'), 'a'), detections(masks=True))
+    assert encoded.call_count == len(MASKS)
+
+
 @pytest.mark.parametrize('found', [found for found, _ in ALL])
 def test_overlays_can_be_left_out(found):
     for folder, pictures in (('all', True), ('some', False)):
         Path(folder).mkdir()
-        found.write(Path(folder), 'a', 'a.png', pictures=pictures)
+        results = Results(Path(folder), found.kind, CLASSES, pictures)
+        results.write((Path('a.png'), 'a'), found)
     written = contents_of(Path('all'))
     del written['a.overlay.jpg']
     assert contents_of(Path('some')) == written

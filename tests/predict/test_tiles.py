@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mmcv.ops import batched_nms
 from support import save_tiff
 
-from cpvt_pyramid.predict.large_images import Tiling, boxes_in_tiles, label_lines, open_large
+from cpvt_pyramid.predict.large_images import boxes_in_tiles, label_lines, open_large
 from cpvt_pyramid.predict.openmmlab.model import suppression_of
 from cpvt_pyramid.predict.tiles import (
     Boxes,
@@ -111,8 +111,8 @@ def test_scores_of_tiles_are_blended_by_their_weights(tmp_path_factory, axis, wi
     path = save_tiff(folder / 'a.tif', image, photometric='rgb')
     finished: list[int] = []
     with open_large(path) as file:
-        tiling = Tiling(tile, overlap, batch_size)
-        labels = np.concatenate([*label_lines(model, file, tiling, folder, finished.append)])
+        lines = label_lines(model, file, grid, batch_size, folder, finished.append)
+        labels = np.concatenate([*lines])
     assert labels.shape == (height, width) and labels.dtype == np.uint8
     # Where the two best are equal but for rounding, either is right.
     chosen = np.take_along_axis(expected, labels[None].astype(int), 0)[0]
@@ -155,12 +155,13 @@ def test_separate_objects_are_found_once_and_whole(tmp_path_factory, seed, heigh
             if box[2] - box[0] > 6 and box[3] - box[1] > 6:
                 boxes.append((*box, random(), 3 * random()))
     things = found(*boxes)
-    seen = as_tiles_see(things, TileGrid((height, width), 128, 64))
+    grid = TileGrid((height, width), 128, 64)
+    seen = as_tiles_see(things, grid)
     model = TileModel(lambda tile: next(seen))
     path = tmp_path_factory.mktemp('run') / 'a.tif'
     save_tiff(path, np.zeros((height, width, 3), np.uint8), photometric='rgb')
     with open_large(path) as file:
-        result = boxes_in_tiles(model, file, Tiling(128, 64, 2), lambda count: None)
+        result = boxes_in_tiles(model, file, grid, 2, lambda count: None)
     order = np.argsort(-things.scores, kind='stable')
     np.testing.assert_allclose(result.boxes, things.boxes[order], atol=1e-4)
     np.testing.assert_array_equal(result.scores, things.scores[order])

@@ -11,7 +11,7 @@ from support import ROOT, run
 
 from cpvt_pyramid.tooling import threads
 from cpvt_pyramid.tooling.command import SPIN_COUNT, WAIT_VARIABLES, prepare_for_torch
-from cpvt_pyramid.tooling.threads import Budget, map_in_threads, usable_cores
+from cpvt_pyramid.tooling.threads import Budget, prefetch, usable_cores
 
 # torch is never imported: what is tried is whether the tool would have been in time.
 TOOLS = """
@@ -95,35 +95,15 @@ def test_a_bound_process_has_the_cores_that_it_is_bound_to():
         os.sched_setaffinity(0, cores)
 
 
-def test_batches_in_threads_have_results_in_order():
-    """Of one key each, whichever thread ends first; an error is raised in its place."""
-    batches = []
-
-    def work(batch: list[int]) -> list[int]:
-        batches.append(batch)
-        time.sleep(0.001 * (batch[0] % 7))
-        if 50 in batch:
-            raise OSError('fifty')
-        return [-i for i in batch]
-
-    for count in (0, 3):
-        results = map_in_threads(work, range(60), lambda i: i % 4, 5, count)
-        assert [next(results) for _ in range(38)] == [-i for i in range(38)]
-        with pytest.raises(OSError, match='fifty'):
-            list(results)
-        assert all(len({i % 4 for i in batch}) == 1 and len(batch) <= 5 for batch in batches)
-
-
-def test_batches_that_have_not_begun_are_cancelled():
+def test_items_that_have_not_begun_are_cancelled():
     begun = []
 
-    def work(batch: list[int]) -> list[int]:
-        begun.extend(batch)
+    def work(item: int) -> None:
+        begun.append(item)
         time.sleep(0.02)
-        return batch
 
-    results = map_in_threads(work, range(100), lambda i: 0, 1, 2)
-    assert next(results) == 0
+    results = prefetch(work, range(100), 2)
+    next(results)()
     results.close()
     count = len(begun)
     assert count < 6

@@ -1,0 +1,142 @@
+"""`cpvt infer`: open a model, name the results of the inputs, and write them."""
+
+import math
+import sys
+import time
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from tqdm import tqdm
+
+from ..tooling.command import UserError, check_at_least
+from ..tooling.files import Format
+from ..tooling.inputs import find_inputs, is_video, name_results
+from ..tooling.threads import usable_cores
+from .cluster import write_on_ray
+from .opening import open_model, resolve_model
+from .results import Results
+from .running import RunOptions, write_results
+from .tiles import spans
+
+
+def run_infer(
+    model: str,
+    inputs: Sequence[str],
+    *,
+    out_dir: str,
+    device: Optional[str] = None,
+    backend: Optional[str] = None,
+    dtype: str = 'float32',
+    batch_size: int = 1,
+    score_thr: Optional[float] = None,
+    size: Optional[int] = None,
+    format: Optional[Format] = None,
+    no_pictures: bool = False,
+    skip_existing: bool = False,
+    workers: Optional[int] = None,
+    tile: Optional[int] = None,
+    overlap: Optional[int] = None,
+    ray: Optional[str] = None,
+    ray_workers: Optional[int] = None,
+    cfg_options: Sequence[str] = (),
+) -> int:
+    """Run a model on images and videos; see `cpvt infer` for the arguments and the exit status."""
+    check_at_least('--workers', workers, 0)
+    check_at_least('--batch-size', batch_size, 1)
+    check_at_least('--size', size, 1)
+    check_at_least('--ray-workers', ray_workers, 1)
+    for option, is_given, base, base_is_given in (
+        ('--overlap', overlap is not None, '--tile', tile is not None),
+        ('--ray-workers', ray_workers is not None, '--ray', ray is not None),
+    ):
+        if is_given and not base_is_given:
+            raise UserError(f'{option} needs {base}')
+    if tile is not None:
+        overlap = tile // 4 // 32 * 32 if overlap is None else overlap
+        spans(1, tile, overlap)  # a UserError if they do not fit
+    files, words = resolve_model(model, inputs)
+    if not words:
+        raise UserError('no inputs; they come after the model')
+    found = find_inputs(words, out_dir=out_dir)
+    if tile is not None:
+        check_tiles(found, size, workers)
+    if ray is not None and workers is not None:
+        raise UserError(
+            '--workers has no effect with --ray, whose workers have one core each; leave it out'
+        )
+
+    model_options: dict[str, Any] = {
+        'files': files,
+        'device': device,
+        'score_thr': score_thr,
+        'size': size,
+        'backend': backend,
+        'dtype': dtype,
+        'cfg_options': cfg_options,
+    }
+    if ray:
+        workers = 0  # a worker of Ray has one core
+        ready = open_model(**{**model_options, 'device': 'cpu'})  # this process only looks at it
+    else:
+        if workers is None:
+            workers = default_workers(found, batch_size)
+        ready = open_model(**model_options, threads=1 if tile else max(workers, 1))
+    named, folder = name_results(found, out_dir)
+    results = Results(
+        folder, ready.kind, ready.classes, not no_pictures, format, is_tiled=tile is not None
+    )
+    results.check(named)
+    todo = list(named)
+    if skip_existing:
+        todo = [entry for entry in named if not results.exist(entry)]
+        print(f'{len(named) - len(todo)} of {len(named)} are already done')
+    skipped: set[Path] = set()
+
+    def skip(path: Path, reason: str) -> None:
+        skipped.add(path)
+        tqdm.write(f'cpvt infer: skipped {path}: {reason}', file=sys.stderr)
+
+    options = RunOptions(batch_size, workers, tile, overlap or 0)
+    start = time.monotonic()
+    if ray and todo:
+        write_on_ray(
+            todo,
+            results,
+            skip,
+            model=model_options,
+            options=options,
+            address=ray,
+            workers=ray_workers,
+        )
+    else:
+        write_results(ready, todo, results, options, skip)
+    seconds = time.monotonic() - start
+    done = [entry for entry in named if entry[0] not in skipped]
+    results.finish(done)
+    print(f'{len(done)} of {len(named)} done: results in {folder}')
+    if todo:
+        print(f'found in images: {results.summary()}')
+    count = len(todo) - len(skipped)
+    if count and not tile and not ray:
+        print(f'{count / seconds:.3g} images per second, reading and writing included')
+    return int(bool(skipped))
+
+
+def check_tiles(inputs: Iterable[Path], size: Optional[int], workers: Optional[int]) -> None:
+    """Raise a UserError if --tile is given for what it has no effect on, or with an option that has
+    none."""
+    for path in inputs:
+        if is_video(path):
+            raise UserError(f'--tile is for images, but {path} is a video; run it without')
+    if size is not None:
+        raise UserError('--size has no effect with --tile, which does not resize images; drop one')
+    if workers is not None:
+        raise UserError('--workers has no effect with --tile, on which one thread works; drop it')
+
+
+def default_workers(inputs: Collection[Path], batch_size: int) -> int:
+    """One worker for each core, but no more than there are batches."""
+    if any(is_video(path) for path in inputs):  # of many frames
+        return usable_cores()
+    return min(usable_cores(), math.ceil(len(inputs) / batch_size))

@@ -2,9 +2,8 @@
 
 Recognizes COCO, YOLO and Pascal VOC, and folders of images and segmentation masks. The config
 inherits from BASE and sets the classes, the paths, the numbers of classes of all heads, the image
-scale, the batch size, the learning rate, the schedule and the evaluators. Images stay where they
-are. Annotations that need conversion are written to a folder next to the config. See
-docs/own_data.md.
+scale, the learning rate, the schedule and the evaluators. Images stay where they are. Annotations
+that need conversion are written to a folder next to the config. See docs/own_data.md.
 
     cpvt new-config DATA --base configs/mask_rcnn_cpvt_s.py --out my.py
 """

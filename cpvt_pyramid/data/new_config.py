@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from itertools import compress
-from keyword import iskeyword
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Optional, Union
@@ -28,8 +27,6 @@ from .readers import read_data
 from .recipes import Scales, adapted_recipe, pipeline_of, steps
 
 HERE = '{{ fileDirname }}'
-WIDTH = 100  # characters in a line of a config
-INDENT = 4
 CONFIG_SUFFIXES = '.py', '.yaml', '.yml', '.json'  # that mmengine reads
 MASKS = 'labels'  # folder of converted label maps
 SEED = 0  # of the validation split
@@ -37,8 +34,14 @@ IGNORING = 'MaxIoUAssigner', 'ATSSAssigner', 'ApproxMaxIoUAssigner'  # with `ign
 IGNORED_FROM = 0.5  # share of an anchor or proposal on objects to be ignored
 
 
-class Code(str):
-    """A piece of Python in a config."""
+class Code:
+    """A piece of Python in a config, where a value is expected."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 class Data(NamedTuple):
@@ -264,42 +267,14 @@ def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Ge
             f'all objects in the training data in {data} are crowds or difficult, which training '
             'ignores'
         )
-    datasets, lines = {}, []
-    for key, (content, folder, path) in splits.items():
-        if path:
-            file = relative(path, data)
-        else:
-            file = target.write(f'{key}.json', json.dumps(content, ensure_ascii=False))
-        prefix = dict(img=f'{relative(folder, data)}/'.removeprefix('./'))
-        datasets[key] = dict(type='CocoDataset', ann_file=file, data_prefix=prefix)
-        if key == 'train':
-            datasets[key]['filter_cfg'] = dict(filter_empty_gt=False, min_size=1)
-        else:
-            datasets[key]['test_mode'] = True
-        images, every = content['images'], content['annotations']
-        objects = [annotation for annotation in every if not annotation['iscrowd']]
-        common = objects_by_class({**content, 'annotations': objects}).most_common()
-        shown = ', '.join(f'{name} {count}' for name, count in common[:8])
-        shown += ' ... {} {}'.format(*common[-1]) if len(common) > 8 else ''
-        empty = len(images) - len({a['image_id'] for a in objects})
-        line = f'{key}: {len(images)} images ({empty} without objects), {len(objects)} objects'
-        if shown:
-            line += f': {shown}'
-        if len(objects) < len(every):
-            line += f'; {len(every) - len(objects)} more are ignored'
-        lines.append(line)
-        most = max(Counter(a['image_id'] for a in objects).values(), default=0)
-        if key != 'train' and most > COUNTED_IN_AP:
-            lines.append(
-                f"note: an image of the {key} data has {most} objects, and COCO's AP counts "
-                f'{COUNTED_IN_AP} detections of an image; consider tiles of it'
-            )
+    datasets = {key: coco_dataset(key, split, data, target) for key, split in splits.items()}
+    lines = [line for key, split in splits.items() for line in lines_about(key, split.content)]
     sizes = {image['id']: (image['height'], image['width']) for image in train['images']}
-    objects = [
-        (max(a['bbox'][2] * a['bbox'][3], 0) ** 0.5, *sizes[a['image_id']])
-        for a in train['annotations']
-        if not a['iscrowd']
-    ]
+    objects = []
+    for annotation in train['annotations']:
+        if not annotation['iscrowd']:
+            area = annotation['bbox'][2] * annotation['bbox'][3]
+            objects.append((max(area, 0) ** 0.5, *sizes[annotation['image_id']]))
     return Data(
         found,
         datasets,
@@ -308,6 +283,45 @@ def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Ge
         np.array(objects),
         has_ignored=len(objects) < len(train['annotations']),
     )
+
+
+def coco_dataset(key: str, split: Split, data: Path, target: Generated) -> dict[str, Any]:
+    """The config of a data set; writes its annotations, if they are no COCO file of the folder."""
+    if split.path:
+        file = relative(split.path, data)
+    else:
+        file = target.write(f'{key}.json', json.dumps(split.content, ensure_ascii=False))
+    folder = f'{relative(split.folder, data)}/'.removeprefix('./')
+    dataset = dict(type='CocoDataset', ann_file=file, data_prefix=dict(img=folder))
+    if key == 'train':
+        dataset['filter_cfg'] = dict(filter_empty_gt=False, min_size=1)
+    else:
+        dataset['test_mode'] = True
+    return dataset
+
+
+def lines_about(key: str, content: dict[str, Any]) -> Iterator[str]:
+    """Lines about the images and objects of a split."""
+    images = content['images']
+    every = content['annotations']
+    objects = [annotation for annotation in every if not annotation['iscrowd']]
+    common = objects_by_class({**content, 'annotations': objects}).most_common()
+    counts = Counter(annotation['image_id'] for annotation in objects)
+    line = f'{key}: {len(images)} images ({len(images) - len(counts)} without objects)'
+    line += f', {len(objects)} objects'
+    if common:
+        line += ': ' + ', '.join(f'{name} {count}' for name, count in common[:8])
+    if len(common) > 8:
+        line += ' ... {} {}'.format(*common[-1])
+    if len(objects) < len(every):
+        line += f'; {len(every) - len(objects)} more are ignored'
+    yield line
+    most = max(counts.values(), default=0)
+    if key != 'train' and most > COUNTED_IN_AP:
+        yield (
+            f"note: an image of the {key} data has {most} objects, and COCO's AP counts "
+            f'{COUNTED_IN_AP} detections of an image; consider tiles of it'
+        )
 
 
 def label_map_data(
@@ -410,7 +424,7 @@ def config_text(
             reduce_zero_label = data.datasets['train'].get('reduce_zero_label')
             is_test = key == 'test_pipeline'
             settings[key] = scaled.pipeline(pipeline, reduce_zero_label, is_test)
-    settings |= data_settings(cfg, data, task, recipe.batch) | recipe.settings
+    settings |= data_settings(data, task) | recipe.settings
     comments = dict(recipe.comments)
     if scaled.keeps_resolution:
         comments['train_pipeline'] = 'Images keep their resolution, as with cpvt infer --tile.'
@@ -430,19 +444,17 @@ def config_text(
     return head + text_of_settings(settings, comments), lines
 
 
-def data_settings(cfg: Config, data: Data, task: str, batch_size: int) -> dict[str, Any]:
+def data_settings(data: Data, task: str) -> dict[str, Any]:
     """The settings of the data loaders and metrics."""
     settings = {}
-    workers = min(cfg.train_dataloader.get('num_workers', 2), os.cpu_count() or 1)
     common = dict(data_root=Code('data_root'), metainfo=Code('metainfo'))
     for split in SPLITS:
         found = data.datasets.get(split) or data.datasets['val']
         pipeline = Code('train_pipeline' if split == 'train' else 'test_pipeline')
         # Without _delete_ mmengine would merge it into the base's.
         dataset = dict(_delete_=True, **found, **common, pipeline=pipeline)
-        loader = settings[f'{split}_dataloader'] = dict(num_workers=workers, dataset=dataset)
+        settings[f'{split}_dataloader'] = dict(dataset=dataset)
         if split == 'train':
-            loader['batch_size'] = batch_size
             continue
         metric = dict(type='IoUMetric', iou_metrics=['mIoU'])
         if task != 'segmentation':
@@ -519,66 +531,24 @@ def difference(before: dict, after: dict) -> dict:
 
 
 def text_of_settings(settings: dict[str, Any], comments: Optional[dict[str, str]] = None) -> str:
-    """The text of a config with comments above some settings."""
+    """The text of a config, as mmengine writes it, with comments above some settings."""
     lines = []
     for key, value in settings.items():
+        check_value(value)
         if comments and key in comments:
             lines.append(f'\n# {comments[key]}')
-        lines.append(f'{key} = {source(value, used=len(key) + 3)}')
+        lines.append(Config({key: value}).pretty_text.rstrip('\n'))
     return '\n'.join(lines) + '\n'
 
 
-def source(value: Any, indent: int = 0, used: int = 0) -> str:
-    """Python source of a setting of dicts, lists, tuples, strings and numbers, in lines of at most
-    `WIDTH` characters where that is possible.
-
-    Args:
-        value: the setting.
-        indent: spaces before the line on which it begins.
-        used: characters before it on that line, and after it, without the indent.
-    """
-    if isinstance(value, (dict, list, tuple)) and value:
-        opening, items, closing = parts_of_source(value)
-        inside = indent + INDENT
-        margin = '\n' + ' ' * inside
-        pieces = [f'{key}{source(item, inside, len(key) + 1)}' for key, item in items]
-        flat = f'{opening}{", ".join(pieces)}{closing}'
-        if '\n' not in flat and indent + used + len(flat) <= WIDTH:
-            return flat
-        are_short = not any('\n' in piece for piece in pieces)
-        has_dicts = isinstance(value, dict) or any(isinstance(item, dict) for _, item in items)
-        if has_dicts or not are_short:
-            return f'{opening}{margin}{f",{margin}".join(pieces)}{closing}'
-        return f'{opening}{margin}{margin.join(filled(pieces, WIDTH - inside))}{closing}'
-    if isinstance(value, Code):
-        return str(value)
-    if isinstance(value, type):
-        raise UserError(f'the base must name types with strings, got {one_line(repr(value))}')
-    if isinstance(value, str) and '{{' in value.removeprefix(f'{HERE}/'):
-        raise UserError(f'names of classes and folders must not have {{{{, got {value!r}')
-    return repr(value)
-
-
-def parts_of_source(value: Union[dict, list, tuple]) -> tuple[str, list[tuple[str, Any]], str]:
-    """What is before, in and behind a container; each item with what is before it."""
+def check_value(value: Any) -> None:
+    """Check that mmengine reads a setting as it is written."""
     if isinstance(value, dict):
-        if all(isinstance(k, str) and k.isidentifier() and not iskeyword(k) for k in value):
-            return 'dict(', [(f'{key}=', item) for key, item in value.items()], ')'
-        return '{', [(f'{key!r}: ', item) for key, item in value.items()], '}'
-    items = [('', item) for item in value]
-    if isinstance(value, list):
-        return '[', items, ']'
-    return '(', items, ',)' if len(value) == 1 else ')'
-
-
-def filled(pieces: Sequence[str], width: int) -> Iterator[str]:
-    """Lines of as many pieces as fit, with commas after all but the last one."""
-    line = ''
-    for number, piece in enumerate(pieces, 1):
-        piece += ',' if number < len(pieces) else ''
-        if line and len(line) + 1 + len(piece) >= width:
-            yield line
-            line = piece
-        else:
-            line = f'{line} {piece}' if line else piece
-    yield line
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            check_value(item)
+    elif isinstance(value, type):
+        raise UserError(f'the base must name types with strings, got {one_line(repr(value))}')
+    elif isinstance(value, str) and '{{' in value.removeprefix(f'{HERE}/'):
+        raise UserError(f'names of classes and folders must not have {{{{, got {value!r}')

@@ -6,7 +6,6 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from mmengine.config import Config
 
 from ..config.parts import as_list, kind_of, leaves
@@ -35,7 +34,6 @@ WARM_UP = 10  # a warm-up in iterations takes at most this part of a training by
 # Images are enlarged at most by this factor for detection, as most of COCO are by its recipe.
 ENLARGED = 5 / 3
 LARGER = 2  # segmentation of large images: at most this factor of the recipe's scale
-MEMORY = 16 * 2**30  # bytes of a GPU for the recipe's images per GPU
 SMALL = 16  # pixels; objects that are smaller in the network's input are hard to find
 
 
@@ -128,25 +126,17 @@ class Scales(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """Batch size, learning rate and length of a training."""
+    """Learning rate and length of a training with the batch size of the base on one GPU."""
 
     settings: dict[str, Any]
     comments: dict[str, str]  # by setting
-    batch: int  # images per step
     line: str  # for people
 
 
 def adapted_recipe(cfg: Config, images: int) -> Recipe:
-    """The recipe of a base for this machine and another number of training images."""
-    per_gpu = cfg.train_dataloader.get('batch_size') or 1
-    recipe_batch = (cfg.get('auto_scale_lr') or {}).get('base_batch_size') or per_gpu
-    batch = per_gpu
-    machine = 'a CPU'
-    if torch.cuda.is_available():
-        memory = torch.cuda.get_device_properties(0).total_memory
-        times = 2 ** max(int(math.log2(max(memory / MEMORY, 1))), 0)
-        batch = min(per_gpu * times, max(recipe_batch, per_gpu))
-        machine = f'one GPU of {memory / 2**30:.0f} GiB'
+    """The recipe of a base for one GPU and another number of training images."""
+    batch = cfg.train_dataloader.get('batch_size') or 1
+    recipe_batch = (cfg.get('auto_scale_lr') or {}).get('base_batch_size') or batch
     length = length_of(cfg, images, batch, recipe_batch)
     scaled_loop = scale_counts(cfg.train_cfg, length.factor)
     interval = scaled_loop.setdefault('val_interval', max(round(length.factor), 1))
@@ -170,8 +160,8 @@ def adapted_recipe(cfg: Config, images: int) -> Recipe:
     if lr:
         settings['optim_wrapper'] = dict(optimizer=dict(lr=lr))
         comments['optim_wrapper'] = (
-            f'{lr_before} for {recipe_batch} images per step in the base; here {batch}, on '
-            f'{machine}.\n# On several GPUs: tools/dist_train.sh with --auto-scale-lr.'
+            f'{lr_before} for {recipe_batch} images per step in the base; here {batch}.\n'
+            '# On several GPUs, or with another batch_size: --auto-scale-lr.'
         )
     for name, hook in (cfg.get('default_hooks') or {}).items():
         if kind_of(hook or {}) == 'EMAHook':  # averages over 1 / momentum steps
@@ -180,8 +170,8 @@ def adapted_recipe(cfg: Config, images: int) -> Recipe:
     for scheduler in as_list(settings.get('param_scheduler')):
         lr = scheduler.get('eta_max') or lr  # the highest of OneCycleLR
     epochs = f'{length.after} epochs, ' if length.by_epoch else ''
-    line = f'training: {epochs}{length.iterations} iterations of {batch} images on {machine}'
-    return Recipe(settings, comments, batch, f'{line}, learning rate {lr}')
+    line = f'training: {epochs}{length.iterations} iterations of {batch} images'
+    return Recipe(settings, comments, f'{line}, learning rate {lr}')
 
 
 class Length(NamedTuple):

@@ -10,7 +10,7 @@ from .rasters import ReadError, bands_of_raster
 
 IGNORED = 255  # label of pixels that do not count
 CHANNELS = 3  # of a colour
-BLACK_AND_WHITE = np.array([[0] * CHANNELS, [IGNORED] * CHANNELS], np.uint8)
+BLACK_AND_WHITE = np.array([[0, 0, 0], [255, 255, 255]], np.uint8)
 NO_PALETTE = np.zeros((0, CHANNELS), np.uint8)
 
 

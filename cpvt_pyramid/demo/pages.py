@@ -344,7 +344,8 @@ def draw_chart(rng: np.random.Generator, style: Style, width: int) -> Image.Imag
             axes.set_xlabel(random_title(rng))
             axes.set_ylabel(random_word(rng))
         figure.savefig(file, format='png')
-    return open_image(file).convert('RGBA')
+    with open_image(file) as image:
+        return image.convert('RGBA')
 
 
 def fill_chart(rng: np.random.Generator, axes: Axes) -> None:

@@ -146,7 +146,8 @@ def write_trees(folder: Path, arguments: dict) -> None:
 
 def image_in(wheel: zipfile.ZipFile, name: str) -> Image.Image:
     """An image of the package, RGB."""
-    return open_image(io.BytesIO(wheel.read(f'{FOLDER}/{name}.png'))).convert('RGB')
+    with open_image(io.BytesIO(wheel.read(f'{FOLDER}/{name}.png'))) as image:
+        return image.convert('RGB')
 
 
 def boxes_in(wheel: zipfile.ZipFile, name: str) -> np.ndarray:

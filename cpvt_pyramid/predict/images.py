@@ -55,9 +55,7 @@ def load_image(source: Source) -> np.ndarray:
     path = Path(source)
     check_readable(path)
     try:
-        # Given a path, Pillow 12 maps an uncompressed TIFF into memory, and scrambles the pixels if
-        # its EXIF data rotate it.
-        with path.open('rb') as file, open_image(file) as image:
+        with open_image(path) as image:
             if image.mode not in DEEP:
                 rgb = _to_rgb(image, path)
                 if _has_more_frames(image):

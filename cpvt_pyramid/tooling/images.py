@@ -5,6 +5,8 @@ program to it, which it lets Ghostscript run. So all parts of this package open 
 only in these formats.
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import IO, NamedTuple, Union
@@ -41,13 +43,19 @@ def readable_formats() -> list[str]:
     return [name for name in FORMATS if name in Image.OPEN]
 
 
-def open_image(file: Union[str, Path, IO[bytes]]) -> Image.Image:
-    """`Image.open` of a file in one of `FORMATS`.
+@contextmanager
+def open_image(file: Union[str, Path, IO[bytes]]) -> Iterator[Image.Image]:
+    """A context with `Image.open` of a file in one of `FORMATS`.
 
     Raises:
         PIL.UnidentifiedImageError: it is in none of them.
     """
-    return Image.open(file, formats=readable_formats())
+    with ExitStack() as stack:
+        if isinstance(file, (str, Path)):
+            # Given a path, Pillow 12 maps an uncompressed TIFF into memory, and scrambles the
+            # pixels if its EXIF data rotate it.
+            file = stack.enter_context(open(file, 'rb'))
+        yield stack.enter_context(Image.open(file, formats=readable_formats()))
 
 
 def without_ghostscript() -> None:

@@ -17,6 +17,7 @@ from cpvt_pyramid.tooling.images import (
     readable_formats,
     without_ghostscript,
 )
+from cpvt_pyramid.tooling.label_maps import read_label_map
 
 PROGRAM = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n'
 
@@ -38,8 +39,8 @@ def test_a_program_is_not_run(ghostscript):
     path = Path('photo.jpg')
     path.write_bytes(PROGRAM)
     for opened in (path, str(path), path.open('rb')):
-        with pytest.raises(UnidentifiedImageError):
-            open_image(opened)
+        with pytest.raises(UnidentifiedImageError), open_image(opened):
+            pass
     with pytest.raises(OSError, match='not an image in one of the formats'):
         load_image(path)
     assert size_of(path) is None
@@ -47,6 +48,18 @@ def test_a_program_is_not_run(ghostscript):
     with pytest.raises(OSError), Image.open(path) as image:  # the check can fail
         image.load()
     assert ghostscript.exists()
+
+
+def test_a_turned_tiff():
+    """Which Pillow, given a path, maps into memory and scrambles."""
+    labels = np.random.default_rng(0).integers(0, 256, (20, 30), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    Image.fromarray(labels).save('a.tif', exif=exif)
+    turned = np.rot90(labels, -1)
+    with open_image('a.tif') as image:
+        np.testing.assert_array_equal(np.asarray(image), turned)
+    np.testing.assert_array_equal(read_label_map(Path('a.tif')).values, turned)
 
 
 def test_a_training_runs_no_program_that_is_called_a_mask(ghostscript):

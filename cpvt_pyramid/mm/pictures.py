@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -16,14 +17,16 @@ from PIL import Image
 from torch import Tensor
 
 from ..predict.drawing import class_palette, draw_boxes, draw_segmentation
+from ..predict.images import picture
+from ..predict.predictions import Detections, LabelMap, Prediction
 from ..tooling.command import one_line
 from ..tooling.files import write_text
 from .curves import runs_of, write_curves
+from .samples import INSTANCE_OFFSET, to_prediction
 
 PAGE = 'validation.html'
 CURVES = 'curves.png'
 GAP = 8  # pixels between two pictures
-INSTANCE_OFFSET = 1000  # mmdet: the id of a panoptic segment is its class + 1000 * its instance
 
 
 @HOOKS.register_module()
@@ -138,17 +141,19 @@ def truth_and_prediction(
     """
     image = shown_inputs(inputs)
     sides = []
-    for prefix in ('gt', 'pred'):
-        picture = drawn_sample(prefix, image, sample, classes, palette, score_thr)
-        if picture is not None:
-            sides.append(picture)
-    height = max(picture.height for picture in sides)  # they have legends of their own
-    width = sum(picture.width for picture in sides) + GAP * (len(sides) - 1)
+    truth = drawn_truth(image, sample, classes, palette)
+    if truth is not None:
+        sides.append(truth)
+    meta = {'classes': classes, 'palette': palette}
+    found = to_prediction(sample, image, meta, score_thr)
+    sides.append(at_size_of(image, found, sample.ori_shape).draw())
+    height = max(side.height for side in sides)  # they have legends of their own
+    width = sum(side.width for side in sides) + GAP * (len(sides) - 1)
     both = Image.new('RGB', (width, height), 'white')
     left = 0
-    for picture in sides:
-        both.paste(picture, (left, 0))
-        left += picture.width + GAP
+    for side in sides:
+        both.paste(side, (left, 0))
+        left += side.width + GAP
     return both
 
 
@@ -159,61 +164,58 @@ def shown_inputs(inputs: Tensor) -> np.ndarray:
     values = inputs.permute(1, 2, 0).cpu().numpy()
     if values.shape[-1] == 3 and values.dtype == np.uint8:
         values = values[..., ::-1]  # mm loads BGR
-    else:  # other bands: the first three, or the first one in gray
-        values = values[..., :3] if values.shape[-1] >= 3 else values[..., [0, 0, 0]]
-        low, high = np.percentile(values, (1, 99))
-        values = np.clip((values - low) / max(high - low, 1e-6) * 255, 0, 255).astype(np.uint8)
+    else:
+        values = picture(values.astype(np.float32))
     image, _ = reduced(np.ascontiguousarray(values))
     return image
 
 
-def drawn_sample(
-    prefix: str,
-    image: np.ndarray,
-    sample: BaseDataElement,
-    classes: Sequence[str],
-    palette: Sequence,
-    score_thr: float,
+def drawn_truth(
+    image: np.ndarray, sample: BaseDataElement, classes: Sequence[str], palette: Sequence
 ) -> Optional[Image.Image]:
-    """The annotations (`prefix` gt) or the prediction (pred) of a sample, drawn on its image; None
-    if it has none. As for mm's metrics, coordinates are those of the original image."""
+    """The annotations of a sample, drawn on its image; None if it has none. As for mm's metrics,
+    coordinates are those of the original image."""
     for name, field in (('panoptic_seg', 'sem_seg'), ('sem_seg', 'sem_seg'), ('sem_seg', 'data')):
-        found = sample.get(f'{prefix}_{name}')
+        found = sample.get(f'gt_{name}')
         if found is not None and field in found:
-            labels = getattr(found, field).cpu().numpy()
+            labels = as_array(getattr(found, field))
             labels = labels.reshape(labels.shape[-2:]) % INSTANCE_OFFSET
             return draw_segmentation(image, nearest_at(labels, image.shape[:2]), classes, palette)
-    found = sample.get(f'{prefix}_instances')
+    found = sample.get('gt_instances')
     if found is None:
         return None
-    scores = None
-    if prefix == 'pred':
-        found = found[found.scores >= score_thr]
-        scores = found.scores.cpu().numpy()
-    return draw_boxes(
-        image,
-        as_array(found.bboxes) * (image.shape[1] / sample.ori_shape[1]),
-        as_array(found.labels),
-        scores,
-        classes,
-        palette,
-        masks_at_size(found.get('masks'), image.shape[:2]),
-    )
+    masks = found.get('masks')
+    if masks is not None:
+        masks = masks_at_size(as_array(masks), image.shape[:2])
+    boxes = as_array(found.bboxes) * (image.shape[1] / sample.ori_shape[1])
+    return draw_boxes(image, boxes, as_array(found.labels), None, classes, palette, masks)
+
+
+def at_size_of(image: np.ndarray, found: Prediction, size: tuple[int, int]) -> Prediction:
+    """The prediction for an image of a size (height, width), for the image that was reduced."""
+    if isinstance(found, Detections):
+        masks = found.masks
+        if masks is not None:
+            masks = masks_at_size(masks, image.shape[:2])
+        return replace(found, boxes=found.boxes * (image.shape[1] / size[1]), masks=masks)
+    if isinstance(found, LabelMap):
+        return replace(found, labels=nearest_at(found.labels, image.shape[:2]))
+    return replace(found, numbers=nearest_at(found.numbers, image.shape[:2]))
 
 
 def as_array(values: Any) -> np.ndarray:
-    """A tensor, or boxes of mmdet, as an array."""
-    values = getattr(values, 'tensor', values)
-    return values.cpu().numpy()
+    """A tensor, or boxes or masks of mmdet, as an array."""
+    if hasattr(values, 'to_ndarray'):
+        return values.to_ndarray()
+    return getattr(values, 'tensor', values).cpu().numpy()
 
 
-def masks_at_size(masks: Any, size: tuple[int, int]) -> Optional[np.ndarray]:
-    """Masks (N, H, W), a tensor or those of mmdet's annotations, at another (height, width); None
-    if there are none."""
-    if masks is None or not len(masks):
-        return None
-    values = masks.to_ndarray() if hasattr(masks, 'to_ndarray') else masks.cpu().numpy()
-    return np.stack([nearest_at(mask, size) for mask in values]).astype(bool)
+def masks_at_size(masks: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Masks (N, H, W) at another (height, width), as booleans."""
+    resized = np.zeros((len(masks), *size), bool)
+    for place, mask in zip(resized, masks):
+        place[:] = nearest_at(mask, size)
+    return resized
 
 
 def nearest_at(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -17,8 +17,8 @@ from rasterio.transform import Affine, from_origin
 from support import load_tool, save_tiff
 
 from cpvt_pyramid.data.coco import check_coco
+from cpvt_pyramid.mm.samples import INSTANCE_OFFSET, to_prediction
 from cpvt_pyramid.predict import Detections, LabelMap
-from cpvt_pyramid.predict.openmmlab.prediction import INSTANCE_OFFSET, to_prediction
 from cpvt_pyramid.predict.results import Results
 from cpvt_pyramid.tooling.command import UserError
 

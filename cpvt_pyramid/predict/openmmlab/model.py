@@ -18,19 +18,18 @@ from ...config.load import config_in_checkpoint, load_config, merge_options
 from ...config.parts import dataset_meta, kind_of, leaves, loaded_bands
 from ...cpu.acceleration import accelerate
 from ...mm.amp import replace_forward
-from ...mm.samples import data_sample
+from ...mm.samples import data_sample, to_prediction
 from ...tooling.command import UserError
 from ...tooling.explain import explained
 from ...tooling.rasters import ReadError
 from ..drawing import Color
 from ..images import picture, read_image
 from ..model import SCORE_THR, Prepared
-from ..predictions import Prediction
+from ..predictions import Kind, Prediction
 from ..tiles import Boxes, Suppression
 from .grouping import size_in_batch
 from .models import build_model, fetch_checkpoint, load_whole_model
 from .postprocessing import as_scores, skip_unused
-from .prediction import kind_of_results, to_prediction
 
 
 class OpenMMLabModel:
@@ -161,6 +160,19 @@ def errors_of_model() -> Iterator[None]:
         except torch.cuda.OutOfMemoryError as error:
             advice = 'use a smaller --batch-size or --tile'
             raise UserError(f'too little GPU memory; {advice}') from error
+
+
+def is_panoptic(model: nn.Module) -> bool:
+    """Whether a detector predicts panoptic segments. Mask2Former can be one and still not do so."""
+    settings = getattr(model, 'test_cfg', None) or {}
+    return hasattr(model, 'panoptic_fusion_head') and settings.get('panoptic_on', True)
+
+
+def kind_of_results(model: nn.Module, cfg: Config) -> Kind:
+    """What a model's results are, as in the names of their files."""
+    if cfg.default_scope == 'mmseg':
+        return 'labels'
+    return 'segments' if is_panoptic(model) else 'detections'
 
 
 def suppression_of(model: Any, score_thr: float) -> Suppression:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from multiprocessing import connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Union
@@ -128,7 +129,8 @@ def save_tiff(path: Union[Path, str], image: np.ndarray, **options: Any) -> Path
 
 def in_processes(count: int, function: Callable[[int], int]) -> list[tuple[int, str]]:
     """Exit status and stderr of `function(rank)` in each of several processes, which are forks of
-    this one and find each other as if torchrun had started them."""
+    this one and find each other as if torchrun had started them; it also ends the others if one
+    fails."""
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
@@ -143,9 +145,15 @@ def in_processes(count: int, function: Callable[[int], int]) -> list[tuple[int, 
     processes = [fork.Process(target=work, args=(rank,)) for rank in range(count)]
     for process in processes:
         process.start()
+    connection.wait([process.sentinel for process in processes], 300)
+    if any(process.exitcode for process in processes):
+        connection.wait([process.sentinel for process in processes if process.is_alive()], 3)
+        for process in processes:
+            process.terminate()
     for process in processes:
-        process.join(300)
-        process.kill()  # none waits
+        process.join(60)
+        process.kill()
+        process.join()
     return [(p.exitcode, Path(f'stderr{rank}').read_text()) for rank, p in enumerate(processes)]
 
 

@@ -13,7 +13,6 @@ from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from ..tooling.command import UserError, one_line
-from ..tooling.explain import explained
 from .parts import FRAMEWORKS, dicts_in, framework_of
 
 RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
@@ -97,10 +96,7 @@ class DictCalls(ast.NodeTransformer):
 def import_custom(cfg: Config, path: Union[str, Path]) -> None:
     """Do the custom imports of a config; `path` is named in errors."""
     try:
-        with explained():
-            import_modules_from_strings(**cfg.get('custom_imports') or {'imports': []})
-    except UserError as error:
-        raise UserError(f'custom_imports of {path}: {error}') from error
+        import_modules_from_strings(**cfg.get('custom_imports') or {'imports': []})
     except ImportError as error:
         cause = f' ({one_line(error.__context__)})' if error.__context__ else ''
         raise UserError(f'custom_imports of {path}: {one_line(error)}{cause}') from error

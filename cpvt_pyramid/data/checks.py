@@ -91,9 +91,12 @@ def check_before_run(cfg: Config, *splits: str, folder: Path) -> None:
     Raises:
         UserError: there are errors, which have been printed.
     """
-    errors = of_first_process(lambda: check_contents(cfg, *splits, folder=folder, seconds=SECONDS))
-    if errors:
-        stop_with_errors()
+
+    def check() -> None:
+        if check_contents(cfg, *splits, folder=folder, seconds=SECONDS):
+            stop_with_errors()
+
+    of_first_process(check)
 
 
 def check_contents(

@@ -19,8 +19,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from ..tooling.command import UserError, one_line, optional_package
-from ..tooling.explain import explained
+from ..tooling.command import UserError, one_line, optional_package, tracebacks_in
 from ..tooling.inputs import Named
 from ..tooling.threads import usable_cores
 from .opening import open_model
@@ -61,9 +60,10 @@ class Worker:
         skipped: dict[Path, str] = {}
         failed = ''
         try:
-            write_results(self.model, named, results, self.options, skipped.__setitem__)
+            with tracebacks_in(results.folder):
+                write_results(self.model, named, results, self.options, skipped.__setitem__)
         except (OSError, UserError) as error:  # for example, of a full disk
-            failed = one_line(error)
+            failed = str(error)
         counts = [json.dumps(results.counts)] + [''] * (len(named) - 1)
         return {
             'path': batch['path'],
@@ -122,13 +122,12 @@ def write_on_ray(
             num_gpus=1 if gpus else None,
             batch_size=None,  # a block
         )
-        with explained():  # also what Ray raises if a worker cannot start
-            for row in found.iter_rows():
-                if row['failed']:
-                    raise UserError(f'in a worker of Ray: {row["failed"]}')
-                if row['skipped']:
-                    skip(Path(row['path']), row['skipped'])
-                results.counts += Counter(json.loads(row['counts'] or '{}'))
+        for row in found.iter_rows():
+            if row['failed']:
+                raise UserError(f'in a worker of Ray: {row["failed"]}')
+            if row['skipped']:
+                skip(Path(row['path']), row['skipped'])
+            results.counts += Counter(json.loads(row['counts'] or '{}'))
 
 
 @contextmanager

@@ -27,12 +27,15 @@ import os
 import re
 import signal
 import sys
+import tempfile
+import traceback
 import types
 import warnings
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections import abc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import (
@@ -60,6 +63,7 @@ TERMINATED = 128 + signal.SIGTERM
 FAILED = 2
 BROKEN_PIPE = 128 + 13  # SIGPIPE, which Windows does not have
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command can continue
+LONGEST = 300  # letters of a message; of a longer one, its beginning and its end are shown
 # Warnings of mm and torch about settings that are intended.
 IGNORED_WARNINGS = (
     'faster_coco_eval is not|The draw is False|`reduce_zero_label`|.*avg_non_ignore|'
@@ -89,10 +93,6 @@ class Preempted(UserError):
     status = STOPPED
 
 
-class Stopped(Exception):
-    """Ends a process without a line of its own, because another process prints it."""
-
-
 def run_command(
     function: Callable[..., Optional[int]],
     argv: Optional[Sequence[str]] = None,
@@ -100,8 +100,9 @@ def run_command(
 ) -> int:
     """Call a function with options from the command line.
 
-    A `UserError`, an interrupt, a full disk, a file without permission and a missing package end it
-    with one line on stderr. Warnings of this package are one line, too.
+    Any exception ends it with one line on stderr. A `UserError`, an interrupt, a full disk, a file
+    without permission and a missing package need no more; the line of any other exception names a
+    file with its traceback. Warnings of this package are one line, too.
 
     Args:
         function: declares the options, see above; it may return an exit status.
@@ -148,33 +149,48 @@ def run_tool(
 ) -> int:
     """Call a tool's function; the line of an error, see `run_command`, begins with `name`."""
     default = signal.signal(signal.SIGTERM, exit_on_signal)
-    plain = warnings.formatwarning
-    own = str(Path(__file__).parents[1])
-    warnings.formatwarning = lambda message, kind, file, *rest: (
-        f'{name}: {message}\n' if file.startswith(own) else plain(message, kind, file, *rest)
-    )
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings():  # restores the filters and `showwarning`
             warnings.filterwarnings('ignore', IGNORED_WARNINGS)
+            warnings.showwarning = partial(show_warning, name, warnings.showwarning)
             status = function(**options) or 0
             print(end='', flush=True)
             return status
-    except Stopped:
-        return FAILED
     except BrokenPipeError:  # of `cpvt infer ... | head`; nothing reads what is left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except BaseException as error:
-        ending = ending_of(error, interrupted)
+        ending = expected_ending(error, interrupted)
         if ending is None:
-            raise
+            if not isinstance(error, Exception):
+                raise
+            ending = Ending(line_with_traceback(error))
     finally:
         signal.signal(signal.SIGTERM, default)
-        warnings.formatwarning = plain
     if rank() == 0 or ending.status == FAILED:  # another process may be the only one with an error
         where = f'rank {rank()}: ' if rank() else ''
         print(f'{name}: {where}{ending.line}', file=sys.stderr)
     return ending.status
+
+
+def show_warning(
+    tool: str,
+    others: Callable[..., None],
+    message: Union[Warning, str],
+    category: type[Warning],
+    filename: str,
+    *rest: Any,
+    **named: Any,
+) -> None:
+    """`warnings.showwarning` of a tool: a warning of this package is one line; `others` shows those
+    of other packages."""
+    if filename.startswith(str(Path(__file__).parents[1])):
+        print(f'{tool}: {message}', file=sys.stderr)
+    else:
+        others(message, category, filename, *rest, **named)
+
+
+# Errors
 
 
 class Ending(NamedTuple):
@@ -184,8 +200,8 @@ class Ending(NamedTuple):
     status: int = FAILED
 
 
-def ending_of(error: BaseException, interrupted: str) -> Optional[Ending]:
-    """The line and the exit status for an error; None if it is none of a user."""
+def expected_ending(error: BaseException, interrupted: str = '') -> Optional[Ending]:
+    """The line and the exit status for an error that needs no traceback; None for others."""
     if isinstance(error, UserError):
         return Ending(str(error), error.status)
     # mmengine has a bare `except` that replaces a KeyboardInterrupt by another error.
@@ -203,6 +219,54 @@ def ending_of(error: BaseException, interrupted: str) -> Optional[Ending]:
     if line := missing_package(error):
         return Ending(line)
     return None
+
+
+@contextmanager
+def tracebacks_in(folder: Union[str, Path]) -> Iterator[None]:
+    """Inside this context the file with the traceback of an error is in `folder`, and not in the
+    system's folder for temporary files; see `run_command`."""
+    try:
+        yield
+    except (UserError, BrokenPipeError):
+        raise
+    except Exception as error:
+        if expected_ending(error):
+            raise
+        raise UserError(line_with_traceback(error, folder)) from error
+
+
+def line_with_traceback(error: Exception, folder: Union[str, Path, None] = None) -> str:
+    """The class and the message of an error, and the file into which its traceback is written.
+
+    Without a message, the line of code that raised the error is shown.
+    """
+    text = ' '.join(str(error).split())
+    if not text:
+        text = traceback.extract_tb(error.__traceback__)[-1].line or ''
+    if len(text) > LONGEST:  # an error in a data worker has its traceback before its message
+        text = f'{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}'
+    line = f'{type(error).__name__}: {text}'
+    try:
+        path = write_traceback(error, folder)
+    except OSError:
+        traceback.print_exception(type(error), error, error.__traceback__)
+        return line
+    return f'{line} (traceback: {path})'
+
+
+def write_traceback(error: Exception, folder: Union[str, Path, None]) -> Path:
+    """Write the traceback of an error to a file in a folder, by default the system's for temporary
+    files; returns its path."""
+    if folder is None:
+        number, name = tempfile.mkstemp('.txt', 'traceback-')
+        os.close(number)
+        path = Path(name)
+    else:
+        path = Path(folder, f'traceback.{rank()}.txt' if rank() else 'traceback.txt')
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    # Names of files need not be UTF-8.
+    path.write_text(''.join(lines), encoding='utf-8', errors='backslashreplace')
+    return path
 
 
 def is_disk_full(error: BaseException) -> bool:

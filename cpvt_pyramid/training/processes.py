@@ -1,10 +1,13 @@
-"""Several processes: joining and leaving them."""
+"""Several processes: joining and leaving them.
+
+A process with an error ends with a status other than 0, and its launcher ends the others.
+"""
 
 import os
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Optional
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from mmengine.config import Config
@@ -13,64 +16,15 @@ from mmengine.dist import broadcast_object_list, get_dist_info, init_dist
 from mmengine.utils.dl_utils import set_multi_processing
 
 from ..config.parts import dicts_in, kind_of
-from ..tooling.command import RANKS, Stopped, UserError
+from ..tooling.command import RANKS, UserError
 
 SYNC_BATCH_NORMS = 'SyncBN', 'MMSyncBN', 'SyncBatchNorm'
 
 
-@contextmanager
-def all_or_none(launcher: str) -> Iterator[None]:
-    """Let an error of one process inside this context end all processes.
-
-    Connects the processes, also those that fail before they join. Nothing inside the context may
-    wait for the other processes, unless they all get there.
-
-    Args:
-        launcher: none, pytorch, slurm or mpi.
-
-    Raises:
-        Stopped: another process has an error, or reports the same one.
-        UserError: this launcher did not start the process, or cannot be used on this device.
-    """
-    if launcher != 'none' and RANKS[launcher] not in os.environ:
-        raise UserError(f'--launcher {launcher} is for processes started by {launcher}')
-    if launcher in ('slurm', 'mpi') and get_device() == 'cpu':
-        raise UserError(f'--launcher {launcher} needs GPUs; on CPUs use dist_train.sh')
-    error = None
-    try:
-        yield
-    except Exception as caught:
-        error = caught
-    if launcher != 'none':
-        connect(launcher, {})
-        end_if_one_has_an_error(error)
-    if error:
-        raise error
-
-
-def end_if_one_has_an_error(error: Optional[Exception]) -> None:
-    """Leave the other processes if one of all has an error.
-
-    Raises:
-        Stopped: this one has none, or the same as a process before it, which prints it.
-    """
-    rank, count = get_dist_info()
-    errors = torch.zeros(count, dtype=torch.long, device=get_device())  # checksums, 0 for none
-    if error:
-        errors[rank] = 1 + zlib.crc32(f'{type(error)} {error}'.encode(errors='replace'))
-    # No object collective: below torch 2.4 destroying a gloo group holds the GIL, for which a
-    # thread of the group may wait to free a tensor that nothing else refers to.
-    torch.distributed.all_reduce(errors)
-    checksums = errors.tolist()
-    if not any(checksums):
-        return
-    torch.distributed.destroy_process_group()
-    if error is None or checksums[rank] in checksums[:rank]:
-        raise Stopped from error
-
-
 def of_first_process(function: Callable[[], Any]) -> Any:
-    """What a function returns in the first process, in all of them; so with a UserError.
+    """What a function returns in the first process, in all of them.
+
+    After a UserError the other processes end without a line.
 
     Args:
         function: called in the first process alone; its result must be picklable.
@@ -82,13 +36,23 @@ def of_first_process(function: Callable[[], Any]) -> Any:
         except UserError as error:
             result[0] = error
     broadcast_object_list(result)
-    if isinstance(result[0], UserError):
+    if not isinstance(result[0], UserError):
+        return result[0]
+    if get_dist_info()[0] == 0:
         raise result[0]
-    return result[0]
+    sys.exit(result[0].status)
 
 
 def use_launcher(cfg: Config, launcher: str) -> None:
-    """Set a config to run in the processes of a launcher: none, pytorch, slurm or mpi."""
+    """Set a config to run in the processes of a launcher: none, pytorch, slurm or mpi.
+
+    Raises:
+        UserError: this launcher did not start the process, or cannot be used on this device.
+    """
+    if launcher != 'none' and RANKS[launcher] not in os.environ:
+        raise UserError(f'--launcher {launcher} is for processes started by {launcher}')
+    if launcher in ('slurm', 'mpi') and get_device() == 'cpu':
+        raise UserError(f'--launcher {launcher} needs GPUs; on CPUs use dist_train.sh')
     cfg.launcher = launcher
     if launcher == 'none' or get_device() != 'cpu':
         return
@@ -113,9 +77,16 @@ def connect(launcher: str, env_cfg: dict) -> None:
     """
     if launcher == 'none' or torch.distributed.is_initialized():
         return
+    # Until all have joined, a handler in Python would not run, nor the launcher end this process.
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if get_device() == 'cpu':
         torch.distributed.init_process_group('gloo')
-        return
+    else:
+        connect_gpus(launcher, env_cfg)
+    signal.signal(signal.SIGTERM, handler)
+
+
+def connect_gpus(launcher: str, env_cfg: dict) -> None:
     gpus = torch.cuda.device_count()
     processes = int(os.environ.get('LOCAL_WORLD_SIZE', 1))
     if launcher == 'pytorch' and processes > gpus:

@@ -4,17 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
+from mmengine.config import Config
+
 from ..config import check
 from ..config.load import load_config, work_dir_of
 from ..data.checks import check_before_run
 from ..predict.openmmlab.grouping import divide_batches
 from ..predict.openmmlab.models import fetch_checkpoint, load_whole_model
-from ..tooling.command import UserError, rank
-from ..tooling.explain import explained
+from ..tooling.command import UserError, rank, tracebacks_in
 from ..tooling.files import check_file, make_folder
 from .augmentation import augment
 from .predictions import results_dump
-from .processes import all_or_none, connect, leave_processes, use_launcher
+from .processes import connect, leave_processes, use_launcher
 from .runner import CommandRunner
 
 PREDICTIONS = 'predictions.pkl'  # in the work dir, for a report
@@ -36,51 +37,62 @@ def run_test(
         raise UserError(f'--out must end in .pkl or .pickle, got {out}')
     if report and not report.endswith('.html'):
         raise UserError(f'--report must end in .html, got {report}')
-    with all_or_none(launcher), explained():
-        cfg = load_config(config, cfg_options)
-        check.check_settings(cfg, 'test_dataloader', 'test_evaluator')
-        check.check_data(cfg, 'test')
-        if report:
-            from .report.page import check_reported
+    cfg = load_config(config, cfg_options)
+    check.check_settings(cfg, 'test_dataloader', 'test_evaluator')
+    check.check_data(cfg, 'test')
+    if report:
+        from .report.page import check_reported
 
-            check_reported(cfg)
-        weights = fetch_checkpoint(checkpoint)
-        # Not the folder of the training: mmengine writes the config it runs, under the same name.
-        folder = Path(work_dir or work_dir_of(cfg, config) / 'test')
-        for path in filter(None, (out, report)):
-            check_file(path)
-        make_folder(folder)
-        cfg.work_dir = str(folder)
-        cfg.load_from = None  # `weights` are loaded, and must fit
-        cfg.resume = False
-        if tta:
-            augment(cfg)
-        use_launcher(cfg, launcher)
-        connect(launcher, cfg.get('env_cfg') or {})
-    with all_or_none(launcher), explained(folder):
-        check_before_run(cfg, 'test', folder=folder)
-    with explained(folder):
-        runner = CommandRunner.from_cfg(cfg)
-        with all_or_none(launcher):
-            load_whole_model(runner.model, weights, checkpoint)
-            check.check_classes(cfg, runner.model, 'test')
-        divide_batches(runner.model)
-        predictions = Path(out or folder / PREDICTIONS)
-        if out or report:
-            dump = results_dump(cfg.default_scope, str(predictions))
-            runner.test_evaluator.metrics.append(dump)
-        metrics = runner.test()
-    leave_processes()
-    if rank() != 0:
-        return
+        check_reported(cfg)
+    weights = fetch_checkpoint(checkpoint)
+    for path in filter(None, (out, report)):
+        check_file(path)
+    # Not the folder of the training: mmengine writes the config it runs, under the same name.
+    folder = make_folder(work_dir or work_dir_of(cfg, config) / 'test')
+    if tta:
+        augment(cfg)
+    predictions = out
+    if report and not out:
+        predictions = str(folder / PREDICTIONS)
+    cfg.work_dir = str(folder)
+    use_launcher(cfg, launcher)
+    connect(launcher, cfg.get('env_cfg') or {})
+    with tracebacks_in(folder):
+        metrics = evaluate(cfg, weights, checkpoint, predictions)
+        leave_processes()
+        if rank() != 0:
+            return
+        print_metrics(metrics)
+        if report:
+            from .report.page import write_test_report
+
+            title = f'{Path(config).stem}: {checkpoint}'
+            write_test_report(cfg, Path(predictions), Path(report), title)
+            print(report)
+
+
+def evaluate(cfg: Config, weights: dict, path: str, predictions: Optional[str]) -> dict[str, float]:
+    """The metrics of a model on its test data.
+
+    Args:
+        cfg: the config.
+        weights: the checkpoint, read from `path`; its tensors must be exactly those of the model.
+        path: named in errors.
+        predictions: write them to this file, if given.
+    """
+    check_before_run(cfg, 'test', folder=Path(cfg.work_dir))
+    cfg.load_from = None
+    cfg.resume = False
+    runner = CommandRunner.from_cfg(cfg)
+    load_whole_model(runner.model, weights, path)
+    check.check_classes(cfg, runner.model, 'test')
+    divide_batches(runner.model)
+    if predictions:
+        runner.test_evaluator.metrics.append(results_dump(cfg.default_scope, predictions))
+    return runner.test()
+
+
+def print_metrics(metrics: dict[str, float]) -> None:
     width = max(map(len, metrics), default=0)
     for name, value in metrics.items():
         print(f'{name:{width}}  {value:.4g}')
-    if report:
-        from .report.page import write_test_report
-
-        with explained(folder):
-            write_test_report(
-                cfg, predictions, Path(report), title=f'{Path(config).stem}: {checkpoint}'
-            )
-        print(report)

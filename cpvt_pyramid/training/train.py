@@ -13,10 +13,9 @@ from ..config.parts import kind_of
 from ..data.checks import check_before_run
 from ..mm.hooks import StopOnDivergenceHook
 from ..predict.openmmlab.models import load_whole_model, trusted_checkpoints
-from ..tooling.command import Preempted, UserError, rank
-from ..tooling.explain import explained
+from ..tooling.command import Preempted, UserError, rank, tracebacks_in
 from ..tooling.files import locked, make_folder
-from .processes import all_or_none, connect, leave_processes, use_launcher
+from .processes import connect, leave_processes, use_launcher
 from .runner import CommandRunner
 from .start import Start, check_weights, find_start, resume_from
 
@@ -38,26 +37,22 @@ def run_training(
     launcher: str = 'none',
 ) -> None:
     """Train the model of a config; see `cpvt train` for the arguments."""
-    with all_or_none(launcher), explained():
-        cfg = load_config(config, cfg_options)
-        check_training(cfg)
-        cfg.work_dir = work_dir or str(work_dir_of(cfg, config))
-        if amp:
-            use_mixed_precision(cfg)
-        if auto_scale_lr:
-            scale_learning_rate(cfg)
-        use_launcher(cfg, launcher)
-        connect(launcher, cfg.get('env_cfg') or {})
-    folder = Path(cfg.work_dir)
-    with all_or_none(launcher), explained():
-        make_folder(folder)
-        lock = lock_work_dir(folder)
-        start = find_start(cfg, folder, resume)
-        resume_from(cfg, start)
-    with all_or_none(launcher), explained(folder):
+    cfg = load_config(config, cfg_options)
+    check_training(cfg)
+    cfg.work_dir = work_dir or str(work_dir_of(cfg, config))
+    if amp:
+        use_mixed_precision(cfg)
+    if auto_scale_lr:
+        scale_learning_rate(cfg)
+    use_launcher(cfg, launcher)
+    folder = make_folder(cfg.work_dir)
+    lock = lock_work_dir(folder)
+    start = find_start(cfg, folder, resume)
+    resume_from(cfg, start)
+    connect(launcher, cfg.get('env_cfg') or {})
+    with tracebacks_in(folder), trusted_checkpoints():
         check_before_run(cfg, *SPLITS, folder=folder)
-    with explained(folder), trusted_checkpoints():
-        runner = build_runner(cfg, launcher, start)
+        runner = build_runner(cfg, start)
         try:
             runner.train()
         except Preempted:  # in all processes
@@ -115,15 +110,14 @@ def lock_work_dir(work_dir: Path) -> Optional['BaseFileLock']:
         ) from None
 
 
-def build_runner(cfg: Config, launcher: str, start: Optional[Start]) -> CommandRunner:
+def build_runner(cfg: Config, start: Optional[Start]) -> CommandRunner:
     """The runner of a training, after it has been checked that weights and classes fit."""
     runner = CommandRunner.from_cfg(cfg)
-    with all_or_none(launcher):
-        if start:
-            load_whole_model(runner.model, start.checkpoint, start.path)
-        else:
-            check_weights(runner.model, cfg.get('load_from'))
-        check.check_classes(cfg, runner.model, *SPLITS)
+    if start:
+        load_whole_model(runner.model, start.checkpoint, start.path)
+    else:
+        check_weights(runner.model, cfg.get('load_from'))
+    check.check_classes(cfg, runner.model, *SPLITS)
     if not any(isinstance(hook, StopOnDivergenceHook) for hook in runner.hooks):
         runner.register_hook(StopOnDivergenceHook())  # it checks, and changes nothing
     return runner

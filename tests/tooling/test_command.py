@@ -2,18 +2,30 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Literal, Optional, Union
 from unittest import mock
 
 import pytest
 from support import ROOT, run
+from torch._utils import ExceptionWrapper
 
 from cpvt_pyramid.tooling import command, files
-from cpvt_pyramid.tooling.command import UserError, parser_of, run_command, run_tool
+from cpvt_pyramid.tooling.command import (
+    UserError,
+    check_at_least,
+    parser_of,
+    run_command,
+    run_tool,
+    tracebacks_in,
+)
 
 
 @pytest.mark.parametrize('signum, said, status', [(2, 'interrupted', 130), (15, 'terminated', 143)])
@@ -180,8 +192,99 @@ def test_failing_imports(capsys):
         error = capsys.readouterr().err
         assert error.startswith(f'tool: {line}') and error.count('\n') == 1
     for code in ('import cpvt_pyramid.no_such', 'raise ImportError("no name")'):
-        with pytest.raises(ImportError):
-            run_tool('tool', lambda code=code: exec(code), {}, '')
+        assert run_tool('tool', lambda code=code: exec(code), {}, '') == 2
+        assert ' (traceback: ' in capsys.readouterr().err
+
+
+def raise_in_a_worker() -> None:
+    """As a data loader raises the error of one of its processes."""
+    try:
+        int('a')
+    except ValueError:
+        wrapper = ExceptionWrapper(where='in DataLoader worker process 0')
+    wrapper.reraise()
+
+
+def raise_without_a_message() -> None:
+    assert not 'x'
+
+
+def raise_surrogates() -> None:
+    raise ValueError(os.fsdecode(b'caf\xe9.jpg'))
+
+
+@pytest.mark.parametrize(
+    'function, line',
+    [
+        (
+            raise_in_a_worker,
+            'ValueError: Caught ValueError in DataLoader worker .* inva.*',
+        ),
+        (raise_without_a_message, "AssertionError: assert not 'x'"),
+        (raise_surrogates, r'ValueError: caf\\udce9\.jpg'),
+    ],
+)
+def test_the_traceback_of_an_unexpected_error_is_in_a_file(function, line, tmp_path, capsys):
+    def call_with(folder: Path) -> None:
+        with tracebacks_in(folder):
+            function()
+
+    sys.stderr.reconfigure(errors='backslashreplace')  # as Python's own
+    open_files = os.listdir('/proc/self/fd')
+    for call in (function, partial(call_with, tmp_path), partial(call_with, '/proc')):
+        assert run_tool('tool', call, {}, '') == 2
+        said = capsys.readouterr().err
+        if '(traceback: ' not in said:  # nothing can be written into that folder
+            assert said.startswith('Traceback (most recent call last):') and 'Error' in said
+            continue
+        found = re.fullmatch(rf'tool: {line} \(traceback: (.*)\)\n', said)
+        path = Path(found[1])
+        assert path.read_text().startswith('Traceback') and function.__name__ in path.read_text()
+        assert (path == tmp_path / 'traceback.txt') == (call is not function)
+    assert os.listdir('/proc/self/fd') == open_files
+
+
+def interrupt() -> None:
+    """mmengine and data loaders may raise another error while they handle it."""
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        raise RuntimeError('worker exited unexpectedly') from None
+
+
+@pytest.mark.parametrize(
+    'function, line',
+    [
+        (interrupt, 'interrupted; try again'),
+        (lambda: Path('/dev/full').write_text('x'), 'no space left on the disk; try again'),
+        (lambda: __import__('nothing_like_it'), "No module named 'nothing_like_it': "),
+        (lambda: check_at_least('--drop', -1, 0), '--drop must be at least 0, got -1'),
+    ],
+)
+def test_expected_errors_have_no_traceback(function, line, tmp_path, capsys):
+    def call() -> None:
+        with tracebacks_in(tmp_path):
+            function()
+
+    run_tool('tool', call, {}, 'try again')
+    said = capsys.readouterr().err
+    assert said.startswith(f'tool: {line}') and said.count('\n') == 1 and 'traceback' not in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_warnings_of_this_package_are_one_line(monkeypatch, capsys):
+    others = mock.Mock()
+    monkeypatch.setattr(warnings, 'showwarning', others)
+
+    def warn() -> None:
+        warnings.simplefilter('always')
+        warnings.warn('all images are gray', stacklevel=1)
+        warnings.warn_explicit('gray', UserWarning, command.__file__, 1)
+
+    assert run_tool('tool', warn, {}, '') == 0
+    assert capsys.readouterr().err == 'tool: gray\n'
+    assert str(others.call_args.args[0]) == 'all images are gray'
+    assert warnings.showwarning is others
 
 
 @pytest.mark.parametrize('unbuffered', ['', '1'])

@@ -1,4 +1,4 @@
-"""Two processes, of which one or both have an error before the training."""
+"""Two processes, of which one or both have an error before or in a training."""
 
 import os
 
@@ -8,16 +8,17 @@ import torch
 from support import in_processes, load_tool
 
 from cpvt_pyramid.config.load import load_config
-from cpvt_pyramid.tooling.command import UserError, run_tool
-from cpvt_pyramid.tooling.explain import explained
+from cpvt_pyramid.tooling.command import UserError, run_tool, tracebacks_in
 from cpvt_pyramid.training import processes
-from cpvt_pyramid.training.processes import all_or_none
+from cpvt_pyramid.training import train as training
+from cpvt_pyramid.training.processes import connect, of_first_process
 
 train = load_tool('train')
 
 
 def test_data_that_one_process_lacks(configs, sample_dataset):
-    load_config(configs['detector'])  # imports mm once, and not in each process
+    """The other one waits for it, and is ended at once."""
+    training.check_training(load_config(configs['detector']))  # imports mm, before the fork
 
     def run(rank: int) -> int:
         data = sample_dataset / 'coco' if rank == 0 else 'nowhere'
@@ -26,41 +27,38 @@ def test_data_that_one_process_lacks(configs, sample_dataset):
         return train.main(command)
 
     (status, silent), (other_status, line) = in_processes(2, run)
-    assert (status, other_status) == (2, 2) and silent == ''
+    assert (status, other_status) == (-15, 2) and silent == ''
     assert line.startswith(f'cpvt train: rank 1: no train data at {os.getcwd()}/nowhere/')
     assert line.count('\n') == 1
 
 
-@pytest.mark.parametrize(
-    'messages, lines',
-    [
-        (['no data', 'no data'], ['tool: no data\n', '']),
-        (['no data', 'no checkpoint'], ['tool: no data\n', 'tool: rank 1: no checkpoint\n']),
-    ],
-)
-def test_each_error_is_printed_once(messages, lines):
-    def fail(message: str) -> None:
-        with all_or_none('pytorch'):
-            if message:
-                raise UserError(message)
-
-    ended = in_processes(2, lambda rank: run_tool('tool', fail, {'message': messages[rank]}, ''))
-    assert ended == [(2, line) for line in lines]
-
-
-def test_a_process_that_ends_later_ends_the_others_with_one_line():
+def test_an_error_of_the_first_process_is_printed_once():
     def work() -> None:
-        with all_or_none('pytorch'):
-            pass
-        if os.environ['RANK'] == '1':
-            raise UserError('no more data')
-        with explained():
+        def check() -> None:
+            raise UserError('damaged data')
+
+        connect('pytorch', {})
+        of_first_process(check)
+
+    ended = in_processes(2, lambda rank: run_tool('tool', work, {}, ''))
+    assert ended == [(2, 'tool: damaged data\n'), (2, '')]
+
+
+def test_a_process_that_ends_later_ends_the_others_with_one_line(tmp_path):
+    def work() -> None:
+        connect('pytorch', {})
+        with tracebacks_in(tmp_path):
+            if os.environ['RANK'] == '1':
+                raise ValueError('no more data')
             mmengine.dist.barrier()
 
     (status, line), (other_status, other_line) = in_processes(
         2, lambda rank: run_tool('tool', work, {}, '')
     )
-    assert (status, other_status) == (2, 2) and other_line == 'tool: rank 1: no more data\n'
+    assert (status, other_status) == (2, 2)
+    place = tmp_path / 'traceback.1.txt'
+    assert other_line == f'tool: rank 1: ValueError: no more data (traceback: {place})\n'
+    assert 'ValueError: no more data' in place.read_text()
     assert line.startswith('tool: RuntimeError: ') and line.count('\n') == 1
 
 

@@ -2,7 +2,6 @@
 has the traceback."""
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -13,14 +12,11 @@ import torch
 from foreign import of_mmseg, of_timm
 from mmdet.models import FCNMaskHead
 from mmengine.config import Config
-from mmengine.registry import DATA_SAMPLERS
 from support import ROOT, load_tool
-from torch._utils import ExceptionWrapper
 
 from cpvt_pyramid.config.check import check_data, check_head_classes
 from cpvt_pyramid.config.load import import_custom
 from cpvt_pyramid.tooling.command import UserError
-from cpvt_pyramid.tooling.explain import explained
 from cpvt_pyramid.training.augmentation import augment
 from cpvt_pyramid.training.runner import CommandRunner
 
@@ -300,13 +296,9 @@ def import_package(tmp_path, monkeypatch):
 
 
 def test_a_package_that_fails_when_it_is_imported(import_package, tmp_path):
-    """As mmpretrain does with transformers 5."""
-    with pytest.raises(UserError) as raised:
+    """As mmpretrain does with transformers 5; its traceback tells where."""
+    with pytest.raises(TypeError, match='takes no arguments'):
         import_package('import os\nclass Model(None):\n    pass\n')
-    line, traceback = re.fullmatch(r'(.*) \(traceback: (.*)\)', str(raised.value)).groups()
-    assert line == 'custom_imports of detector.py: TypeError: NoneType takes no arguments'
-    place = f'File "{tmp_path / "unfit_package.py"}", line 2'
-    assert place in Path(traceback).read_text()
 
 
 def test_a_full_disk_in_an_import_is_no_mistake_of_the_config(import_package):
@@ -353,63 +345,3 @@ def test_data_sets_are_found_inside_their_wrappers(tmp_path):
     check_data(cfg, 'val')
     (tmp_path / 'b').mkdir()
     check_data(cfg, 'train')
-
-
-# Errors that are not certain
-
-
-def in_a_worker() -> None:
-    """As a data loader raises the error of one of its processes."""
-    try:
-        int('a')
-    except ValueError:
-        wrapper = ExceptionWrapper(where='in DataLoader worker process 0')
-    wrapper.reraise()
-
-
-def interrupted() -> None:
-    """mmengine and data loaders may raise another error while they handle it."""
-    try:
-        raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        raise RuntimeError('worker exited unexpectedly') from None
-
-
-def without_a_message() -> None:
-    assert not 'x'
-
-
-@pytest.mark.parametrize(
-    'raises, line',
-    [
-        (lambda: torch.nn.Conv2d(3, 4, 1)(torch.ones(1, 3, 2, 2).double()), 'RuntimeError: '),
-        (lambda: DATA_SAMPLERS.build({'type': lambda: int('a')}), 'ValueError: invalid literal'),
-        (
-            in_a_worker,
-            'ValueError: Caught ValueError in DataLoader worker process 0. .* invalid lit',
-        ),
-        (without_a_message, "AssertionError: assert not 'x'"),
-    ],
-)
-def test_the_traceback_is_in_a_file(raises, line, tmp_path):
-    for folder in (tmp_path, None, tmp_path / 'nowhere'):
-        with pytest.raises(UserError, match=line) as raised, explained(folder):
-            raises()
-        path = Path(re.search(r' \(traceback: (.*)\)$', str(raised.value))[1])
-        assert path.read_text().startswith('Traceback') and '\n' not in str(raised.value)
-        assert (path == tmp_path / 'traceback.txt') == (folder == tmp_path)
-
-
-@pytest.mark.parametrize(
-    'raises, kind',
-    [
-        (interrupted, RuntimeError),
-        (lambda: os.write(os.open('/dev/full', os.O_WRONLY), b'x'), OSError),
-        (lambda: __import__('nothing_like_it'), ImportError),
-    ],
-)
-def test_what_a_command_explains_itself(raises, kind, tmp_path):
-    """An interrupt, a full disk and a missing package, see `run_tool`."""
-    with pytest.raises(kind), explained(tmp_path):
-        raises()
-    assert not list(tmp_path.iterdir())

@@ -20,7 +20,6 @@ from ...cpu.acceleration import accelerate
 from ...mm.amp import replace_forward
 from ...mm.samples import data_sample, to_prediction
 from ...tooling.command import UserError
-from ...tooling.explain import explained
 from ...tooling.rasters import ReadError
 from ..drawing import Color
 from ..images import picture, read_image
@@ -71,17 +70,14 @@ class OpenMMLabModel:
         height, width, channels = image.shape
         if self.bands and channels != len(self.bands):  # a frame of a video
             raise ReadError(f'the model takes {len(self.bands)} bands, got {channels}')
-        with explained():
-            try:
-                data = self.pipeline({'img': self.as_loaded(image), 'img_id': 0})
-            except cv2.error as error:
-                if error.code != cv2.Error.STS_ASSERT:
-                    raise
-                data = None  # it would be resized to no pixels
-        if data is None:
-            raise ReadError(
+        try:
+            data = self.pipeline({'img': self.as_loaded(image), 'img_id': 0})
+        except cv2.error as error:
+            if error.code != cv2.Error.STS_ASSERT:
+                raise
+            raise ReadError(  # it would be resized to no pixels
                 f'{width} x {height} pixels are too thin to be resized as the test pipeline says'
-            )
+            ) from error
         padded_size = None
         if 'inputs' in data:  # not so of a wrong pipeline: the data preprocessor raises an error
             padded_size = size_in_batch(self.model, data['inputs'])
@@ -153,13 +149,12 @@ class OpenMMLabModel:
 
 @contextmanager
 def errors_of_model() -> Iterator[None]:
-    """Inside this context, in which a model runs, an exception is a UserError of one line."""
-    with explained():
-        try:
-            yield
-        except torch.cuda.OutOfMemoryError as error:
-            advice = 'use a smaller --batch-size or --tile'
-            raise UserError(f'too little GPU memory; {advice}') from error
+    """Inside this context, in which a model runs, too little GPU memory is a UserError."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        advice = 'use a smaller --batch-size or --tile'
+        raise UserError(f'too little GPU memory; {advice}') from error
 
 
 def is_panoptic(model: nn.Module) -> bool:
@@ -242,6 +237,5 @@ def open_trained(
         replace_forward(model)
     else:
         accelerate(model)  # on a CPU
-    with explained():
-        meta = dataset_meta(cfg, weights)
-        return OpenMMLabModel(model, cfg, meta, SCORE_THR if score_thr is None else score_thr)
+    meta = dataset_meta(cfg, weights)
+    return OpenMMLabModel(model, cfg, meta, SCORE_THR if score_thr is None else score_thr)

@@ -26,7 +26,6 @@ from ...checkpoints.loading import check_backbones
 from ...checkpoints.reading import listed
 from ...config.parts import is_local
 from ...tooling.command import UserError, one_line
-from ...tooling.explain import explained
 
 
 def build_model(cfg: Config, device: Optional[str]) -> nn.Module:
@@ -35,8 +34,7 @@ def build_model(cfg: Config, device: Optional[str]) -> nn.Module:
     config = copy.deepcopy(cfg.model)  # into which some constructors write
     if cfg.get('data_preprocessor'):
         config.setdefault('data_preprocessor', cfg.data_preprocessor)
-    with explained():
-        model = revert_sync_batchnorm(MODELS.build(config)).eval()
+    model = revert_sync_batchnorm(MODELS.build(config)).eval()
     try:
         return model.to(device or get_device())
     except (RuntimeError, AssertionError) as error:

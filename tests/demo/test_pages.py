@@ -13,7 +13,7 @@ from cpvt_pyramid.config.check import check_data
 from cpvt_pyramid.demo import pages
 from cpvt_pyramid.tooling.command import UserError
 
-COUNTS = {'train': 12, 'val': 6}
+COUNTS = {'train': 4, 'val': 2}
 
 
 @pytest.fixture(scope='module')
@@ -25,10 +25,10 @@ def root(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope='module')
 def drawn() -> list:
-    """Forty pages with their parts, which need no network."""
+    """24 pages with their parts, which need no network."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(socket, 'socket', lambda *_, **__: pytest.fail('asked for the network'))
-        return [pages.draw_page(np.random.default_rng(seed), 'train') for seed in range(40)]
+        return [pages.draw_page(np.random.default_rng(seed), 'train') for seed in range(24)]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -61,7 +61,7 @@ def test_pages_differ(drawn):
     assert len({page.getpixel((0, 0)) for page, _ in drawn}) >= 4
     parts = [part for _, of_page in drawn for part in of_page]
     counts = [sum(part.category == name for part in parts) for name in pages.CATEGORIES]
-    assert min(counts) >= 20 and 5 <= len(parts) / len(drawn) <= 12
+    assert min(counts) >= 10 and 5 <= len(parts) / len(drawn) <= 12
     lefts = [
         len({part.left for part in of_page if part.category != 'title'}) for _, of_page in drawn
     ]
@@ -122,7 +122,7 @@ def test_the_files(root):
                 assert annotation['bbox'] == [x1, y1, x2 - x1, y2 - y1]
                 assert annotation['area'] == (x2 - x1) * (y2 - y1)
     sources = (root / 'SOURCES.md').read_text(encoding='utf-8')
-    assert 'Rachel Michetti' in sources and 'DejaVu' in sources and '"train": 12' in sources
+    assert 'Rachel Michetti' in sources and 'DejaVu' in sources and '"train": 4' in sources
 
 
 def test_what_the_arguments_decide(root, tmp_path):
@@ -131,11 +131,11 @@ def test_what_the_arguments_decide(root, tmp_path):
     import matplotlib
 
     with matplotlib.rc_context({'font.size': 30, 'axes.facecolor': 'red'}):
-        pages.make_pages(tmp_path / 'small', train=4, val=3)
-    pages.make_pages(tmp_path / 'other', train=4, val=3, seed=1)
+        pages.make_pages(tmp_path / 'small', train=2, val=1)
+    pages.make_pages(tmp_path / 'other', train=2, val=1, seed=1)
     large, small, other = map(contents, (root, tmp_path / 'small', tmp_path / 'other'))
     images = [name for name in small if name.endswith('.png') and 'masks' not in name]
-    assert len(images) == 7
+    assert len(images) == 3
     for name in images:
         assert large[name] == small[name] != other[name]
 

@@ -69,17 +69,12 @@ class Files:
         # Paths of images by comparable path, and by that without suffix.
         self._images: dict[str, str] = {}
         self._stems: dict[str, str] = {}
-        self._by_last_part: dict[str, list[str]] = defaultdict(list)  # keys of the two above
         for name in self.images:
-            if LABEL_MAP_FOLDERS & {*name.split('/')}:
-                continue
-            path = comparable(name)
-            stem = str(PurePosixPath(path).with_suffix(''))
-            self._images[path] = name
-            self._by_last_part[PurePosixPath(path).name].append(path)
-            if stem not in self._stems:
-                self._by_last_part[PurePosixPath(stem).name].append(stem)
-            self._stems.setdefault(stem, name)
+            if not LABEL_MAP_FOLDERS & {*name.split('/')}:
+                path = comparable(name)
+                self._images[path] = name
+                self._stems.setdefault(str(PurePosixPath(path).with_suffix('')), name)
+        self._by_last_parts: dict[int, dict[tuple[str, ...], list[str]]] = {}
         if self.assigned:
             self._check_assigned()
 
@@ -194,15 +189,22 @@ class Files:
         paths = [parts for parts in wanted if parts]
         shared = len(os.path.commonprefix([parts[:-1] for parts in paths]))
         for parts in paths:
-            places = []
-            for path in self._by_last_part[parts[-1]]:
-                place = ImageFolder.of(path, parts)
-                if path in known and place.skipped <= shared and is_searched(place.folder):
-                    places.append(place)
+            kept = parts[shared:]
+            paths_of_image = self._with_last_parts(len(kept)).get(kept, [])
+            places = [ImageFolder.of(path, parts) for path in paths_of_image if path in known]
+            places = [place for place in places if is_searched(place.folder)]
             if places:
                 fewest = min(place.skipped for place in places)
                 return [place for place in places if place.skipped == fewest]
         return []
+
+    def _with_last_parts(self, count: int) -> dict[tuple[str, ...], list[str]]:
+        """The paths of images, with and without suffix, by so many of their last parts."""
+        if count not in self._by_last_parts:
+            found = self._by_last_parts[count] = defaultdict(list)
+            for path in {**self._images, **self._stems}:
+                found[tuple(path.split('/')[-count:])].append(path)
+        return self._by_last_parts[count]
 
     def _line_of_several(
         self, annotations: str, found: Mapping['ImageFolder', list[Optional[str]]], by_stem: bool
@@ -223,7 +225,8 @@ class Files:
 
     def has_image(self, stem: str) -> bool:
         """Whether there is an image of this name, anywhere and with any suffix."""
-        return any(path in self._stems for path in self._by_last_part[comparable(stem)])
+        paths = self._with_last_parts(1).get((comparable(stem),), [])
+        return any(path in self._stems for path in paths)
 
 
 class ImageFolder(NamedTuple):

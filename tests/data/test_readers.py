@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Optional
 
@@ -220,6 +221,18 @@ def test_images_of_another_machine(coco):
     names = [image['file_name'] for image in found.splits['train'].content['images']]
     assert names == ['images/b/001.png', 'images/a/002.png', 'images/b/003.png']
     assert problems[0] == 'error: images that are missing: 000.png (all.json)'
+
+
+def test_many_images_of_one_name(tmp_path):
+    """None of which is where the file says: finding out takes no longer than reading it."""
+    for number in range(2000):
+        write(tmp_path / f'run_{number}/left.png', '')
+    files = Files(tmp_path)
+    start = time.monotonic()
+    assert not any(files.find_images([f'run{i}/left.png' for i in range(2000)], 'all.json'))
+    assert time.monotonic() - start < 3  # not each with each
+    found = files.find_images([f'D:\\run_{i}\\left.png' for i in range(2000)], 'all.json')
+    assert found == [f'run_{i}/left.png' for i in range(2000)]
 
 
 def test_annotations_of_two_sites_with_the_same_names(tmp_path):

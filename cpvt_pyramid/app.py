@@ -17,6 +17,7 @@ with an `error` of one line. The parameters are optional. The page needs `pip in
 
 import asyncio
 import base64
+import json
 import math
 import socket
 import tempfile
@@ -255,6 +256,21 @@ def read_samples(folder: Path) -> list[Sample]:
         if len(samples) == SAMPLES:
             break
     return samples
+
+
+def check_report(path: Path, backend: str) -> None:
+    """Refuse a file to which its export has found other results than PyTorch's in this runtime."""
+    report = path.with_suffix('.report.json')
+    try:
+        checks = json.loads(report.read_text(encoding='utf-8'))['checks']
+        failed = [check for check in checks if check['runtime'] == backend and not check['passed']]
+    except (OSError, ValueError, KeyError, TypeError):  # none, or not that of an export
+        return
+    if failed:
+        raise UserError(
+            f'{path} gave other results than PyTorch in {backend} when it was exported, see '
+            f'{report}; choose another --backend'
+        )
 
 
 def parse_parameters(query: QueryParams) -> dict[str, Any]:

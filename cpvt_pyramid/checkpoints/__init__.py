@@ -1,7 +1,7 @@
 """Checkpoints: files of any known format, loaded into the models of this package.
 
-`downloads` finds a file by its name, `reading` reads it, `formats` converts it, `fit` compares it
-with a model, and `loading` loads it.
+`downloads` finds a file by its name, `reading` reads it, `formats` converts names and shapes, `fit`
+compares them with a model, `loading` loads them, and `convert` writes them in another format.
 """
 
 from .downloads import local_file

@@ -43,7 +43,7 @@ def app(
     from ..tooling.inputs import local_path
 
     with imports_of('cpvt app', extra='app'):
-        from ..app import Page, Server, printable, read_samples
+        from ..app import Page, Server, check_report, printable, read_samples
 
     if model in TRAINED and not Path(model).exists():
         path = exported_by_name(model)
@@ -52,6 +52,7 @@ def app(
         similar = similar_name(model)
         if similar and not path.exists():
             raise UserError(f'no model at {model}; did you mean {similar}?')
+    check_report(path, backend)
     exported = ExportedModel(path, backend)
     folder = Path(samples) if samples else samples_of(path)
     if not folder.is_dir():

@@ -58,15 +58,16 @@ def quantize(
         summary,
     )
     from ..tooling.files import check_file
+    from ..tooling.inputs import find_images
 
     for file in files_of(path):
         if file.exists():
             raise UserError(f'{file} exists; remove it, or choose another name with --out')
     if compare:
-        calibration = photographs(images)
-        compared = photographs(compare)
+        calibration = find_images(images, 'IMAGES')
+        compared = find_images(compare, '--compare')
     else:
-        calibration, compared = split_images(photographs(images))
+        calibration, compared = split_images(find_images(images, 'IMAGES'))
     check_file(path)
     results = quantize_file(
         source,
@@ -82,12 +83,6 @@ def quantize(
     print(f'wrote {", ".join(map(str, files_of(path)))}')
     if warning := speed_warning(results):
         print(warning)
-
-
-def photographs(inputs: Sequence[str]) -> list[Path]:
-    from ..tooling.inputs import find_inputs, is_video
-
-    return [path for path in find_inputs(inputs) if not is_video(path)]
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

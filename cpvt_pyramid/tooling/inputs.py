@@ -127,6 +127,21 @@ def is_result(path: Path, out_dir: Optional[str]) -> bool:
     )
 
 
+def find_images(inputs: Sequence[str], option: str) -> list[Path]:
+    """As `find_inputs`, for an option that takes no videos; those in folders are left out.
+
+    Raises:
+        UserError: an input is a video, or there are no images.
+    """
+    for text in inputs:
+        if is_video(Path(text)) and not Path(text).is_dir():
+            raise UserError(f'{option} takes images, got the video {text}')
+    images = [path for path in find_inputs(inputs) if not is_video(path)]
+    if not images:
+        raise UserError(f'no images in {" ".join(inputs)}')
+    return images
+
+
 def is_video(path: Path) -> bool:
     return path.suffix.lower() in VIDEOS
 

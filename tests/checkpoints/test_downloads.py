@@ -14,6 +14,7 @@ from safetensors.torch import save
 from support import load_tool
 
 from cpvt_pyramid import CPVTPyramid, load_weights, timm_models
+from cpvt_pyramid.checkpoints.convert import convert_checkpoint
 from cpvt_pyramid.checkpoints.downloads import IN_PACKAGE, local_file
 
 REPO = 'timm/twins_pcpvt_nano.in1k'
@@ -121,11 +122,13 @@ def test_other_mistakes():
 
 
 def test_tools_take_names_or_say_why_not_in_one_line(hub, tmp_path, capsys):
+    from cpvt_pyramid.export.exporting import open_source  # needs onnx
+
     name, body = NAMES[0], CPVTPyramid('pcpvt_nano')
     load_weights(body, name)
-    converted, _ = load_tool('convert_weights').convert(name, 'ours', tmp_path)
+    converted, _ = convert_checkpoint(name, 'ours', tmp_path)
     assert converted.name.startswith('twins_pcpvt_nano_ours-')
-    model = load_tool('export').load('pcpvt_nano', name, (), False)[0]
+    model = open_source('pcpvt_nano', name, ()).model
     torch.testing.assert_close(model.state_dict(), body.state_dict(), rtol=0, atol=0)
     for command in (
         f'convert_weights timm://nothing --to mmseg --out {tmp_path}',

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from support import load_tool
 
 from cpvt_pyramid import ARCHS
+from cpvt_pyramid.checkpoints.convert import convert_checkpoint
 from cpvt_pyramid.checkpoints.formats import FORMATS
 
 tool = load_tool('convert_weights')
@@ -36,7 +37,7 @@ def read(path: Path) -> dict:
 
 
 def convert(*arguments: object, **options: object) -> Path:
-    return tool.convert(*arguments, **options)[0]
+    return convert_checkpoint(*arguments, **options)[0]
 
 
 def assert_same(a: dict, b: dict) -> None:

@@ -63,24 +63,26 @@ def negate_a_layer(file: onnx.ModelProto, last: str) -> None:
     raise ValueError(f'no weights {last} in {[weight.name for weight in file.graph.initializer]}')
 
 
-# They take a minute. `test_tool.py` exports RetinaNet and Semantic FPN for all sizes.
+# They take a minute in all. `test_tool.py` exports RetinaNet and Semantic FPN for all sizes.
 LONG = pytest.mark.foreign
 
 
 @pytest.mark.parametrize(
     'make, size, options, layer',
     [
-        (lambda: mask_rcnn(2), None, {}, 'rpn_head.rpn_cls.weight'),
+        (lambda: mask_rcnn(1), SIZE, {}, 'rpn_head.rpn_cls.weight'),
         (semantic_fpn, SIZE, {'probabilities': True}, 'conv_seg.weight'),
-        (lambda: dino(2), SIZE, {}, 'memory_trans_norm.weight'),
+        pytest.param(lambda: mask_rcnn(2), None, {}, 'rpn_head.rpn_cls.weight', marks=LONG),
+        pytest.param(lambda: dino(2), SIZE, {}, 'memory_trans_norm.weight', marks=LONG),
         pytest.param(lambda: mask2former_detector(1), SIZE, {}, 'mask_feature.weight', marks=LONG),
         pytest.param(lambda: dino(2), None, {}, 'memory_trans_norm.weight', marks=LONG),
         pytest.param(upernet, None, {}, 'conv_seg.weight', marks=LONG),
         pytest.param(lambda: mask2former_segmentor(1), None, {}, 'mask_feature.weight', marks=LONG),
     ],
     ids=[
-        'Mask R-CNN',
+        'Mask R-CNN for one size',
         'Semantic FPN with probabilities',
+        'Mask R-CNN',
         'DINO for one size',
         'Mask2Former for one size',
         'DINO',

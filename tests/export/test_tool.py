@@ -21,8 +21,8 @@ from benchmarks.models.ports import randomize
 from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.export import verification
+from cpvt_pyramid.export.exporting import PHOTOGRAPHS, about_config, own_photographs
 from cpvt_pyramid.export.files import CPU, Written
-from cpvt_pyramid.export.from_config import about_config
 from cpvt_pyramid.export.self_test import draw
 from cpvt_pyramid.predict.openmmlab.models import build_model
 from cpvt_pyramid.predict.sessions import OnnxRuntime
@@ -40,7 +40,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_backbone_needs_no_mm():
     """What the command imports for the name of an architecture."""
     code = 'sys.modules.update(mmengine=None, mmcv=None, mmdet=None, mmseg=None)'
-    code = f'import sys; {code}; from cpvt_pyramid.export import files, models'
+    code = f'import sys; {code}; from cpvt_pyramid.export import exporting'
     subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=True)
 
 
@@ -50,17 +50,21 @@ CONFIGS = {
     'segmentor': f"""
 _base_ = '{ROOT}/configs/semantic_fpn_cpvt_s.py'
 model = dict(
-    backbone=dict(arch=dict(_delete_=True, **{TINY}), init_cfg=None),
-    neck=dict(in_channels={TINY['dims']}, out_channels=16),
-    decode_head=dict(in_channels=[16] * 4, channels=16, num_classes=5))
+    backbone=dict(arch=dict(_delete_=True, **{TINY}), out_indices=(2, 3), init_cfg=None),
+    neck=dict(in_channels={TINY['dims'][2:]}, out_channels=16, num_outs=2),
+    decode_head=dict(
+        in_channels=[16] * 2, in_index=(0, 1), feature_strides=[16, 32], channels=16,
+        num_classes=5))
 test_dataloader = dict(dataset=dict(metainfo=dict(classes={NAMES})))
 """,
     'detector': f"""
 _base_ = '{ROOT}/configs/retinanet_cpvt_s.py'
 model = dict(
-    backbone=dict(arch=dict(_delete_=True, **{TINY}), init_cfg=None),
-    neck=dict(in_channels={TINY['dims']}, out_channels=16),
-    bbox_head=dict(in_channels=16, feat_channels=16, stacked_convs=1, num_classes=5),
+    backbone=dict(arch=dict(_delete_=True, **{TINY}), out_indices=(2, 3), init_cfg=None),
+    neck=dict(in_channels={TINY['dims'][2:]}, start_level=0, out_channels=16, num_outs=2),
+    bbox_head=dict(
+        in_channels=16, feat_channels=16, stacked_convs=1, num_classes=5,
+        anchor_generator=dict(strides=[16, 32])),
     test_cfg=dict(score_thr=0.95, nms_pre=500, max_per_img=60))
 test_dataloader = dict(dataset=dict(metainfo=dict(classes={NAMES})))
 """,
@@ -87,7 +91,7 @@ OPTIONS = {
     # By what is exported and the options; the inputs and outputs that the file must have.
     ('segmentor',): ('images original', 'labels'),
     ('segmentor', '--half', '--images', 'photo.png', *SIZE): ('images valid original', 'labels'),
-    ('segmentor', '--backbone', '--no-valid', *SIZE): ('images', 'map_0 map_1 map_2 map_3'),
+    ('segmentor', '--backbone', '--no-valid', *SIZE): ('images', 'map_0 map_1'),
     ('detector', '--cfg-options', 'model.test_cfg.max_per_img=7'): (
         'images valid',
         'boxes scores labels',
@@ -99,7 +103,7 @@ OPTIONS = {
 def test_every_option_from_the_command_to_the_file(given, command, capsys, monkeypatch):
     """Each file is compared with PyTorch by the command."""
     monkeypatch.setattr(verification, 'NOISY_IMAGES', 4)
-    monkeypatch.setattr('cpvt_pyramid.predict.openmmlab.models.build_model', build_fast)
+    monkeypatch.setattr('cpvt_pyramid.predict.openmmlab.model.build_model', build_fast)
     name, *options = given
     model = write_config(name)
     Image.fromarray(draw(0, 80, 120)).save('photo.png')
@@ -127,6 +131,25 @@ def test_types_of_a_config_may_be_classes():
     about = about_config(cfg, {})
     assert about['arch'] == 'RetinaNet, CPVTPyramid pcpvt_nano'
     assert about['resize'] == {'short': 800, 'long': 1333} and about['classes'] == ['a', 'b']
+    cfg.test_dataloader.dataset.pipeline[1].scale = 512  # mmcv takes it for both sides
+    assert about_config(cfg, {})['resize'] == {'short': 512, 'long': 512}
+
+
+def test_a_config_without_test_data_is_refused(command, capsys):
+    Path('segmentor.py').write_text(CONFIGS['segmentor'])
+    options = ['--out', 'model.onnx', '--cfg-options', 'test_dataloader=None']
+    assert tool.main(['segmentor.py', 'weights.pth', *options]) == 2
+    line = 'cpvt export: the config must set test_dataloader\n'
+    assert capsys.readouterr().err == line
+
+
+def test_damaged_files_of_the_test_set_are_left_out(tmp_path):
+    for number in range(PHOTOGRAPHS + 2):
+        Image.fromarray(draw(number, 8, 12)).save(tmp_path / f'{number}.png')
+    (tmp_path / '0.png').write_bytes(b'no image')
+    with pytest.warns(UserWarning, match='left out of the comparison: .*0.png'):
+        images = own_photographs(tmp_path)
+    assert len(images) == PHOTOGRAPHS and (images[0] == draw(1, 8, 12)).all()
 
 
 def test_a_file_that_fails_in_openvino_has_another_status(command, capsys, monkeypatch):
@@ -135,7 +158,7 @@ def test_a_file_that_fails_in_openvino_has_another_status(command, capsys, monke
     def write(path: Path, *given: object) -> Written:
         return Written([path], line)
 
-    monkeypatch.setattr('cpvt_pyramid.export.files.write_verified', write)
+    monkeypatch.setattr('cpvt_pyramid.export.exporting.write_verified', write)
     assert tool.main([*command, 'nano.onnx']) == 3
     assert capsys.readouterr().out.splitlines() == ['wrote nano.onnx', line]
 
@@ -147,6 +170,9 @@ def test_a_file_that_fails_in_openvino_has_another_status(command, capsys, monke
         (['model.onnx', '--size', '800'], '--size must be HEIGHTxWIDTH'),
         (['model.onnx', '--probabilities'], '--probabilities needs a segmentor'),
         (['model.onnx', '--images', 'nothing.jpg'], 'no image or folder at nothing.jpg'),
+        (['model.onnx', '--images', 'clip.mp4'], '--images takes images, got the video clip.mp4'),
+        (['model.onnx', '--images', 'weights.pth'], '--images weights.pth: not an image'),
+        (['model.onnx', '--cfg-options', 'a=1'], 'pcpvt_nano is an architecture'),
     ],
     ids=str,
 )

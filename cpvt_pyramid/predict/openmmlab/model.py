@@ -222,6 +222,20 @@ def open_trained(
     Raises:
         UserError: the model cannot be loaded; one line that says why.
     """
+    model, cfg, weights = load_trained(checkpoint, config, cfg_options, device)
+    if dtype == 'bfloat16':
+        replace_forward(model)
+    else:
+        accelerate(model)  # on a CPU
+    meta = dataset_meta(cfg, weights)
+    return OpenMMLabModel(model, cfg, meta, SCORE_THR if score_thr is None else score_thr)
+
+
+def load_trained(
+    checkpoint: str, config: Optional[str], cfg_options: Sequence[str], device: Optional[str]
+) -> tuple[nn.Module, Config, dict]:
+    """The model in evaluation mode with its weights, its config, and its checkpoint; see
+    `open_trained`."""
     if config is None:
         weights = fetch_checkpoint(checkpoint)
         cfg = config_in_checkpoint(weights, checkpoint)
@@ -233,9 +247,4 @@ def open_trained(
         weights = fetch_checkpoint(checkpoint)
     model = build_model(cfg, device)
     load_whole_model(model, weights, checkpoint)
-    if dtype == 'bfloat16':
-        replace_forward(model)
-    else:
-        accelerate(model)  # on a CPU
-    meta = dataset_meta(cfg, weights)
-    return OpenMMLabModel(model, cfg, meta, SCORE_THR if score_thr is None else score_thr)
+    return model, cfg, weights

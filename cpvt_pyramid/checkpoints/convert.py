@@ -1,0 +1,171 @@
+"""Checkpoints in the format of another package: read, converted, checked, and written."""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Union
+
+import torch
+from torch import Tensor, nn
+
+from ..columnar import CPVT
+from ..model import CPVTPyramid
+from . import formats, reading
+from .fit import arch_of, compare, defect_of, has_mlp_conv, objection_to, shape_of
+
+
+def convert_checkpoint(
+    source: Union[str, Path],
+    to: str,
+    out: Union[str, Path] = '.',
+    backbone_only: bool = False,
+    safetensors: bool = False,
+) -> tuple[Path, bool]:
+    """The path of the converted checkpoint, and whether it was written now.
+
+    Raises:
+        ConnectionError: the checkpoint cannot be downloaded.
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: it is damaged, it is not of a known architecture, or the format has no place for
+            the architecture.
+    """
+    checkpoint = reading.read_checkpoint(source)
+    ours = formats.to_ours(reading.tensors_of(checkpoint))
+    if not ours:
+        inner, _ = reading.unwrapped(checkpoint)
+        raise ValueError(f'{source} has no tensors, but {reading.contents_of(inner) or "nothing"}')
+    check_complete(ours, model_of(ours))
+    if backbone_only:
+        ours = {k: v for k, v in ours.items() if not formats.CLASSIFIER.match(k)}
+    key = to if to in ('ours', *formats.FORMATS) else published_format(ours, to)
+    # Parts of a split tensor share its memory; copied, each is saved by itself.
+    tensors = {k: v.clone().contiguous() for k, v in formats.to_format(ours, key).items()}
+
+    suffix = '.safetensors' if safetensors else '.pth'
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix='.convert-', dir=folder) as scratch:
+        partial = Path(scratch, 'partial' + suffix)
+        write_tensors(tensors, partial)
+        check_round_trip(ours, reading.read_checkpoint(partial))
+        digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+        path = folder / f'{Path(source).stem}_{to}-{digest[:8]}{suffix}'
+        if not path.exists():
+            os.replace(partial, path)
+            return path, True
+        if path.read_bytes() != partial.read_bytes():
+            raise ValueError(f'{path} already exists with other content; remove it')
+        return path, False
+
+
+def check_complete(ours: dict[str, Tensor], model: Union[CPVTPyramid, CPVT]) -> None:
+    """Raise a ValueError if a tensor is damaged or missing.
+
+    The names are ours; some tensors may have no place in the model, which is that of `model_of`.
+    """
+    expected = model.state_dict()
+    if isinstance(model, CPVTPyramid):  # add what its classifier holds
+        dim = model.channels[-1]
+        classifier: dict[str, nn.Module] = {'head': nn.Linear(dim, labels_of(ours))}
+        if not model.arch.mlp_conv:
+            classifier['norm'] = nn.LayerNorm(dim)
+            token = torch.zeros(1, 1, dim)
+            expected |= {'cls_token': token, 'cls_pos': token}
+        expected |= nn.ModuleDict(classifier).state_dict()
+    report = compare(expected, ours)
+    if objection := objection_to(expected, ours, report):
+        raise ValueError(objection)
+    held = {name.split('.')[0] for name in ours}
+    held |= {part for part, other in (('norm', 'head'), ('cls_token', 'cls_pos')) if other in held}
+    if lacking := [name for name in report.kept if name.split('.')[0] in held]:
+        raise ValueError(f'the checkpoint is damaged: it lacks {reading.listed(lacking)}')
+    for name in report.unused:
+        if defect := defect_of(ours[name], next(iter(expected.values()))):
+            raise ValueError(f'the checkpoint is damaged: {name} {defect}')
+
+
+def labels_of(ours: dict[str, Tensor]) -> int:
+    """Number of classes of a checkpoint; 1000 if it has no classifier."""
+    labels = ours['head.bias'].shape[:1].numel() if 'head.bias' in ours else 1000
+    if not labels:
+        raise ValueError('head.bias must have a value for each class, got none')
+    return labels
+
+
+def published_format(ours: dict[str, Tensor], publisher: str) -> str:
+    """The format of the model's authors ('official') or of timm ('timm')."""
+    if has_mlp_conv(ours):
+        if publisher == 'official':
+            return 'pvt_v2'
+        family = 'MiT' if str(arch_of(ours)).startswith('mit_') else None
+        key = 'timm_pvt_v2'
+    elif 'pos_embeds.0.table' in ours:
+        family = 'PVT'
+        key = 'pvt'
+    else:
+        return 'vit' if 'pos_embed.table' in ours else 'ours'
+    if family and publisher == 'timm':
+        raise ValueError(f'timm has no {family}; for the names of its authors, use --to official')
+    return key
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    if path.suffix == '.safetensors':
+        from safetensors.torch import save_file
+
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(tensors, path, metadata={'format': 'pt'})
+    else:
+        torch.save(tensors, path)
+
+
+def check_round_trip(ours: dict[str, Tensor], written: dict) -> None:
+    """Check that the content of a file, converted back, is every tensor under our names."""
+    again = formats.to_ours(reading.tensors_of(written))
+    for name in ours.keys() | again.keys():
+        a = ours.get(name)
+        b = again.get(name)
+        if a is None or b is None or a.dtype != b.dtype or not a.equal(b):
+            raise ValueError(f'the conversion changes {name}')
+
+
+def model_of(ours: dict[str, Tensor]) -> Union[CPVTPyramid, CPVT]:
+    """The model that has these tensors, which have our names."""
+    arch = arch_of(ours)
+    if arch is None:
+        raise ValueError(f'no known architecture has these tensors: {reading.listed(list(ours))}')
+    stages = shape_of(ours)
+    table = ours.get('pos_embeds.0.table', ours.get('pos_embed.table'))
+    peg_names = [name.split('.')[1] for name in ours if name.startswith('pos_block.')]
+    pegs = sorted({int(name) for name in peg_names if name.lstrip('-').isdecimal()})
+    if table is None and not pegs and not has_mlp_conv(ours):
+        raise ValueError(f'{arch} must have a PEG (pos_block) or a table; the checkpoint has none')
+    for name in ('patch_embeds.0.proj.weight', 'pos_embeds.0.table', 'pos_embed.table'):
+        if name in ours and (ours[name].dim() != 4 or not ours[name].numel()):
+            shape = tuple(ours[name].shape)
+            raise ValueError(f'{name} must have 4 dimensions and values, got {shape}')
+    kinds = []
+    if table is not None:
+        kinds.append('learned')
+    if pegs:
+        kinds.append('peg')
+    patch = 4 if stages else 16
+    options: dict[str, Any] = dict(position='+'.join(kinds) or 'none')
+    if table is not None:
+        options['pretrain_img_size'] = [patch * side for side in table.shape[1:3]]
+    if stages:
+        return CPVTPyramid(
+            arch,
+            **options,
+            in_channels=ours['patch_embeds.0.proj.weight'].shape[1],
+            out_indices=range(len(stages)),
+            stage_norm='norm_list.0.weight' in ours or has_mlp_conv(ours),
+        ).eval()
+    return CPVT(
+        arch,
+        **options,
+        peg=dict(after=pegs) if pegs else None,
+        class_token='cls_token' in ours or 'cls_pos' in ours,
+        num_classes=labels_of(ours),
+    ).eval()

@@ -51,6 +51,7 @@ def quantize(
     check_at_least('--drop', drop, 0)
 
     from ..export.quantization import (
+        Limits,
         files_of,
         quantize_file,
         speed_warning,
@@ -74,10 +75,9 @@ def quantize(
         path,
         calibration,
         compared,
+        Limits(agreement, drop),
         Path(annotations) if annotations else None,
         zero_is_ignored,
-        agreement,
-        drop,
     )
     print(f'\n{summary(results)}')
     print(f'wrote {", ".join(map(str, files_of(path)))}')

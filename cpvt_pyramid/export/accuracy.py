@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pycocotools import mask as mask_utils
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 from ..predict.predictions import Detections, LabelMap, Prediction
-from ..tooling.command import UserError, one_line, optional_package
-from ..tooling.label_maps import IGNORED, read_label_map
+from ..tooling.command import UserError, one_line
+from ..tooling.label_maps import IGNORED, ious_of_classes, pixel_confusion, read_label_map
 from ..tooling.rasters import ReadError
 
 IOU = 0.5  # of two boxes that are the same object
@@ -56,12 +59,13 @@ def agreement_of(found: Prediction, expected: Prediction) -> Agreement:
 def pairs_of(found: Detections, expected: Detections) -> list[tuple[int, int]]:
     """Boxes of two predictions that are one object: each of `expected`, which is sorted by score,
     takes the free one with the largest IoU."""
-    overlap = iou_of(found.boxes, expected.boxes)
+    if not len(found) or not len(expected):
+        return []
+    crowds = [0] * len(expected)  # none of them is one
+    overlap = mask_utils.iou(as_xywh(found.boxes), as_xywh(expected.boxes), crowds)
     overlap[found.labels[:, None] != expected.labels] = 0
     pairs = []
     for theirs in range(len(expected)):
-        if not len(found):
-            break
         ours = int(overlap[:, theirs].argmax())
         if overlap[ours, theirs] >= IOU:
             pairs.append((ours, theirs))
@@ -69,14 +73,10 @@ def pairs_of(found: Detections, expected: Detections) -> list[tuple[int, int]]:
     return pairs
 
 
-def iou_of(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The intersection over union (N, M) of boxes (N, 4) and (M, 4)."""
-    low = np.maximum(first[:, None, :2], second[:, :2])
-    high = np.minimum(first[:, None, 2:], second[:, 2:])
-    shared = np.clip(high - low, 0, None).prod(-1)
-    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(-1) for boxes in (first, second)]
-    union = areas[0][:, None] + areas[1] - shared
-    return shared / np.maximum(union, 1e-9)
+def as_xywh(boxes: np.ndarray) -> np.ndarray:
+    """Boxes (N, 4) of corners with their width and height instead of the second corner."""
+    sides = boxes[:, 2:] - boxes[:, :2]
+    return np.concatenate([boxes[:, :2], sides], axis=1).astype(np.float64)
 
 
 class Truth:
@@ -108,9 +108,6 @@ class CocoTruth(Truth):
     name = 'AP'
 
     def __init__(self, path: Path, classes: Sequence[str]) -> None:
-        optional_package('pycocotools', '--annotations')
-        from pycocotools.coco import COCO
-
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 self.coco = COCO(str(path))
@@ -134,8 +131,6 @@ class CocoTruth(Truth):
         return prediction.to_coco(self.image_ids[path.name], self.category_ids)
 
     def measure(self, predictions: Mapping[Path, Any]) -> float:
-        from pycocotools.cocoeval import COCOeval
-
         found = [item for items in predictions.values() for item in items]
         if not found:
             return 0.0
@@ -192,13 +187,9 @@ class LabelTruth(Truth):
                 f'{file} has the label {labels[known].max() + self.first}, but the model '
                 f'{self.classes} classes; if 1 is the first class, add --zero-is-ignored'
             )
-        pairs = labels[known] * self.classes + prediction.labels[known]
-        counts = np.bincount(pairs, minlength=self.classes**2)
-        return counts.reshape(self.classes, self.classes)
+        truth = np.where(known, labels, IGNORED)
+        return pixel_confusion(truth, prediction.labels, self.classes)
 
     def measure(self, predictions: Mapping[Path, Any]) -> float:
-        counts = sum(predictions.values())
-        right = np.diag(counts)
-        union = counts.sum(0) + counts.sum(1) - right
-        present = union > 0
-        return float((right[present] / union[present]).mean()) * 100
+        confusion = np.sum(list(predictions.values()), axis=0)
+        return float(np.nanmean(ious_of_classes(confusion))) * 100

@@ -16,7 +16,7 @@ import shutil
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from importlib.metadata import version
@@ -170,54 +170,54 @@ def save(model: Any, path: Path, entries: Mapping[str, str]) -> None:
         ) from error
 
 
-class Comparison:
-    """The float32 model's predictions for images, with which others are compared.
+class Expected(NamedTuple):
+    """What the float32 model predicts for images, with which others are compared."""
 
-    Args:
-        original: the float32 model.
-        paths: of the images; those that cannot be read are skipped, with a warning.
-        truth: annotations of some of them.
-    """
+    predictions: dict[Path, Prediction]  # as users see them by default
+    accuracy: Optional[float] = None  # AP or mIoU in percent, of annotated images
 
-    def __init__(
-        self, original: ExportedModel, paths: Sequence[Path], truth: Optional[Truth]
-    ) -> None:
-        self.score_thr: float = original.about['score_thr']
-        self.truth = truth
-        self.expected: dict[Path, Prediction] = {}
-        summaries = {}
-        for path in paths:
-            image = load_or_skip(path)
-            if image is None:
-                continue
-            prediction = self.predict(original, image)
-            self.expected[path] = without_image(self.shown(prediction))
-            if truth is not None and truth.has(path):
-                summaries[path] = truth.summary(path, prediction)
-        if not self.expected:
-            raise UserError('none of the images for the comparison can be read')
-        self.accuracy = truth.measure(summaries) if truth is not None else None
 
-    def measure(self, model: ExportedModel) -> Measured:
-        total = Agreement()
-        summaries = {}
-        for path, expected in self.expected.items():
-            prediction = self.predict(model, load_image(path))
-            total += agreement_of(self.shown(prediction), expected)
-            if self.truth is not None and self.truth.has(path):
-                summaries[path] = self.truth.summary(path, prediction)
-        accuracy = self.truth.measure(summaries) if self.truth is not None else None
-        return Measured(total.share, accuracy)
+def expected_of(original: ExportedModel, paths: Sequence[Path], truth: Optional[Truth]) -> Expected:
+    """The predictions of the float32 model for images; those that cannot be read are skipped, with
+    a warning. All images are annotated, if there are annotations (`truth`)."""
+    predictions: dict[Path, Prediction] = {}
+    summaries = {}
+    for path, prediction in predictions_of(original, paths):
+        predictions[path] = without_image(shown_by_default(prediction, original))
+        if truth is not None:
+            summaries[path] = truth.summary(path, prediction)
+    if not predictions:
+        raise UserError('none of the images for the comparison can be read')
+    return Expected(predictions, truth.measure(summaries) if truth is not None else None)
 
-    def predict(self, model: ExportedModel, image: np.ndarray) -> Prediction:
-        (prediction,) = model.predict([model.prepare(image)], 0.0)  # all scores count in AP
-        return prediction
 
-    def shown(self, prediction: Prediction) -> Prediction:
-        """What users see by default."""
-        if isinstance(prediction, Detections):
-            return prediction.above(self.score_thr)
-        return prediction
+def measure(model: ExportedModel, expected: Expected, truth: Optional[Truth]) -> Measured:
+    """How good a quantized model is on the images of the float32 model's predictions."""
+    total = Agreement()
+    summaries = {}
+    for path, prediction in predictions_of(model, expected.predictions):
+        total += agreement_of(shown_by_default(prediction, model), expected.predictions[path])
+        if truth is not None:
+            summaries[path] = truth.summary(path, prediction)
+    return Measured(total.share, truth.measure(summaries) if truth is not None else None)
+
+
+def predictions_of(
+    model: ExportedModel, paths: Iterable[Path]
+) -> Iterator[tuple[Path, Prediction]]:
+    """The predictions for the images that can be read, of any score, as AP needs them."""
+    for path in paths:
+        image = load_or_skip(path)
+        if image is not None:
+            (prediction,) = model.predict([model.prepare(image)], 0.0)
+            yield path, prediction
+
+
+def shown_by_default(prediction: Prediction, model: ExportedModel) -> Prediction:
+    """What users see of a prediction of any score."""
+    if isinstance(prediction, Detections):
+        return prediction.above(model.about['score_thr'])
+    return prediction
 
 
 def without_image(prediction: Prediction) -> Prediction:
@@ -251,6 +251,11 @@ def calibration_inputs(
         inputs.append(padded_inputs([resized], original.session.shapes, sizes))
     if not inputs:
         raise UserError('none of the images for the calibration can be read')
+    if len(inputs) < FEW:
+        warnings.warn(
+            f'few images to calibrate with: {len(inputs)}; {FEW} or more are better',
+            stacklevel=2,
+        )
     return inputs
 
 
@@ -312,15 +317,21 @@ def measure_latency(
     return Latency(float32, int8, (height, width), usable_cores())
 
 
+class Limits(NamedTuple):
+    """How much worse than the float32 model a quantized model may be."""
+
+    agreement: float = 0.95  # with it, at least, where there are no annotations; from 0 to 1
+    drop: float = 0.5  # points of AP or mIoU, at most, where there are
+
+
 def quantize_file(
     path: Path,
     out: Path,
     calibration: Sequence[Path],
     compared: Sequence[Path],
+    limits: Limits,
     annotations: Optional[Path] = None,
     zero_is_ignored: bool = False,
-    agreement: float = 0.95,
-    drop: float = 0.5,
     say: Callable[[str], object] = print,
 ) -> dict[str, Any]:
     """Quantize a model and write it, if its predictions are good enough.
@@ -330,10 +341,9 @@ def quantize_file(
         out: an .xml file to write.
         calibration: images to calibrate with.
         compared: other images, on which the models are compared.
+        limits: what is good enough.
         annotations: of these, a JSON file in COCO's format or a folder of label maps.
         zero_is_ignored: see `LabelTruth`.
-        agreement: with the float32 model that is needed without annotations, from 0 to 1.
-        drop: of AP or mIoU, in points, that is allowed with annotations.
         say: prints a line about the progress.
 
     Returns:
@@ -352,45 +362,34 @@ def quantize_file(
         compared = evenly_spaced(compared, COMPARED)
     nncf = import_nncf()  # takes seconds, and comes after what may be wrong with the arguments
     inputs = calibration_inputs(original, evenly_spaced(calibration, CALIBRATED))
-    if len(inputs) < FEW:
-        warnings.warn(
-            f'few images to calibrate with: {len(inputs)}; {FEW} or more are better',
-            stacklevel=2,
-        )
     say(f'calibrating with {len(inputs)} images, comparing on {len(compared)} others')
-    comparison = Comparison(original, compared, truth)
+    expected = expected_of(original, compared, truth)
     model = quantized_model(nncf, model, inputs)
 
     with hidden_folder(out) as folder:
         untested = folder / 'untested.xml'
         save(model, untested, metadata_of(original))
-        measured = comparison.measure(ExportedModel(untested))
-        check_good_enough(out, measured, comparison, agreement, drop)
+        measured = measure(ExportedModel(untested), expected, truth)
+        check_good_enough(out, measured, expected, truth, limits)
 
         entries = metadata_of(original, measured)
         if original.session.test is not None:
             entries[TEST_KEY] = own_test(OpenVino(untested), original.session.test)
         partial = folder / out.name
         save(model, partial, entries)
-        first = next(iter(comparison.expected))
+        first = next(iter(expected.predictions))
         latency = measure_latency(original, ExportedModel(partial), load_image(first))
         results = {
             'model': out.name,
             'from': path.name,
             'calibration_images': len(inputs),
-            'compared_images': len(comparison.expected),
+            'compared_images': len(expected.predictions),
             'agreement': measured.agreement,
-            'accuracy': None,
+            'accuracy': accuracies(measured, expected, truth),
             'latency_ms': latency._asdict(),
             'bytes': {'float32': path.stat().st_size, 'int8': bytes_of(partial)},
             'versions': {name: version(name) for name in ('nncf', 'openvino')},
         }
-        if truth is not None:
-            results['accuracy'] = {
-                'measure': truth.name,
-                'float32': comparison.accuracy,
-                'int8': measured.accuracy,
-            }
         report = folder / out.with_suffix('.report.json').name
         report.write_text(json.dumps(results, indent=1) + '\n', encoding='utf-8')
         for name in (partial.with_suffix('.bin').name, report.name, out.name):  # the model last
@@ -398,18 +397,26 @@ def quantize_file(
     return results
 
 
+def accuracies(
+    measured: Measured, expected: Expected, truth: Optional[Truth]
+) -> Optional[dict[str, Any]]:
+    """The AP or mIoU of both models; None without annotations."""
+    if truth is None:
+        return None
+    return {'measure': truth.name, 'float32': expected.accuracy, 'int8': measured.accuracy}
+
+
 def check_good_enough(
-    out: Path, measured: Measured, comparison: Comparison, agreement: float, drop: float
+    out: Path, measured: Measured, expected: Expected, truth: Optional[Truth], limits: Limits
 ) -> None:
-    """Raise a UserError if a quantized model is not as good as wanted."""
-    truth = comparison.truth
-    if truth is not None and measured.accuracy is not None and comparison.accuracy is not None:
-        least = comparison.accuracy - drop
+    """Raise a UserError if a quantized model is worse than it may be."""
+    if truth is not None and measured.accuracy is not None and expected.accuracy is not None:
+        least = expected.accuracy - limits.drop
         is_good = measured.accuracy >= least
         what = f'{truth.name} {measured.accuracy:.2f}, but {least:.2f}'
     else:
-        is_good = measured.agreement >= agreement
-        what = f'agreement {measured.agreement:.2%}, but {agreement:.2%}'
+        is_good = measured.agreement >= limits.agreement
+        what = f'agreement {measured.agreement:.2%}, but {limits.agreement:.2%}'
     if not is_good:
         raise UserError(
             f'{out} was not written: it has {what} is wanted; calibrate with more images like '

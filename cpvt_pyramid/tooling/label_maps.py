@@ -1,4 +1,5 @@
-"""Files of label maps: segmentation masks whose pixels are class indices, or colours."""
+"""Files of label maps: segmentation masks whose pixels are class indices, or colours. And how two
+label maps differ."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -76,3 +77,18 @@ def read_label_map(path: Path) -> StoredLabels:
         if bands is None:
             raise ReadError('not a complete image') from error
         return StoredLabels(bands[..., 0] if bands.shape[2] == 1 else bands)
+
+
+def pixel_confusion(truth: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    """Pixels by true class (row) and predicted class (column), without ignored ones."""
+    valid = (truth != IGNORED) & (truth < classes) & (labels < classes)
+    pairs = truth[valid].astype(np.int64) * classes + labels[valid]
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+
+def ious_of_classes(confusion: np.ndarray) -> np.ndarray:
+    """The IoU of each class, from pixels by true and predicted class; nan for classes that do not
+    occur."""
+    hits = confusion.diagonal()
+    with np.errstate(invalid='ignore'):
+        return hits / (confusion.sum(0) + confusion.sum(1) - hits)

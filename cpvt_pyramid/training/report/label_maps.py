@@ -15,7 +15,7 @@ from ...data.label_maps import label_map_reader
 from ...predict.drawing import draw_legend, draw_segmentation, painted_classes
 from ...tooling import charts, pages
 from ...tooling.command import UserError
-from ...tooling.label_maps import IGNORED
+from ...tooling.label_maps import IGNORED, ious_of_classes, pixel_confusion
 from .parts import Analysis, confusion_section, shown_or_blank
 from .predictions import read_predictions
 
@@ -94,8 +94,8 @@ def metrics_of_classes(
     hits = matrix.diagonal()
     true_pixels = matrix.sum(1)
     predicted_pixels = matrix.sum(0)
+    iou = ious_of_classes(matrix)
     with np.errstate(invalid='ignore'):
-        iou = hits / (true_pixels + predicted_pixels - hits)
         recall = hits / true_pixels
         precision = hits / predicted_pixels
     overall = {'mIoU': nan_mean(iou), 'mAcc': nan_mean(recall), 'aAcc': accuracy(matrix)}
@@ -108,13 +108,6 @@ def iou_chart(by_class: Sequence[dict]) -> pages.Markup:
     bars = {row['class']: 100 * float(np.nan_to_num(row['IoU'])) for row in by_class}
     best_first = dict(sorted(bars.items(), key=lambda bar: -bar[1]))
     return charts.bar_chart(best_first, 'IoU', '{:.1f}'.format)
-
-
-def pixel_confusion(truth: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """Pixels by true class (row) and predicted class (column), without ignored ones."""
-    valid = (truth != IGNORED) & (truth < classes) & (labels < classes)
-    pairs = truth[valid].astype(np.int64) * classes + labels[valid]
-    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
 
 def accuracy(matrix: np.ndarray) -> float:

@@ -170,15 +170,24 @@ def test_no_images(build, valid):
 # --- padded batches ----------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=90)
+@every_case
+def test_features_are_those_of_the_image_alone(build, options):
+    same_features_alone(build, options, True, [(61, 40), (33, 90)], more=(3, 0))
+
+
+@settings(deadline=None, max_examples=30)
 @given(
     case=st.sampled_from(list(CASES)),
     class_token=st.booleans(),
     sizes=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90)), min_size=1, max_size=3),
     more=st.tuples(st.integers(0, 40), st.integers(0, 40)),
 )
-def test_features_are_those_of_the_image_alone(case, class_token, sizes, more):
-    build, options = CASES[case]
+def test_features_are_those_of_the_image_alone_at_any_size(case, class_token, sizes, more):
+    same_features_alone(*CASES[case], class_token, sizes, more)
+
+
+def same_features_alone(build, options, class_token, sizes, more):
+    """Maps and gradients of images in a padded batch, with `more` pixels of padding for all."""
     if build in (classifier, dense):  # whose patches are small
         sizes = [(-(-height // 2), -(-width // 2)) for height, width in sizes]
         options = options | dict(class_token=class_token)

@@ -78,7 +78,8 @@ def write_on_ray(
     results: Results,
     skip: Skip,
     *,
-    model: dict,
+    model_options: dict,
+    results_options: dict,
     options: RunOptions,
     address: str,
     workers: Optional[int],
@@ -89,7 +90,8 @@ def write_on_ray(
         named: the inputs.
         results: in which they are counted.
         skip: called with inputs that cannot be read.
-        model: arguments of `open_model`.
+        model_options: arguments of `open_model`.
+        results_options: those of `Results`.
         options: how results are made.
         address: `local` for a cluster that this process starts on this machine; `auto`, for one
             that this machine is part of; or HOST:PORT. A cluster that this process is connected to
@@ -102,15 +104,15 @@ def write_on_ray(
     """
     with connected(address) as ray:
         resources = Counter(ray.cluster_resources())
-        gpus = 0 if model.get('device') == 'cpu' else int(resources['GPU'])
+        gpus = 0 if model_options.get('device') == 'cpu' else int(resources['GPU'])
         room = int(resources['memory'] // WORKER_MEMORY)
         most = workers or max(gpus or min(int(resources['CPU']), room), 1)
         size = min(-(-len(named) // (most * TURNS)), MOST)
         blocks = -(-len(named) // max(size, options.batch_size))
         rows = [{'path': str(path), 'name': name} for path, name in named]
         arguments = {
-            'model': model,
-            'results': results.arguments,
+            'model': model_options,
+            'results': results_options,
             'options': options,
             'here': os.getcwd(),
         }

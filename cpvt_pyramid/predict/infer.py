@@ -83,9 +83,15 @@ def run_infer(
             workers = default_workers(found, batch_size)
         ready = open_model(**model_options, threads=1 if tile else max(workers, 1))
     named, folder = name_results(found, out_dir)
-    results = Results(
-        folder, ready.kind, ready.classes, not no_pictures, format, is_tiled=tile is not None
-    )
+    results_options: dict[str, Any] = {
+        'folder': folder,
+        'kind': ready.kind,
+        'classes': ready.classes,
+        'pictures': not no_pictures,
+        'format': format,
+        'is_tiled': tile is not None,
+    }
+    results = Results(**results_options)
     results.check(named)
     todo = list(named)
     if skip_existing:
@@ -104,7 +110,8 @@ def run_infer(
             todo,
             results,
             skip,
-            model=model_options,
+            model_options=model_options,
+            results_options=results_options,
             options=options,
             address=ray,
             workers=ray_workers,

@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from ..tooling.command import UserError
 from ..tooling.images import IMAGE_ENDINGS
-from ..tooling.inputs import local_path
+from ..tooling.inputs import is_address, local_path
 from ..trained import TRAINED, similar_name
 from .exported import ExportedModel
 from .model import Model, check_score_thr
 
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
 CONFIGS = ('.py', '.json', '.yaml', '.yml')
-SCHEMES = ('http://', 'https://', 'hf://', 's3://')  # of the addresses of checkpoints
 KINDS = (
     'CONFIG CHECKPOINT, an exported model (.onnx, .xml), a checkpoint with its config inside, or '
     'the name of a trained model (cpvt models)'
@@ -48,8 +47,10 @@ def resolve_model(model: str, more: Sequence[str] = ()) -> tuple[ModelFiles, lis
     path = Path(model).expanduser()
     if path.suffix.lower() in IMAGE_ENDINGS:
         raise UserError(f'{model} is an image; the model comes first, then the images')
-    if path.is_file() or model.startswith(SCHEMES):
-        return ModelFiles(checkpoint=str(path) if path.is_file() else model), words
+    if path.is_file():
+        return ModelFiles(checkpoint=str(path)), words
+    if is_address(model):
+        return ModelFiles(checkpoint=model), words
     if model in TRAINED:
         trained = TRAINED[model]
         return ModelFiles(checkpoint=trained.url, config=str(trained.config_path)), words
@@ -103,7 +104,16 @@ def open_model(
                 f'size and backend are for exported models; {files.checkpoint} is a checkpoint, '
                 'whose config has a size'
             )
-        model = openmmlab(files).open_trained(
+        try:
+            from .openmmlab.model import open_trained
+        except ImportError as error:
+            raise UserError(
+                f'{files.config or files.checkpoint} is not an exported model '
+                f'({", ".join(EXPORTED)}), and others need torch and OpenMMLab; run make setup in '
+                f"a clone of cpvt_pyramid, or pip install '.[mm]' there ({error})"
+            ) from error
+        assert files.checkpoint is not None
+        model = open_trained(
             files.checkpoint,
             files.config,
             cfg_options=cfg_options,
@@ -112,18 +122,4 @@ def open_model(
             score_thr=score_thr,
         )
     check_score_thr(score_thr, model.kind)
-    return model
-
-
-def openmmlab(files: ModelFiles) -> Any:
-    """The module that opens models of OpenMMLab."""
-    try:
-        from .openmmlab import model
-    except ImportError as error:
-        name = files.config or files.checkpoint
-        raise UserError(
-            f'{name} is not an exported model ({", ".join(EXPORTED)}), and others need torch and '
-            'OpenMMLab; run make setup in a clone of cpvt_pyramid, or '
-            f"pip install '.[mm]' there ({error})"
-        ) from error
     return model

@@ -87,18 +87,6 @@ class Results:
         self.objects: dict[str, ImageObjects] = {}  # by name, for coco.json
         self.lock = threading.Lock()
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments, for other processes."""
-        return {
-            'folder': self.folder,
-            'kind': self.kind,
-            'classes': self.classes,
-            'pictures': self.pictures,
-            'format': self.format,
-            'is_tiled': self.is_tiled,
-        }
-
     def check(self, named: Sequence[Named]) -> None:
         """Check, before a run, that the results of inputs can be written."""
         videos = [path for path, _ in named if is_video(path)]

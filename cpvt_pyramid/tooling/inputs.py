@@ -86,9 +86,14 @@ def local_path(text: str) -> Path:
     """
     if '\0' in text:
         raise UserError('a path must not have zero bytes; list one path a line')
-    if re.match('[A-Za-z][A-Za-z0-9+.-]+://', text):
+    if is_address(text):
         raise UserError(f'a file on this machine is needed, got the address {text}; download it')
     return Path(text)
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is an address such as https://..., and no path."""
+    return re.match('[A-Za-z][A-Za-z0-9+.-]+://', text) is not None
 
 
 def named_within(folder: Path, files: Iterable[Path]) -> list[tuple[Path, str]]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from mmdet.structures import DetDataSample
 from models.small import mask_rcnn
-from predict.test_postprocessing import predictions
+from predict.test_label_maps import predictions
 
 from cpvt_pyramid import accelerate
 from cpvt_pyramid.cpu import acceleration, winograd

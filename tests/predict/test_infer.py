@@ -234,7 +234,7 @@ def test_too_little_gpu_memory_is_one_line(untrained, monkeypatch, capsys):
     Image.fromarray(photograph(90, 130)).save('a.png')
     error = torch.cuda.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.\nSee also')
     fails = mock.Mock(side_effect=error)
-    monkeypatch.setattr('mmseg.models.EncoderDecoder.predict', fails)
+    monkeypatch.setattr('mmseg.models.EncoderDecoder.extract_feat', fails)
     monkeypatch.setattr(OpenMMLabModel, 'scores_of', fails)
     for options in ([], ['--tile', '64']):
         assert infer.main([*untrained['segmentor'], 'a.png', *options]) == 2

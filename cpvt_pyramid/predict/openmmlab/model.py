@@ -27,8 +27,8 @@ from ..model import SCORE_THR, Prepared
 from ..predictions import Kind, Prediction
 from ..tiles import Boxes, Suppression
 from .grouping import size_in_batch
+from .label_maps import predict_labels
 from .models import build_model, fetch_checkpoint, load_whole_model
-from .postprocessing import as_scores, skip_unused
 
 
 class OpenMMLabModel:
@@ -36,8 +36,7 @@ class OpenMMLabModel:
     wrong with the config becomes a UserError.
 
     Args:
-        model: on its device, in evaluation mode; what predictions do not hold is no longer
-            computed.
+        model: on its device, in evaluation mode.
         cfg: its config.
         meta: `classes` and `palette`.
         score_thr: boxes of a lower score are left out.
@@ -57,7 +56,8 @@ class OpenMMLabModel:
         self.bands = loaded_bands(cfg)
         self.suppression = suppression_of(model, score_thr)
         self.pipeline = image_pipeline(cfg)
-        skip_unused(model)
+        if self.kind == 'detections':
+            leave_out_low_scores(model, score_thr)
 
     @property
     def device(self) -> torch.device:
@@ -87,23 +87,21 @@ class OpenMMLabModel:
         """An image as the pipelines load it, in BGR; bands are in their own order."""
         return image if self.bands else np.ascontiguousarray(image[..., ::-1])
 
-    def predict(
-        self, batch: Sequence[Prepared], score_thr: Optional[float] = None
-    ) -> list[Prediction]:
-        """The predictions for images with one padded size; `score_thr` replaces the model's."""
-        score_thr = self.score_thr if score_thr is None else score_thr
-        for image in batch:
-            if 'data_samples' in image.data:  # not so in a wrong pipeline
-                image.data['data_samples'].set_metainfo({'score_thr': score_thr})
+    def predict(self, batch: Sequence[Prepared]) -> list[Prediction]:
+        """The predictions for images with one padded size."""
         meta = {'classes': self.classes, 'palette': self.palette}
         with errors_of_model(), torch.no_grad():
-            samples = self.model.test_step(pseudo_collate([image.data for image in batch]))
+            data = pseudo_collate([image.data for image in batch])
+            if self.kind == 'labels' and 'data_samples' in data:  # not so of a wrong pipeline
+                samples = predict_labels(self.model, data)
+            else:
+                samples = self.model.test_step(data)
             if len(samples) != len(batch):
                 raise ValueError(
                     f'the model returned {len(samples)} results for {len(batch)} images'
                 )
             return [
-                to_prediction(sample, image.image, meta, score_thr)
+                to_prediction(sample, image.image, meta, self.score_thr)
                 for sample, image in zip(samples, batch)
             ]
 
@@ -124,7 +122,6 @@ class OpenMMLabModel:
         """The boxes, scores and labels in a tile (h, w, N)."""
         height, width = tile.shape[:2]
         sample = data_sample(False, (height, width))
-        sample.set_metainfo({'score_thr': self.score_thr})
         inputs = tile.permute(2, 0, 1).contiguous()
         found = self.model.test_step({'inputs': [inputs], 'data_samples': [sample]})
         instances = found[0].pred_instances
@@ -137,7 +134,7 @@ class OpenMMLabModel:
         batch = {'inputs': [inputs], 'data_samples': [data_sample(True, (height, width))]}
         data = self.model.data_preprocessor(batch, False)
         metas = [sample.metainfo for sample in data['data_samples']]
-        scores = as_scores(self.model.inference(data['inputs'], metas))
+        scores = self.model.inference(data['inputs'], metas)
         return scores[0, :, :height, :width].float()
 
     def decide(self, scores: np.ndarray) -> np.ndarray:
@@ -168,6 +165,16 @@ def kind_of_results(model: nn.Module, cfg: Config) -> Kind:
     if cfg.default_scope == 'mmseg':
         return 'labels'
     return 'segments' if is_panoptic(model) else 'detections'
+
+
+def leave_out_low_scores(model: Any, score_thr: float) -> None:
+    """Let a detector with two stages leave out boxes with a score below `score_thr` before it
+    computes their masks, in place. No other box changes: non-maximum suppression goes from high
+    scores to low."""
+    settings = getattr(getattr(model, 'roi_head', None), 'test_cfg', None) or {}
+    if 'score_thr' in settings:  # it keeps boxes with a higher one
+        below = float(np.nextafter(np.float32(score_thr), np.float32(-1)))
+        settings['score_thr'] = max(settings['score_thr'], below)
 
 
 def suppression_of(model: Any, score_thr: float) -> Suppression:

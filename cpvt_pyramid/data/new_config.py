@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from copy import deepcopy
 from itertools import compress
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -18,7 +17,7 @@ from mmengine.config import Config
 from ..config.load import load_config
 from ..config.parts import kind_of
 from ..tooling.command import UserError, one_line
-from ..tooling.files import atomic_write, check_file, files_below
+from ..tooling.files import atomic_write, check_file, files_below, scratch_folder
 from .coco import COUNTED_IN_AP, Objects, Split, content_of_images, objects_by_class
 from .defects import Defects, Problem
 from .folder import GENERATED, SPLITS, Files
@@ -103,8 +102,8 @@ def new_config(
     check_output(out, folder, base, overwrite)
     cfg = load_config(base)
     task = task_of(cfg, base)
-    with TemporaryDirectory(dir=folder.resolve().parent, prefix='.') as temporary:
-        partial = Path(temporary, folder.name)
+    with scratch_folder(folder.resolve().parent) as scratch:
+        partial = scratch / folder.name
         with reported(Defects(), skip_bad) as defects:
             found = read_data(Files(data, assigned), defects, task)
         described = describe(found, data, Generated(partial, f'{HERE}/{folder.name}'))

@@ -93,12 +93,23 @@ def is_taken(folder: Path) -> bool:
 
 
 @contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """A hidden folder in `parent`, which is created; the hidden one is removed at the end."""
+    make_folder(parent)
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix='.', dir=parent)
+    except (FileNotFoundError, PermissionError) as error:  # in /proc, for example
+        raise UserError(f'cannot write to the folder {parent}: {error.strerror}') from error
+    with scratch as path:
+        yield Path(path)
+
+
+@contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A hidden folder next to `path`, to be filled; it is renamed to `path` on success, and removed
     on any failure. `path` must not exist, or be an empty folder."""
-    parent = make_folder(path.parent)
-    with tempfile.TemporaryDirectory(prefix=f'.{path.name}.', dir=parent) as scratch:
-        new = Path(scratch, 'new')
+    with scratch_folder(path.parent) as scratch:
+        new = scratch / 'new'
         new.mkdir()
         yield new
         new.rename(path)

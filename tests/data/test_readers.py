@@ -749,6 +749,14 @@ def test_bases_and_arguments_that_do_not_fit(tmp_path, capsys):
         assert said in printed and printed.count('\n') == 1
 
 
+@pytest.mark.skipif(not Path('/proc/self').exists(), reason='needs the folder /proc of Linux')
+def test_folders_in_which_nothing_can_be_created(tmp_path, capsys):
+    layouts.yolo_of_splits(tmp_path)
+    assert made(tmp_path, DETECTOR, Path('/proc/x.py')) == 2
+    said = 'cpvt new-config: cannot write to the folder /proc: No such file or directory\n'
+    assert capsys.readouterr().err == said
+
+
 def test_names_that_mmengine_would_replace(tmp_path):
     layouts.yolo_without_yaml(tmp_path / 'data')
     write(tmp_path / 'data/classes.txt', 'cat\n{{ fileDirname }}\nowl')

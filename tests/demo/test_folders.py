@@ -44,6 +44,8 @@ def test_a_folder_of_others_is_left_alone(tmp_path, capsys):
         assert 'has other files' in refusal(capsys, root, *SMALL)
     assert str(file) in refusal(capsys, file / 'pages', *SMALL)
     assert contents(tmp_path) == {'sample.json': b'{"mine": 1}\xff'}
+    if Path('/proc/self').exists():
+        assert 'cannot write to the folder /proc' in refusal(capsys, Path('/proc/x'), *SMALL)
 
 
 @pytest.mark.parametrize('error, status', [(KeyboardInterrupt(), 130), (OSError(28, 'full'), 2)])

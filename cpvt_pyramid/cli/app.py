@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, Optional
 
 from ..tooling.command import UserError, imports_of, one_line, run_command
-from ..trained import TRAINED, similar_name
+from ..trained import TRAINED
 
 
 def app(
@@ -40,18 +40,18 @@ def app(
         port: port to listen on; 0 takes a free one.
     """
     from ..predict.exported import ExportedModel
-    from ..tooling.inputs import local_path
+    from ..predict.opening import resolve_model
 
     with imports_of('cpvt app', extra='app'):
         from ..app import Page, Server, check_report, printable, read_samples
 
-    if model in TRAINED and not Path(model).exists():
+    files, _ = resolve_model(model)
+    if files.exported is not None:
+        path = files.exported
+    elif model in TRAINED:
         path = exported_by_name(model)
     else:
-        path = local_path(model)
-        similar = similar_name(model)
-        if similar and not path.exists():
-            raise UserError(f'no model at {model}; did you mean {similar}?')
+        raise UserError(f'{model} is a checkpoint; export it to a .onnx file with cpvt export')
     check_report(path, backend)
     exported = ExportedModel(path, backend)
     folder = Path(samples) if samples else samples_of(path)

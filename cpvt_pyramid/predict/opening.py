@@ -42,7 +42,7 @@ def resolve_model(model: str, more: Sequence[str] = ()) -> tuple[ModelFiles, lis
         return ModelFiles(exported=local_path(model).expanduser()), words
     if model.endswith(CONFIGS):
         if not words:
-            raise UserError(f'{model} is a config; its checkpoint comes next, then the inputs')
+            raise UserError(f'{model} is a config; its checkpoint comes next')
         return ModelFiles(checkpoint=words[0], config=model), words[1:]
     path = Path(model).expanduser()
     if path.suffix.lower() in IMAGE_ENDINGS:

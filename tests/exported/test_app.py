@@ -599,10 +599,12 @@ def test_without_its_packages_the_command_says_what_to_install(monkeypatch, caps
 
 def test_mistakes_on_the_command_line(model, capsys):
     path = str(model('detection'))
+    Path('a.pth').touch()
     with socket.create_server(('127.0.0.1', 0)) as other:
         port = str(other.getsockname()[1])
         for arguments, complaint in (
             (['no.onnx'], 'no model at no.onnx'),
+            (['a.pth'], 'a.pth is a checkpoint; export it to a .onnx file'),
             ([path, '--samples', 'nowhere'], 'no folder at nowhere'),
             ([path, '--port', port], f'cannot listen on 127.0.0.1:{port}: '),
             ([path, '--port', '99999'], 'cannot listen on 127.0.0.1:99999: '),

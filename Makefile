@@ -39,23 +39,23 @@ demo-seg: setup  ## the same for a segmentor
 	$(call run_demo,$(SEGMENTATION),work_dirs/demo-seg)
 
 test: setup  ## run the tests
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
 coverage: setup  ## run the tests; the lines that they execute are in build/coverage
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
 
 test-foreign: setup  ## test all detectors and segmentors of OpenMMLab, and exports at all sizes
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m 'foreign or not foreign' tests/mm/foreign tests/export
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m 'foreign or not foreign' tests/mm/foreign tests/export
 
 CORE_TESTS = $(addprefix tests/, checkpoints core cpu padding position)
 
 test-torch:  ## test the core on the oldest supported torch, in .venv-oldest-torch
 	@tools/setup_env.sh oldest-torch
-	OMP_NUM_THREADS=1 .venv-oldest-torch/bin/python -m pytest -n 2 $(CORE_TESTS)
+	OMP_NUM_THREADS=1 .venv-oldest-torch/bin/python -m pytest -n 2 --dist worksteal $(CORE_TESTS)
 
 define test_original_mm
 	@tools/setup_env.sh $(1)
-	OMP_NUM_THREADS=1 .venv-$(1)/bin/python -m pytest -n 2 \
+	OMP_NUM_THREADS=1 .venv-$(1)/bin/python -m pytest -n 2 --dist worksteal \
 	  $(CORE_TESTS) tests/data tests/mm tests/training --ignore tests/mm/foreign
 endef
 
@@ -73,7 +73,7 @@ test-page: setup  ## test the web page in Chromium; leaves pictures of it in bui
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m page tests/page
 
 fuzz: setup  ## 1000 cases of each fuzz test, a few minutes
-	CPVT_FUZZ=1000 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --timeout 3600 tests/fuzz
+	CPVT_FUZZ=1000 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal --timeout 3600 tests/fuzz
 
 gpu-report: setup  ## measure beside timm's models on a GPU, in 8 minutes; writes work_dirs/gpu/report.md
 	$(PY) -m benchmarks.gpu

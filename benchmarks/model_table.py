@@ -137,7 +137,9 @@ def count(
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    with torch.device('meta'):
+    from benchmarks.models.meta import without_values
+
+    with without_values():
         model = model_class(arch, **options)
     for size in SIZES:
         image = torch.empty(1, 3, *size, device='meta')
@@ -153,9 +155,9 @@ def multiply_additions(counter: FlopCounterMode, module: str) -> int:
 
 def millions(model_class: type, arch: str, **options: object) -> str:
     """Parameters of a model."""
-    import torch
+    from benchmarks.models.meta import without_values
 
-    with torch.device('meta'):
+    with without_values():
         model = model_class(arch, **options)
     return f'{size_of(model) / 1e6:.1f}M'
 
@@ -352,9 +354,9 @@ def weights_of(arch: str) -> str:
 def published_weights() -> Iterator[list[str]]:
     """For each file that a config starts from: name, model, source, licence, size and format."""
     import timm
-    import torch
 
     import cpvt_pyramid.timm_models  # noqa: F401  registers the models
+    from benchmarks.models.meta import without_values
     from cpvt_pyramid import CPVTPyramid
     from cpvt_pyramid.checkpoints.downloads import IN_PACKAGE
 
@@ -379,7 +381,7 @@ def published_weights() -> Iterator[list[str]]:
             model = "`cpvt_tiny` with `position='learned'` (DeiT-Ti)"
             timm_name = 'deit_tiny_patch16_224'
             form = 'vit'
-        with torch.device('meta'):
+        with without_values():
             if timm_name:
                 published = timm.create_model(timm_name, num_classes=1000)
             else:
@@ -401,8 +403,8 @@ def published_weights() -> Iterator[list[str]]:
 
 def formats() -> Iterator[list[str]]:
     """For each checkpoint format, who uses it and which models it can hold."""
-    import torch
 
+    from benchmarks.models.meta import without_values
     from cpvt_pyramid import CPVT, CPVTPyramid, PEGConfig
     from cpvt_pyramid.checkpoints.formats import FORMATS, to_format
 
@@ -422,7 +424,7 @@ def formats() -> Iterator[list[str]]:
         'transformers': 'files of transformers (SegFormer)',
         'transformers_5': 'the modules of SegFormer in transformers 5',
     }
-    with torch.device('meta'):
+    with without_values():
         samples = {
             'PCPVT': CPVTPyramid('pcpvt_nano'),
             'SVT': CPVTPyramid('svt_small'),
@@ -523,12 +525,13 @@ def read(name: str) -> Config:
 @functools.cache
 def parameters_of(name: str) -> int:
     """The number of parameters of a config's model."""
-    import torch
     from mmengine.registry import MODELS, init_default_scope
+
+    from benchmarks.models.meta import without_values
 
     cfg = read(name)
     init_default_scope(cfg.default_scope)
-    with torch.device('meta'):
+    with without_values():
         return size_of(MODELS.build(cfg.model))
 
 

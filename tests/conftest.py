@@ -1,3 +1,4 @@
+import gc
 import importlib.util
 import os
 import re
@@ -15,6 +16,10 @@ from support import ROOT, clear_global_instances
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background process of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Imports make millions of objects that stay: to look for garbage takes seconds and frees nothing.
+gc.disable()
 
 
 class TorchRandom:
@@ -67,6 +72,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     older_torch.skip(items)
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     if os.environ.get('CPVT_RECORD') and exitstatus in (0, 1):  # not interrupted
         from tested import record
@@ -94,6 +104,14 @@ def _no_global_instances() -> Iterator[None]:
     """Clear the global state of mmengine after each test."""
     yield
     clear_global_instances()
+
+
+@pytest.fixture
+def quick_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what takes longer than a tiny training: to lay its config out, and to draw its
+    curves (see training/test_pictures.py)."""
+    monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, True))
+    monkeypatch.setattr('cpvt_pyramid.mm.pictures.write_curves', lambda *_: None)
 
 
 @pytest.fixture(scope='session')

@@ -51,6 +51,8 @@ def test_one_more_operation_is_seen():
 
 
 def test_tables(capsys, monkeypatch):
+    shallow = host.ARCHS['svt_small']._replace(depths=(2, 2, 2, 2))
+    monkeypatch.setitem(host.ARCHS, 'svt_small', shallow)
     monkeypatch.setattr(torch.backends.mkldnn, 'enabled', True)
     assert host.main(['--archs', 'svt_small', '--rounds', '2']) == 0
     tables = [table.splitlines() for table in capsys.readouterr().out.split('\n\n')]

@@ -84,7 +84,7 @@ def test_equals_the_slow_version(build, options):
             same_maps(outputs(model, image), slow_outputs(model, image, **options))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(
     case=st.sampled_from(list(CASES)),
     class_token=st.booleans(),

@@ -14,7 +14,8 @@ from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmseg.registry import MODELS as MMSEG
 from reference import same_maps
 from safetensors.torch import save_file
-from support import assert_loaded, run
+from support import ORIGINAL_MM, assert_loaded, run
+from support import ROOT as CHECKOUT
 
 import cpvt_pyramid
 from benchmarks.models.ports import randomize
@@ -22,6 +23,8 @@ from cpvt_pyramid import mm
 from cpvt_pyramid.mm import CPVTPyramid, backbone
 from cpvt_pyramid.mm.amp import bfloat16
 from cpvt_pyramid.mm.valid_region import with_validity
+
+CONFIGS = CHECKOUT / 'configs'
 
 
 def nano_weights(seed: int = 5) -> dict:
@@ -129,13 +132,19 @@ def test_report_of_what_loaded(tmp_path, monkeypatch):
         CPVTPyramid('pcpvt_nano', init_cfg=init_cfg).init_weights()
 
 
-SNAPSHOT = """
+IN_A_NEW_PROCESS = """
 import logging, os, signal, sys, warnings
+
+sys.modules['mmcv._ext'] = None  # as where they are not compiled
+sys.modules['timm'] = None  # slow to import
 import mmengine.hooks, mmengine.model, mmengine.optim, mmengine.runner, safetensors.torch
 import PIL.Image, PIL.ImageFile, PIL.TiffImagePlugin
 import torch, torch._dynamo
-from mmengine.registry import Registry, root
+from mmengine.config import Config
+from mmengine.optim import OptimWrapper
+from mmengine.registry import MODELS, Registry, init_default_scope, root
 from mmengine.runner import CheckpointLoader
+from mmengine.structures import PixelData
 from torch.nn.modules import module
 
 CLASSES = (
@@ -160,21 +169,60 @@ def state():
         str((sys.excepthook, signal.getsignal(signal.SIGTERM), sys.path)),
     }
 
+host = Registry('model', parent=MODELS, scope='host', locations=['json'])
 before = state()
-import cpvt_pyramid.mm
+with torch.random.fork_rng():
+    built = host.build(dict(type='cpvt_pyramid.CPVTPyramid', arch='pcpvt_nano'))
 after = state()
+assert built.channels == (32, 64, 128, 192)
 assert before <= after, before - after
 print(*(entry.rpartition(' ')[0] for entry in after - before), sep='\\n')
+print('plugin imported')
+
+import cpvt_pyramid.mm.segmentation
+import mmseg.models
+from mmseg.structures import SegDataSample
+
+init_default_scope('mmseg')
+for path in sys.argv[1:]:
+    cfg = Config.fromfile(path).model
+    cfg.backbone.update(arch='pcpvt_nano', init_cfg=None)
+    cfg.data_preprocessor.size = (64, 64)
+    (cfg.get('neck') or cfg.decode_head).in_channels = [32, 64, 128, 192]
+    cfg.update(auxiliary_head=None)
+    cfg.decode_head.channels = 64
+    model = MODELS.build(cfg)
+    image = torch.randint(256, (3, 64, 64), dtype=torch.uint8)
+    sample = SegDataSample(metainfo=dict(img_shape=(64, 64), ori_shape=(64, 64)))
+    sample.gt_sem_seg = PixelData(data=(image[:1] % 11).long())
+    data = {'inputs': [image] * 2, 'data_samples': [sample] * 2}
+    model.train().train_step(data, OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1)))
+    assert len(model.eval().test_step(data)) == 2
 """
 
 
-def test_importing_the_plugin_registers_its_names_and_changes_nothing_else():
-    ran = run(sys.executable, '-c', SNAPSHOT)
-    assert not ran.returncode, ran.stderr
-    added = ran.stdout.splitlines()
+@pytest.fixture(scope='module')
+def new_process():
+    paths = [CONFIGS / f'{name}.py' for name in ('semantic_fpn_pvt_t', 'upernet_svt_s')]
+    return run(sys.executable, '-c', IN_A_NEW_PROCESS, *paths)
+
+
+def test_a_scoped_name_imports_the_plugin_which_registers_its_names_and_changes_nothing_else(
+    new_process,
+):
+    added, end, _ = new_process.stdout.partition('plugin imported')
+    assert end, new_process.stderr
+    added = added.splitlines()
     assert 'model CPVTPyramid' in added and 'scheme timm://' in added
     kinds = ('model', 'hook', 'optimizer wrapper constructor', 'optim_wrapper', 'scheme')
     assert not [entry for entry in added if not entry.startswith(kinds)]
+
+
+def test_segmentors_need_no_compiled_operators(new_process):
+    if ORIGINAL_MM:  # imports them for some heads
+        assert 'mmcv._ext' in new_process.stderr
+    else:
+        assert new_process.returncode == 0, new_process.stderr
 
 
 def test_a_fourth_channel_is_checked_until_a_padded_batch_has_passed():

@@ -77,6 +77,7 @@ SETTINGS = {  # the example in small
 SMALL = ['--cfg-options', *(f'{k}={v}'.replace(' ', '') for k, v in SETTINGS.items())]
 
 
+@pytest.mark.usefixtures('quick_training')
 def test_commands_of_the_page(scenes, monkeypatch, tmp_path):
     """They run, on the example in small; tiles give the labels of the whole scene."""
     monkeypatch.setenv('BANDS_ROOT', str(scenes))

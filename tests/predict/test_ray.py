@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -96,12 +97,11 @@ def test_coco_and_what_an_earlier_run_has_written(model, capsys):
     command = [str(model('detection')), 'in', '--score-thr', '0.01', '--format', 'coco']
     command += ['--no-pictures', '--skip-existing', '--out-dir']
     assert infer.main([*command, 'one']) == 0
-    assert infer.main([*command, 'two', '--ray', 'local', '--ray-workers', '1']) == 0
-    assert contents('two') == contents('one')
-    Path('two/1.detections.json').unlink()
+    Path('two').mkdir()
+    shutil.copy('one/1.detections.json', 'two')
     capsys.readouterr()
     assert infer.main([*command, 'two', '--ray', 'local', '--ray-workers', '1']) == 0
-    assert '2 of 3 are already done' in capsys.readouterr().out
+    assert '1 of 3 are already done' in capsys.readouterr().out
     assert contents('two') == contents('one')
 
 

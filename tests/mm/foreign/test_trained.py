@@ -52,7 +52,7 @@ NAMES = [
     pytest.param(name, marks=[] if name in SMALLEST else pytest.mark.foreign) for name in TRAINED
 ]
 # Shorter side of the resized images; larger in the pipelines, which have a test of their own.
-SIDE = 192
+SIDE = 96
 
 
 class Published(NamedTuple):
@@ -206,6 +206,7 @@ def test_parameters_and_pipelines_are_theirs(name):
 SHAPES = ((1, 1), (4 / 3, 1), (1, 5 / 3))
 
 
+@pytest.mark.usefixtures('quick_training')
 @pytest.mark.parametrize('name', NAMES)
 def test_results_are_those_of_their_models(name):
     theirs = their_model(name)

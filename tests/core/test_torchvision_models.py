@@ -86,7 +86,7 @@ def difference(model: nn.Module, batch: list[torch.Tensor]) -> float:
         ('fcos', 'pvt_v2_b0'),
     ],
 )
-@pytest.mark.parametrize('order', [(0, 1, 2, 3), (3, 1, 0), (2, 1)])
+@pytest.mark.parametrize('order', [(3, 1, 2, 0), (2, 1)])
 def test_predictions_are_those_of_the_image_alone(kind, backbone, order):
     batch = images()
     assert difference(detector(kind, backbone), [batch[i] for i in order]) < 0.01

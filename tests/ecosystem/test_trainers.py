@@ -8,7 +8,6 @@ import skimage.data
 import torch
 from rasterio.transform import from_origin
 from support import ROOT, save_tiff
-from torchgeo.trainers import SemanticSegmentationTask
 
 
 @pytest.fixture
@@ -40,6 +39,8 @@ def test_lightning(run, pages_dataset, capsys):
 
 
 def test_torchgeo(run, tmp_path):
+    from torchgeo.trainers import SemanticSegmentationTask  # takes seconds
+
     photograph = skimage.data.coffee()[:64, :80]
     labels = (photograph[..., 0] > 120).astype('uint8')
     place = dict(crs='EPSG:32632', transform=from_origin(500_000, 5_000_000, 0.5, 0.5))

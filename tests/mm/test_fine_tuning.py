@@ -20,6 +20,7 @@ from benchmarks.models.samples import random_data
 from cpvt_pyramid.checkpoints.downloads import downloads_folder
 from cpvt_pyramid.trained import TRAINED
 
+pytestmark = pytest.mark.usefixtures('quick_training')
 NAME = 'retinanet_pvt_t_coco'
 CLASS_HEAD = {'bbox_head.retina_cls.weight', 'bbox_head.retina_cls.bias'}
 NAMED = "load_from = 'retinanet_pvt_v2_b2_coco'"

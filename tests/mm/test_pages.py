@@ -34,6 +34,8 @@ SWIN = DETECTORS / 'swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
 SEMANTIC_FPN = SEGMENTORS / 'sem_fpn/fpn_r50_4xb4-160k_ade20k-512x512.py'
 TWINS = SEGMENTORS / 'twins/twins_svt-s_fpn_fpnhead_8xb4-80k_ade20k-512x512.py'
 
+pytestmark = pytest.mark.usefixtures('quick_training')
+
 
 def load(path: Path) -> Config:
     """A config without the weights of its backbone, which are on a hub."""

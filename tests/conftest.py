@@ -110,7 +110,7 @@ def _no_global_instances() -> Iterator[None]:
 def quick_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what takes longer than a tiny training: to lay its config out, and to draw its
     curves (see training/test_pictures.py)."""
-    monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, True))
+    monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (f'{text}\n', True))
     monkeypatch.setattr('cpvt_pyramid.mm.pictures.write_curves', lambda *_: None)
 
 

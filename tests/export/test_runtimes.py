@@ -63,7 +63,8 @@ def negate_a_layer(file: onnx.ModelProto, last: str) -> None:
     raise ValueError(f'no weights {last} in {[weight.name for weight in file.graph.initializer]}')
 
 
-# They take a minute in all. `test_tool.py` exports RetinaNet and Semantic FPN for all sizes.
+# `make test-foreign` runs them, of all maps; `test_tool.py` exports RetinaNet and Semantic FPN for
+# all sizes, of one or two.
 LONG = pytest.mark.foreign
 
 
@@ -71,8 +72,9 @@ LONG = pytest.mark.foreign
     'make, size, options, layer',
     [
         (lambda: mask_rcnn(1), SIZE, {}, 'rpn_head.rpn_cls.weight'),
-        (semantic_fpn, SIZE, {'probabilities': True}, 'conv_seg.weight'),
         pytest.param(lambda: mask_rcnn(2), None, {}, 'rpn_head.rpn_cls.weight', marks=LONG),
+        pytest.param(semantic_fpn, SIZE, {'probabilities': True}, 'conv_seg.weight', marks=LONG),
+        pytest.param(semantic_fpn, None, {}, 'conv_seg.weight', marks=LONG),
         pytest.param(lambda: dino(2), SIZE, {}, 'memory_trans_norm.weight', marks=LONG),
         pytest.param(lambda: mask2former_detector(1), SIZE, {}, 'mask_feature.weight', marks=LONG),
         pytest.param(lambda: dino(2), None, {}, 'memory_trans_norm.weight', marks=LONG),
@@ -81,8 +83,9 @@ LONG = pytest.mark.foreign
     ],
     ids=[
         'Mask R-CNN for one size',
-        'Semantic FPN with probabilities',
         'Mask R-CNN',
+        'Semantic FPN with probabilities',
+        'Semantic FPN',
         'DINO for one size',
         'Mask2Former for one size',
         'DINO',

@@ -50,11 +50,10 @@ CONFIGS = {
     'segmentor': f"""
 _base_ = '{ROOT}/configs/semantic_fpn_cpvt_s.py'
 model = dict(
-    backbone=dict(arch=dict(_delete_=True, **{TINY}), out_indices=(2, 3), init_cfg=None),
-    neck=dict(in_channels={TINY['dims'][2:]}, out_channels=16, num_outs=2),
+    backbone=dict(arch=dict(_delete_=True, **{TINY}), out_indices=(3,), init_cfg=None),
+    neck=dict(in_channels={TINY['dims'][3:]}, out_channels=16, num_outs=1),
     decode_head=dict(
-        in_channels=[16] * 2, in_index=(0, 1), feature_strides=[16, 32], channels=16,
-        num_classes=5))
+        in_channels=[16], in_index=(0,), feature_strides=[32], channels=16, num_classes=5))
 test_dataloader = dict(dataset=dict(metainfo=dict(classes={NAMES})))
 """,
     'detector': f"""
@@ -90,8 +89,11 @@ SIZE = ['--size', '64x96']
 OPTIONS = {
     # By what is exported and the options; the inputs and outputs that the file must have.
     ('segmentor',): ('images original', 'labels'),
-    ('segmentor', '--half', '--images', 'photo.png', *SIZE): ('images valid original', 'labels'),
-    ('segmentor', '--backbone', '--no-valid', *SIZE): ('images', 'map_0 map_1'),
+    ('segmentor', '--half', '--probabilities', '--images', 'photo.png', *SIZE): (
+        'images valid',
+        'probabilities',
+    ),
+    ('segmentor', '--backbone', '--no-valid', *SIZE): ('images', 'map_0'),
     ('detector', '--cfg-options', 'model.test_cfg.max_per_img=7'): (
         'images valid',
         'boxes scores labels',

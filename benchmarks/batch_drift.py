@@ -46,7 +46,7 @@ with imports_of('batch_drift'):
 
     from benchmarks.models import ports
     from cpvt_pyramid import ARCHS, CPVTPyramid, load_weights
-    from cpvt_pyramid.predict.images import read_image
+    from cpvt_pyramid.images.reading import read_image
 
 MEASURED = ('pcpvt_small', 'svt_small', 'pvt_small')
 BACKBONES = ('cpvt_pyramid', 'cpvt_pyramid, unmasked', 'timm', 'mmseg', 'mmdet')

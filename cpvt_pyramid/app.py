@@ -45,14 +45,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from .images.formats import IMAGE_ENDINGS
+from .images.reading import load_image, size_of
 from .padding.batching import padded_size
-from .predict.drawing import jpeg_of
 from .predict.exported import ExportedModel
-from .predict.images import load_image, size_of
 from .predict.model import check_score_thr
-from .predict.predictions import Detections
+from .predictions.drawing import jpeg_of
+from .predictions.kinds import Detections
 from .tooling.command import IGNORED_WARNINGS, UserError, one_line
-from .tooling.images import IMAGE_ENDINGS
 
 SIZES = (32, 1024)  # pixels, of the slider
 SAMPLES = 24

@@ -36,7 +36,15 @@ register_random(TORCH_RANDOM)
 settings.register_profile('repeatable', derandomize=True, deadline=None)
 settings.load_profile('repeatable')
 
-IN_EMPTY_FOLDERS = {'data', 'exported', 'predict', 'tooling', 'training'}
+IN_EMPTY_FOLDERS = {
+    'data',
+    'exported',
+    'images',
+    'predict',
+    'predictions',
+    'tooling',
+    'training',
+}
 HAS_MM = importlib.util.find_spec('mmengine') is not None
 IMPORTS_MM = re.compile(
     r'^\s*(from|import) (foreign|mm\w+|'

@@ -58,8 +58,8 @@ def quantize(
         split_images,
         summary,
     )
+    from ..images.inputs import find_images
     from ..tooling.files import check_file
-    from ..tooling.inputs import find_images
 
     for file in files_of(path):
         if file.exists():

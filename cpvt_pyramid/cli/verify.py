@@ -48,10 +48,10 @@ def verify(
     from ..export.batches import ImageModel, conclusion
     from ..export.comparison import HEAD, verdict
     from ..export.self_test import verify_session
+    from ..images.inputs import local_path
     from ..padding.invariance import batch_report
     from ..predict.metadata import parse_metadata, reference_name
     from ..predict.sessions import open_session
-    from ..tooling.inputs import local_path
     from ..tooling.report import text_table
 
     if batch_size < 2:

@@ -10,7 +10,7 @@ from typing import Any, Optional
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
-from ..predict.drawing import class_palette
+from ..predictions.drawing import class_palette
 from ..tooling.command import UserError
 
 FRAMEWORKS = 'mmdet', 'mmseg'

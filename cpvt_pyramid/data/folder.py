@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Optional
 
+from ..images.formats import IMAGE_ENDINGS
 from ..tooling.command import UserError, one_line
 from ..tooling.files import files_below
-from ..tooling.images import IMAGE_ENDINGS
 from .defects import Defects
 
 # Words in the names of files and folders that tell what a split is for.

@@ -11,9 +11,9 @@ import cv2
 import numpy as np
 from tqdm.contrib.concurrent import thread_map
 
-from ..predict.images import orientation_of, picture, read_image, upright_size
-from ..tooling.images import open_image
-from ..tooling.rasters import ReadError, open_raster, read_bands, size_of_raster
+from ..images.formats import open_image
+from ..images.rasters import ReadError, open_raster, read_bands, size_of_raster
+from ..images.reading import orientation_of, picture, read_image, upright_size
 from .defects import Defects
 
 CHECKERS = min(os.cpu_count() or 1, 16)  # threads that read images

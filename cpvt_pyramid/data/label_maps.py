@@ -19,10 +19,10 @@ from mmengine.registry import TRANSFORMS
 from PIL import Image
 
 from ..config.parts import classes_of, dataset_class, kind_of
-from ..predict.drawing import Color, class_palette
+from ..images.label_maps import IGNORED, StoredLabels, read_label_map
+from ..images.rasters import ReadError
+from ..predictions.drawing import Color, class_palette
 from ..tooling.command import UserError, one_line
-from ..tooling.label_maps import IGNORED, StoredLabels, read_label_map
-from ..tooling.rasters import ReadError
 from .defects import Checked, Defects
 from .folder import (
     SPLITS,

@@ -14,9 +14,9 @@ import numpy as np
 import yaml
 
 from ..config.parts import as_list
+from ..images.formats import IMAGE_ENDINGS
 from ..tooling.command import UserError, one_line
 from ..tooling.files import files_below
-from ..tooling.images import IMAGE_ENDINGS
 from .coco import ENOUGH, Objects, Outline, Split, are_corners, coco_content
 from .defects import Defects
 from .folder import (

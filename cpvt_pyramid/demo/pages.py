@@ -35,7 +35,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
-from ..tooling.images import open_image
+from ..images.formats import open_image
 from .boxed_images import Box, BoxedImage, write_boxed_images
 from .folders import create_once
 from .photographs import photographs_of, photographs_section, random_crop

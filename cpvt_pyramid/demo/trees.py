@@ -28,7 +28,7 @@ from typing import NamedTuple, Union
 import numpy as np
 from PIL import Image
 
-from ..tooling.images import open_image
+from ..images.formats import open_image
 from .boxed_images import Box, BoxedImage, write_boxed_images
 from .folders import create_once
 from .tiles import Window, boxes_inside, disjoint, overlapping

@@ -14,10 +14,10 @@ from pycocotools import mask as mask_utils
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from ..predict.predictions import Detections, LabelMap, Prediction
+from ..images.label_maps import IGNORED, ious_of_classes, pixel_confusion, read_label_map
+from ..images.rasters import ReadError
+from ..predictions.kinds import Detections, LabelMap, Prediction
 from ..tooling.command import UserError, one_line
-from ..tooling.label_maps import IGNORED, ious_of_classes, pixel_confusion, read_label_map
-from ..tooling.rasters import ReadError
 
 IOU = 0.5  # of two boxes that are the same object
 SCORES = 0.1  # largest difference of the scores of a pair that agrees

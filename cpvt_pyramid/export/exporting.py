@@ -14,12 +14,12 @@ from tqdm import tqdm
 
 from .. import CPVT, CPVTPyramid, load_weights
 from ..archs import ARCHS, COLUMNAR_ARCHS
-from ..predict.images import load_image
+from ..images.formats import IMAGE_ENDINGS
+from ..images.inputs import find_images
+from ..images.reading import load_image
 from ..predict.opening import resolve_model
 from ..tooling.command import UserError, one_line
 from ..tooling.files import check_file
-from ..tooling.images import IMAGE_ENDINGS
-from ..tooling.inputs import find_images
 from .about import Settings
 from .files import Written, write_verified
 from .models import exportable

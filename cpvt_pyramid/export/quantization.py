@@ -25,10 +25,10 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from ..images.reading import load_image
 from ..predict.exported import ExportedModel
-from ..predict.images import load_image
-from ..predict.predictions import Detections, Prediction
 from ..predict.sessions import KEY, TEST_KEY, OpenVino, padded_inputs, read_openvino
+from ..predictions.kinds import Detections, Prediction
 from ..tooling.command import UserError, one_line, optional_package
 from ..tooling.report import text_table
 from ..tooling.threads import usable_cores

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..images.reading import resize_image
 from ..padding.batching import padded_size
-from ..predict.images import resize_image
 from ..predict.masks import CELL
 from ..predict.sessions import padded_inputs
 from ..tooling.command import one_line

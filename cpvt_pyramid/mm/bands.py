@@ -12,8 +12,8 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 from mmengine.registry import TRANSFORMS
 
-from ..tooling.label_maps import IGNORED
-from ..tooling.rasters import ReadError, open_raster, read_image_bands
+from ..images.label_maps import IGNORED
+from ..images.rasters import ReadError, open_raster, read_image_bands
 
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader

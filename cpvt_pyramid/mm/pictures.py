@@ -16,9 +16,9 @@ from mmengine.structures import BaseDataElement
 from PIL import Image
 from torch import Tensor
 
-from ..predict.drawing import class_palette, draw_boxes, draw_segmentation
-from ..predict.images import picture
-from ..predict.predictions import Detections, LabelMap, Prediction
+from ..images.reading import picture
+from ..predictions.drawing import class_palette, draw_boxes, draw_segmentation
+from ..predictions.kinds import Detections, LabelMap, Prediction
 from ..tooling.command import one_line
 from ..tooling.files import write_text
 from .curves import runs_of, write_curves

@@ -6,7 +6,7 @@ import numpy as np
 from mmengine.structures import BaseDataElement
 from torch import Tensor
 
-from ..predict.predictions import Detections, LabelMap, Prediction, Segments
+from ..predictions.kinds import Detections, LabelMap, Prediction, Segments
 
 INSTANCE_OFFSET = 1000  # mmdet: the id of a panoptic segment is its class + 1000 * its instance
 

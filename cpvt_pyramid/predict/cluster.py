@@ -19,8 +19,8 @@ from typing import Any, Optional
 
 import numpy as np
 
+from ..images.inputs import Named
 from ..tooling.command import UserError, one_line, optional_package, tracebacks_in
-from ..tooling.inputs import Named
 from ..tooling.threads import usable_cores
 from .opening import open_model
 from .results import Results

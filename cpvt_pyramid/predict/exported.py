@@ -14,16 +14,16 @@ from typing import Optional, Union
 
 import numpy as np
 
+from ..images.rasters import ReadError
+from ..images.reading import read_image, rescaled_size, resize_image, resize_scores
+from ..predictions.drawing import Color, class_palette
+from ..predictions.kinds import Detections, Kind, LabelMap, Prediction
 from ..tooling import memory
 from ..tooling.command import UserError
-from ..tooling.rasters import ReadError
 from ..tooling.threads import Budget
-from .drawing import Color, class_palette
-from .images import read_image, rescaled_size, resize_image, resize_scores
 from .masks import enlarge_masks, paste_masks
 from .metadata import read_metadata
 from .model import Prepared
-from .predictions import Detections, Kind, LabelMap, Prediction
 from .sessions import Session, SessionError, open_session, padded_input, padded_inputs, run_session
 from .tiles import Boxes, Suppression
 

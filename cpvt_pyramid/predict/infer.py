@@ -9,9 +9,9 @@ from typing import Any, Optional
 
 from tqdm import tqdm
 
+from ..images.inputs import find_inputs, is_video, name_results
 from ..tooling.command import UserError, check_at_least
 from ..tooling.files import Format
-from ..tooling.inputs import find_inputs, is_video, name_results
 from ..tooling.threads import usable_cores
 from .cluster import write_on_ray
 from .opening import open_model, resolve_model

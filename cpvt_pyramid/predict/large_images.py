@@ -16,11 +16,8 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
-from ..tooling.command import UserError
-from ..tooling.files import atomic_write
-from ..tooling.rasters import ReadError, check_bands, open_raster, read_image_bands
-from .drawing import Color, draw_frames, draw_segmentation
-from .images import (
+from ..images.rasters import ReadError, check_bands, open_raster, read_image_bands
+from ..images.reading import (
     OVERVIEW,
     TOO_DEEP,
     check_readable,
@@ -29,8 +26,11 @@ from .images import (
     pixel_limit,
     read_image,
 )
+from ..predictions.drawing import Color, draw_frames, draw_segmentation
+from ..predictions.kinds import save_overlay
+from ..tooling.command import UserError
+from ..tooling.files import atomic_write
 from .model import Model
-from .predictions import save_overlay
 from .tiles import Boxes, Span, TileGrid, blended, merged, ramps
 
 if TYPE_CHECKING:

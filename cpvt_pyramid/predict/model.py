@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Optional, Protocol, TypeVar, Union
 import numpy as np
 
 from ..padding.batching import map_in_batches
+from ..predictions.drawing import Color
+from ..predictions.kinds import Kind, Prediction
 from ..tooling.command import UserError
 from ..tooling.threads import prefetch
-from .drawing import Color
-from .predictions import Kind, Prediction
 from .tiles import Boxes, Suppression
 
 SCORE_THR = 0.3  # of the boxes that are kept, unless the user or the model gives another

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
+from ..images.formats import IMAGE_ENDINGS
+from ..images.inputs import is_address, local_path
 from ..tooling.command import UserError
-from ..tooling.images import IMAGE_ENDINGS
-from ..tooling.inputs import is_address, local_path
 from ..trained import TRAINED, similar_name
 from .exported import ExportedModel
 from .model import Model, check_score_thr

@@ -5,12 +5,12 @@ from typing import Any, Optional, Union, overload
 
 import numpy as np
 
+from ..images.reading import Source, load_image
+from ..predictions.kinds import Prediction
 from ..tooling.command import UserError
 from ..tooling.threads import prefetch
-from .images import Source, load_image
 from .model import Model, Prepared, predict_all
 from .opening import open_model, resolve_model
-from .predictions import Prediction
 
 
 class Predictor:

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
-from ..tooling.command import UserError
-from ..tooling.files import Format, atomic_write
-from ..tooling.images import open_image
-from ..tooling.inputs import Named, is_video
-from ..tooling.rasters import import_rasterio
-from .drawing import label_counts
-from .formats import (
+from ..images.formats import open_image
+from ..images.inputs import Named, is_video
+from ..images.rasters import import_rasterio
+from ..predictions.drawing import label_counts
+from ..predictions.formats import (
     ImageObjects,
     features_of_label_file,
     features_of_labels,
@@ -26,6 +24,10 @@ from .formats import (
     write_coco,
     write_geojson,
 )
+from ..predictions.kinds import Detections, Kind, LabelMap, Prediction, Segments, save_overlay
+from ..predictions.records import write_records
+from ..tooling.command import UserError
+from ..tooling.files import Format, atomic_write
 from .large_images import (
     Reduced,
     boxes_in_tiles,
@@ -36,8 +38,6 @@ from .large_images import (
     overview_step,
 )
 from .model import Model
-from .predictions import Detections, Kind, LabelMap, Prediction, Segments, save_overlay
-from .records import write_records
 from .tiles import TileGrid
 
 if TYPE_CHECKING:

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
+from ..images.inputs import Named, is_video
+from ..images.rasters import ReadError
+from ..images.reading import size_of
+from ..predictions.kinds import Prediction
 from ..tooling.command import one_line
-from ..tooling.inputs import Named, is_video
 from ..tooling.progress import progress
-from ..tooling.rasters import ReadError
 from ..tooling.threads import prefetch
-from .images import size_of
 from .large_images import open_large
 from .model import Model, Prepared, predict_all
-from .predictions import Prediction
 from .results import Results
 from .sessions import SessionError
 from .tiles import TileGrid

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from ..images.inputs import Named
+from ..images.rasters import ReadError
+from ..images.reading import check_readable
+from ..predictions.kinds import Prediction
 from ..tooling.command import UserError, optional_package
 from ..tooling.files import atomic_write
-from ..tooling.inputs import Named
 from ..tooling.progress import progress
-from ..tooling.rasters import ReadError
-from .images import check_readable
 from .model import Model, predict_all
-from .predictions import Prediction
 from .results import Results
 
 FRAME_RATE = 25  # for videos that do not declare one

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Errors of file systems without locks, for example Lustre as it is mounted by default.
 NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP
 
-# See predict/formats.py; here, because the options of tools name it before they import anything
+# See predictions/formats.py; here, because the options of tools name it before they import anything
 # slow.
 Format = Literal['coco', 'geojson']
 LONGEST_NAME = 200  # bytes of the name of a temporary file; file systems allow 255

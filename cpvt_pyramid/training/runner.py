@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..cpu.acceleration import accelerate
-from ..tooling.images import without_ghostscript
+from ..images.formats import without_ghostscript
 
 # What mmengine logs at length: kept in the log file, not shown in the terminal.
 FILE_ONLY = re.compile(

@@ -28,10 +28,12 @@ EXTRAS = {
     'cpvt_pyramid/export/openvino_graph.py': ['quantize'],
     'cpvt_pyramid/export/accuracy.py': ['quantize'],
     'cpvt_pyramid/export/': ['export'],
+    'cpvt_pyramid/images/': [],
     'cpvt_pyramid/mm/': ['mm'],
     'cpvt_pyramid/registry.py': ['mm'],
     'cpvt_pyramid/predict/openmmlab/': ['mm'],
     'cpvt_pyramid/predict/': ['runtime', 'openvino'],
+    'cpvt_pyramid/predictions/': [],
     'cpvt_pyramid/training/': ['mm'],
     'cpvt_pyramid/timm_models.py': ['timm'],
     'cpvt_pyramid/tooling/': [],
@@ -46,15 +48,17 @@ EXTRAS = {
 OPTIONAL = {
     'cpvt_pyramid/doctor.py': {'mmcv', 'torch'},  # looks for them
     'cpvt_pyramid/export/': {'mmdet', 'mmseg', 'torchvision'},  # those of the exported model
-    'cpvt_pyramid/predict/drawing.py': {'matplotlib'},
-    'cpvt_pyramid/predict/formats.py': {'rasterio'},
-    'cpvt_pyramid/predict/predictions.py': {'pandas', 'supervision'},
+    'cpvt_pyramid/images/rasters.py': {'rasterio'},
     'cpvt_pyramid/predict/cluster.py': {'ray'},
+    'cpvt_pyramid/mm/bands.py': {'rasterio'},
     'cpvt_pyramid/predict/large_images.py': {'rasterio'},
+    'cpvt_pyramid/predict/results.py': {'rasterio'},
+    'cpvt_pyramid/predictions/drawing.py': {'matplotlib'},
+    'cpvt_pyramid/predictions/formats.py': {'rasterio'},
+    'cpvt_pyramid/predictions/kinds.py': {'pandas', 'supervision'},
     'cpvt_pyramid/tooling/files.py': {'filelock'},  # for training/
     'cpvt_pyramid/tooling/charts.py': {'markupsafe', 'matplotlib'},
     'cpvt_pyramid/tooling/pages.py': {'jinja2', 'markupsafe'},  # for training/
-    'cpvt_pyramid/tooling/rasters.py': {'rasterio'},
 }
 # mmcv is in no extra, see pyproject.toml. It requires opencv-python, and another distribution of
 # cv2 must not be installed over that one.

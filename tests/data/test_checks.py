@@ -25,8 +25,8 @@ from cpvt_pyramid.data.checks import check_dataset
 from cpvt_pyramid.data.coco import check_coco, indexed_coco
 from cpvt_pyramid.data.images import HEADERS, Effort, inspect, shown_image
 from cpvt_pyramid.data.label_maps import check_label_maps
+from cpvt_pyramid.images.rasters import ReadError
 from cpvt_pyramid.tooling.command import UserError
-from cpvt_pyramid.tooling.rasters import ReadError
 
 SCENES = [scene(i, name) for i, name in enumerate(('a', 'b', 'c ä', 'd'))]
 TURNED = Image.Exif()

@@ -10,8 +10,8 @@ from torch.export import Dim
 from cpvt_pyramid.export.files import CPU
 from cpvt_pyramid.export.labels import resized_labels
 from cpvt_pyramid.export.onnx_file import translate
-from cpvt_pyramid.export.possible_classes import possible_classes
 from cpvt_pyramid.export.resizing import resample, resize_weights
+from cpvt_pyramid.predict.openmmlab.possible_classes import possible_classes
 from cpvt_pyramid.predict.sessions import OnnxRuntime, OpenVino
 
 

@@ -29,8 +29,8 @@ from cpvt_pyramid.export.quantization import (
 )
 from cpvt_pyramid.export.self_test import draw, own_test, pack, verify_session
 from cpvt_pyramid.predict import Predictor
-from cpvt_pyramid.predict.predictions import Detections, LabelMap
 from cpvt_pyramid.predict.sessions import OpenVino, read_openvino
+from cpvt_pyramid.predictions.kinds import Detections, LabelMap
 from cpvt_pyramid.tooling.command import UserError
 
 CLASSES = ('red', 'green', 'blue')

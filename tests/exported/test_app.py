@@ -34,8 +34,8 @@ from cpvt_pyramid import app
 from cpvt_pyramid.cli.app import main, samples_of
 from cpvt_pyramid.cli.infer import main as infer_main
 from cpvt_pyramid.predict import Predictor
-from cpvt_pyramid.predict.drawing import jpeg_of
 from cpvt_pyramid.predict.exported import ExportedModel
+from cpvt_pyramid.predictions.drawing import jpeg_of
 
 SECRET = b'-----BEGIN OPENSSH PRIVATE KEY-----'
 

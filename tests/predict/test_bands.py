@@ -17,12 +17,12 @@ from rasterio.transform import from_origin
 from support import ROOT, load_tool, photograph, save_tiff
 
 from cpvt_pyramid.data.checks import check_dataset
+from cpvt_pyramid.images.rasters import ReadError, read_bands, size_of_raster
+from cpvt_pyramid.images.reading import picture
 from cpvt_pyramid.mm.bands import LoadBands, LoadTileAnnotations
 from cpvt_pyramid.predict import Predictor
-from cpvt_pyramid.predict.images import picture
 from cpvt_pyramid.predict.openmmlab.model import OpenMMLabModel, image_pipeline
 from cpvt_pyramid.predict.openmmlab.models import build_model
-from cpvt_pyramid.tooling.rasters import ReadError, read_bands, size_of_raster
 
 PAGE = (ROOT / 'docs/bands.md').read_text()
 COMMANDS = re.findall(r'^cpvt .*$', PAGE, re.M)

@@ -19,16 +19,16 @@ from PIL import Image
 from support import ROOT, film, run
 
 from cpvt_pyramid.cli.infer import main
+from cpvt_pyramid.images.inputs import OWNERS
+from cpvt_pyramid.images.rasters import ReadError
+from cpvt_pyramid.images.reading import ORIENTATION
 from cpvt_pyramid.predict import Predictor, infer
-from cpvt_pyramid.predict.drawing import jpeg_of
 from cpvt_pyramid.predict.exported import INPUT_BYTES, ExportedModel
-from cpvt_pyramid.predict.images import ORIENTATION
 from cpvt_pyramid.predict.sessions import OnnxRuntime
 from cpvt_pyramid.predict.tiles import Suppression
 from cpvt_pyramid.predict.videos import open_video
+from cpvt_pyramid.predictions.drawing import jpeg_of
 from cpvt_pyramid.tooling import memory
-from cpvt_pyramid.tooling.inputs import OWNERS
-from cpvt_pyramid.tooling.rasters import ReadError
 
 
 @pytest.fixture

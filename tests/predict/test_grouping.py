@@ -23,7 +23,7 @@ from cpvt_pyramid.padding.batching import map_in_batches
 from cpvt_pyramid.predict.openmmlab import model as model_module
 from cpvt_pyramid.predict.openmmlab.grouping import divide_batches, size_in_batch
 from cpvt_pyramid.predict.openmmlab.model import OpenMMLabModel
-from cpvt_pyramid.predict.predictions import Detections, Prediction
+from cpvt_pyramid.predictions.kinds import Detections, Prediction
 from cpvt_pyramid.tooling.command import UserError
 
 # Deformable convolution, coordinates of the padded batch, and attention without a mask.

@@ -27,14 +27,14 @@ from small_data import CLASSES
 from support import ROOT, film, in_processes, load_tool, photograph, save_tiff
 
 from cpvt_pyramid.config.load import load_config
+from cpvt_pyramid.images.inputs import OWNERS
+from cpvt_pyramid.images.rasters import ReadError
+from cpvt_pyramid.images.reading import read_image
 from cpvt_pyramid.predict import running, videos
-from cpvt_pyramid.predict.images import read_image
 from cpvt_pyramid.predict.openmmlab.model import OpenMMLabModel
 from cpvt_pyramid.predict.openmmlab.models import build_model
 from cpvt_pyramid.tooling import memory, threads
 from cpvt_pyramid.tooling.command import UserError
-from cpvt_pyramid.tooling.inputs import OWNERS
-from cpvt_pyramid.tooling.rasters import ReadError
 from cpvt_pyramid.trained import TRAINED, Trained
 
 TOOLS = ROOT / 'tools'

@@ -15,10 +15,10 @@ from models.small import mask_rcnn
 from torch import nn
 
 from cpvt_pyramid.config.load import load_config
-from cpvt_pyramid.export.possible_classes import possible_classes
 from cpvt_pyramid.predict.openmmlab.label_maps import best_labels, predict_labels
 from cpvt_pyramid.predict.openmmlab.model import leave_out_low_scores
 from cpvt_pyramid.predict.openmmlab.models import build_model
+from cpvt_pyramid.predict.openmmlab.possible_classes import possible_classes
 
 
 def predictions(model: nn.Module, Sample: type, size: tuple, **meta: object) -> list:

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from support import photograph, save_tiff
 
-from cpvt_pyramid.predict.images import load_image
+from cpvt_pyramid.images.rasters import ReadError, read_bands
+from cpvt_pyramid.images.reading import load_image
 from cpvt_pyramid.predict.large_images import line_reader, open_large
-from cpvt_pyramid.tooling.rasters import ReadError, read_bands
 
 PHOTO = Image.fromarray(photograph(37, 61))
 DEEP = np.random.default_rng(0).integers(0, 2**16, (37, 61, 3), np.uint16)

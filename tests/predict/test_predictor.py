@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 from pycocotools import mask as coco_mask
 
+from cpvt_pyramid.images.reading import rescaled_size, resize_image, resize_scores
 from cpvt_pyramid.predict import Predictor, UserError, exported
-from cpvt_pyramid.predict.images import rescaled_size, resize_image, resize_scores
 from cpvt_pyramid.predict.masks import paste_masks
 from cpvt_pyramid.predict.sessions import OnnxRuntime, open_session, padded_inputs
 from cpvt_pyramid.tooling import memory

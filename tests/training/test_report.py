@@ -23,8 +23,8 @@ from small_data import CLASSES as SAMPLE_CLASSES
 
 from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.data.coco import indexed_coco
-from cpvt_pyramid.predict.detection_errors import ERRORS, confusion_of, find_errors
 from cpvt_pyramid.tooling.command import UserError
+from cpvt_pyramid.training.report.detection_errors import ERRORS, confusion_of, find_errors
 from cpvt_pyramid.training.report.detections import (
     add_detections,
     averages,

@@ -14,7 +14,7 @@ import torch
 from mmengine.structures import BaseDataElement, PixelData
 from torch import Tensor
 
-from ...export.possible_classes import possible_classes
+from .possible_classes import possible_classes
 
 Resize = Callable[[Tensor], Tensor]
 

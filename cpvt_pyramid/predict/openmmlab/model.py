@@ -17,14 +17,14 @@ from ...config.check import check_settings
 from ...config.load import config_in_checkpoint, load_config, merge_options
 from ...config.parts import dataset_meta, kind_of, leaves, loaded_bands
 from ...cpu.acceleration import accelerate
+from ...images.rasters import ReadError
+from ...images.reading import picture, read_image
 from ...mm.amp import replace_forward
 from ...mm.samples import data_sample, to_prediction
+from ...predictions.drawing import Color
+from ...predictions.kinds import Kind, Prediction
 from ...tooling.command import UserError
-from ...tooling.rasters import ReadError
-from ..drawing import Color
-from ..images import picture, read_image
 from ..model import SCORE_THR, Prepared
-from ..predictions import Kind, Prediction
 from ..tiles import Boxes, Suppression
 from .grouping import size_in_batch
 from .label_maps import predict_labels

@@ -19,12 +19,12 @@ from tqdm import tqdm
 from ...config.parts import as_list, dataset_meta
 from ...data.checks import annotation_file, image_folder
 from ...data.coco import COUNTED_IN_AP, indexed_coco, usable_content
-from ...predict import detection_errors
-from ...predict.detection_errors import CORRECT, ERRORS, Compared, Errors
-from ...predict.drawing import draw_boxes
 from ...predict.model import SCORE_THR
+from ...predictions.drawing import draw_boxes
 from ...tooling import charts, pages
 from ...tooling.command import UserError
+from . import detection_errors
+from .detection_errors import CORRECT, ERRORS, Compared, Errors
 from .parts import Analysis, confusion_section, shown_or_blank
 from .predictions import read_detections
 

@@ -12,10 +12,10 @@ from tqdm import tqdm
 
 from ...config.parts import dataset_meta
 from ...data.label_maps import label_map_reader
-from ...predict.drawing import draw_legend, draw_segmentation, painted_classes
+from ...images.label_maps import IGNORED, ious_of_classes, pixel_confusion
+from ...predictions.drawing import draw_legend, draw_segmentation, painted_classes
 from ...tooling import charts, pages
 from ...tooling.command import UserError
-from ...tooling.label_maps import IGNORED, ious_of_classes, pixel_confusion
 from .parts import Analysis, confusion_section, shown_or_blank
 from .predictions import read_predictions
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...data.images import shown_image
+from ...images.rasters import ReadError
 from ...tooling import charts, pages
-from ...tooling.rasters import ReadError
 
 LISTED = 20  # confusions in a table
 

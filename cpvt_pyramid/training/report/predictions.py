@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...predict.records import coco_fields
+from ...predictions.records import coco_fields
 
 
 def read_predictions(path: Path) -> list[dict]:

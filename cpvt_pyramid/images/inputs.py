@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Optional
 
-from .command import UserError, rank
-from .files import distinct_name, files_below, make_folder, path_from, write_text
-from .images import IMAGE_ENDINGS
+from ..tooling.command import UserError, rank
+from ..tooling.files import distinct_name, files_below, make_folder, path_from, write_text
+from .formats import IMAGE_ENDINGS
 
 Named = tuple[Path, str]  # an input, and the name of its results
 

@@ -13,7 +13,7 @@ import pytest
 from mmcv.image import imfrombytes, rescale_size
 from PIL import Image
 
-from cpvt_pyramid.predict import images
+from cpvt_pyramid.images import reading as images
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.integers(0, 256, (23, 17, 3), dtype=np.uint8)

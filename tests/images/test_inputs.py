@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cpvt_pyramid.images.inputs import RESULTS, find_inputs, name_results
 from cpvt_pyramid.tooling.command import UserError
-from cpvt_pyramid.tooling.inputs import RESULTS, find_inputs, name_results
 
 
 def touch(*names: str) -> None:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..images.formats import FORMATS, IMAGE_ENDINGS
+from ..images.rasters import ReadError, import_rasterio, open_raster
 from ..tooling.files import atomic_write, write_text
-from ..tooling.images import FORMATS, IMAGE_ENDINGS
-from ..tooling.rasters import ReadError, import_rasterio, open_raster
 from .drawing import painted_classes
 from .records import bounding_box, coco_fields, mask_of, run_lengths
 

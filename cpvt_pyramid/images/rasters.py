@@ -10,8 +10,8 @@ from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 
-from .command import UserError, optional_package
-from .images import FORMATS
+from ..tooling.command import UserError, optional_package
+from .formats import FORMATS
 
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader

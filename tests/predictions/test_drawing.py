@@ -6,8 +6,8 @@ import torch
 from PIL import Image, ImageDraw
 from skimage.color import rgb2lab
 
-from cpvt_pyramid.predict import drawing
-from cpvt_pyramid.predict.drawing import draw_boxes, draw_segmentation, jpeg_of, label_counts
+from cpvt_pyramid.predictions import drawing
+from cpvt_pyramid.predictions.drawing import draw_boxes, draw_segmentation, jpeg_of, label_counts
 
 CLASSES = ('zero', 'one', 'two', 'three')
 GREY = np.full((100, 200, 3), 128, np.uint8)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .images import open_image
+from .formats import open_image
 from .rasters import ReadError, bands_of_raster
 
 IGNORED = 255  # label of pixels that do not count

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
 from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
-from ..tooling.images import open_image, readable_formats
-from ..tooling.rasters import ReadError, read_bands
+from .formats import open_image, readable_formats
+from .rasters import ReadError, read_bands
 
 Source = Union[str, Path, Image.Image, np.ndarray]  # an array is (H, W, 3) RGB uint8
 

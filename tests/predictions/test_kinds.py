@@ -15,10 +15,10 @@ from PIL import Image
 from support import ROOT
 
 from cpvt_pyramid.__main__ import main
-from cpvt_pyramid.predict import predictions
-from cpvt_pyramid.predict.predictions import Detections, LabelMap, Segments
-from cpvt_pyramid.predict.records import mask_of, run_lengths
 from cpvt_pyramid.predict.results import Results
+from cpvt_pyramid.predictions import kinds as predictions
+from cpvt_pyramid.predictions.kinds import Detections, LabelMap, Segments
+from cpvt_pyramid.predictions.records import mask_of, run_lengths
 from cpvt_pyramid.tooling.command import UserError
 
 CLASSES, PALETTE = ('cat', 'dog'), [(255, 0, 0), (0, 255, 0)]

@@ -1,0 +1,1 @@
+"""What models predict for an image, and how it is drawn and written."""

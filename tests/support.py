@@ -7,8 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
-from multiprocessing import connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Union
@@ -145,13 +145,14 @@ def in_processes(count: int, function: Callable[[int], int]) -> list[tuple[int, 
     processes = [fork.Process(target=work, args=(rank,)) for rank in range(count)]
     for process in processes:
         process.start()
-    connection.wait([process.sentinel for process in processes], 300)
-    if any(process.exitcode for process in processes):
-        connection.wait([process.sentinel for process in processes if process.is_alive()], 3)
-        for process in processes:
-            process.terminate()
+    end = time.monotonic() + 300
+    while any(process.is_alive() for process in processes) and time.monotonic() < end:
+        if any(process.exitcode for process in processes):
+            end = min(end, time.monotonic() + 3)
+        time.sleep(0.02)
     for process in processes:
-        process.join(60)
+        process.terminate()
+        process.join(30)
         process.kill()
         process.join()
     return [(p.exitcode, Path(f'stderr{rank}').read_text()) for rank, p in enumerate(processes)]

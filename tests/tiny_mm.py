@@ -66,7 +66,9 @@ val_dataloader = dict(
     dataset=dict(**common, pipeline=load[:1] + resize + load[1:] + pack))
 test_dataloader = val_dataloader
 optim_wrapper = dict(optimizer=dict(lr=1e-3))
-tta_pipeline = None
+tta_pipeline = _base_.tta_pipeline
+tta_pipeline[1]['transforms'][0] = [
+    dict(type='Resize', scale=(side, side), keep_ratio=True) for side in (64, 96)]
 randomness = dict(seed=3)
 """
 

@@ -4,7 +4,7 @@ default_scope = 'mmdet'
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50),
-    param_scheduler=dict(type='PlateauSchedulerHook'),
+    param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(
         type='CheckpointHook', interval=1, max_keep_ckpts=2, save_best='auto',
         backend_args=dict(backend='atomic')),

@@ -4,7 +4,7 @@ default_scope = 'mmseg'
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
-    param_scheduler=dict(type='PlateauSchedulerHook'),
+    param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(
         type='CheckpointHook', by_epoch=False, interval=8000, max_keep_ckpts=2,
         save_best='mIoU', backend_args=dict(backend='atomic')),

@@ -24,6 +24,7 @@ train_pipeline = [
     dict(type='PackDetInputs')]
 test_pipeline = _base_.test_pipeline
 test_pipeline[1] = dict(type='Resize', scale=(384, 288), keep_ratio=True)
+tta_pipeline = None  # no page is flipped
 here = dict(data_root=data_root, metainfo=dict(classes=classes))
 train_dataloader = dict(
     batch_size=2, num_workers=1,

@@ -22,6 +22,7 @@ test_pipeline = [
     dict(type='Resize', scale=(384, 288), keep_ratio=True),
     dict(type='LoadAnnotations'),
     dict(type='PackSegInputs')]
+tta_pipeline = None  # no page is flipped
 here = dict(
     type='BaseSegDataset', data_root=data_root, img_suffix='.png', seg_map_suffix='.png',
     metainfo=dict(classes=classes))

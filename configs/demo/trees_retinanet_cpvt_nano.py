@@ -30,6 +30,9 @@ train_pipeline = [
     dict(type='PackDetInputs')]
 test_pipeline = _base_.test_pipeline
 test_pipeline[1] = dict(type='Resize', scale_factor=1.0)
+tta_pipeline = _base_.tta_pipeline
+tta_pipeline[1]['transforms'][0] = [
+    dict(type='Resize', scale_factor=factor) for factor in (0.75, 1.0, 1.25)]
 here = dict(data_root=data_root, metainfo=dict(classes=('tree',)))
 train_dataloader = dict(
     batch_size=4, num_workers=1,

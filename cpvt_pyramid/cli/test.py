@@ -32,8 +32,8 @@ def test(
         out: write the predictions, pickled.
         report: write an HTML page about them: metrics by class and size, kinds of errors, a
             confusion matrix, the worst images; see docs/results.md.
-        tta: test-time augmentation: merge predictions at several sizes, flipped and not, as
-            tta_model and tta_pipeline of the config say, or else at 3 sizes.
+        tta: test-time augmentation: merge predictions at several sizes, flipped and not, by
+            tta_model and tta_pipeline of the config.
         cfg_options: override settings of the config, for example
             test_dataloader.num_workers=8.
         launcher: what started the processes.

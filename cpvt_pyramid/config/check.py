@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from os.path import abspath
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from mmengine.config import Config
 from torch import nn
@@ -19,18 +19,10 @@ from .parts import (
     data_of,
     dicts_in,
     is_local,
-    items_of,
     kind_of,
 )
 
 BACKBONES = 'CPVTPyramid', 'DenseCPVT'
-# What evaluations report.
-COCO_ITEMS = 'mAP', 'mAP_50', 'mAP_75', 'mAP_s', 'mAP_m', 'mAP_l'
-IOU_ITEMS = {
-    'mIoU': ('mIoU', 'mAcc'),
-    'mDice': ('mDice', 'mAcc'),
-    'mFscore': ('mFscore', 'mPrecision', 'mRecall'),
-}
 
 
 def check_settings(cfg: Config, *required: str) -> None:
@@ -50,58 +42,6 @@ def check_optimizer(cfg: Config) -> None:
             f'{name} does not know the layers of {backbone}: set optim_wrapper.constructor='
             "'LayerDecayConstructor' and paramwise_cfg=dict(layer_decay=0.8)"
         )
-
-
-def check_monitors(cfg: Config) -> None:
-    """Check that the evaluation has the results that schedules, hooks and `save_best` name.
-
-    Which results there are is known of `CocoMetric` and `IoUMetric`; with others, nothing is
-    checked.
-    """
-    names: list[str] = []
-    for metric in as_list(cfg.get('val_evaluator')):
-        results = names_of_results(metric)
-        if results is None:
-            return
-        names += results
-    if not names:
-        return
-    for path, monitor in monitors(cfg):
-        if monitor not in names:
-            raise UserError(f'{path}: the evaluation has no {monitor!r}; it has {", ".join(names)}')
-
-
-def monitors(cfg: Config) -> Iterator[tuple[str, str]]:
-    """The settings that name a result of the evaluation, with their paths."""
-    for path, scheduler in items_of(cfg, 'param_scheduler', ''):
-        if kind_of(scheduler).startswith('ReduceOnPlateau'):
-            yield f'{path}.monitor', scheduler.get('monitor', 'loss')
-    hooks = dict(items_of(cfg, 'custom_hooks', ''))
-    for name, hook in (cfg.get('default_hooks') or {}).items():
-        hooks[f'default_hooks.{name}'] = hook or {}
-    for path, hook in hooks.items():
-        if kind_of(hook) == 'EarlyStoppingHook' and hook.get('monitor') and hook.get('strict'):
-            yield f'{path}.monitor', hook['monitor']
-        if kind_of(hook) == 'CheckpointHook':
-            for monitor in as_list(hook.get('save_best')):
-                if monitor != 'auto':
-                    yield f'{path}.save_best', monitor
-
-
-def names_of_results(metric: dict) -> Optional[list[str]]:
-    """The names of what a metric reports; None if they are unknown."""
-    kind = kind_of(metric)
-    metrics = as_list(metric.get('metric' if kind == 'CocoMetric' else 'iou_metrics'))
-    if kind == 'CocoMetric' and not metric.get('classwise') and not metric.get('metric_items'):
-        if not set(metrics) <= {'bbox', 'segm'}:
-            return None
-        prefix = metric.get('prefix') or 'coco'
-        return [f'{prefix}/{name}_{item}' for name in metrics or ['bbox'] for item in COCO_ITEMS]
-    if kind == 'IoUMetric':
-        prefix = f'{metric["prefix"]}/' if metric.get('prefix') else ''
-        names = [name for key in metrics or ['mIoU'] for name in IOU_ITEMS.get(key, ())]
-        return [f'{prefix}{name}' for name in ('aAcc', *names)]
-    return None
 
 
 # Files

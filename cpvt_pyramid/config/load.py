@@ -1,10 +1,9 @@
 """Loading configs and reading what they name."""
 
 import ast
-import difflib
 import inspect
 from argparse import ArgumentParser
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Union
 
@@ -13,7 +12,7 @@ from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from ..tooling.command import UserError, one_line
-from .parts import FRAMEWORKS, dicts_in, framework_of
+from .parts import FRAMEWORKS, framework_of
 
 RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
 # All top-level settings of a config: these, and what mmengine and the tools read besides.
@@ -113,38 +112,24 @@ def merge_options(cfg: Config, options: Sequence[str]) -> None:
         except (ValueError, AssertionError, RecursionError) as error:
             raise UserError(f'--cfg-options takes key=value, not {option!r}') from error
     for key in values:
-        check_option(cfg, key)
+        check_option(key)
     try:
         cfg.merge_from_dict(values)
     except (AttributeError, KeyError, TypeError) as error:  # a list index, a key below a number
         raise UserError(f'--cfg-options {" ".join(options)}: {one_line(error)}') from error
 
 
-def check_option(cfg: Config, key: str) -> None:
-    """Check that an option changes a setting, and not a variable of the config file: settings have
-    the values of variables already."""
+def check_option(key: str) -> None:
+    """Check that an option changes a setting: mmengine ignores others. A variable of a config file
+    is none; its value is in settings already."""
     name = key.partition('.')[0]
-    if name and is_setting(name):
-        return
-    parents = [path for path, inner in dicts_in(cfg.to_dict()) if path and name in inner]
-    paths = [f'{path}.{key}' for path in parents if is_setting(path)]
-    if paths or name not in cfg:
-        meant = paths[0] if paths else closest(name, SETTINGS, 0.6)
-        hint = f'; did you mean {meant!r}?' if meant else ''
-        raise UserError(f'--cfg-options {key}: no setting has the name {name!r}{hint}')
+    if name not in SETTINGS:
+        raise UserError(
+            f'--cfg-options {key}: {name!r} is no setting. Variables of a config file have no '
+            'effect: set what uses them, for example train_dataloader.dataset.data_root'
+        )
 
 
 def work_dir_of(cfg: Config, config: Union[str, Path]) -> Path:
     """The folder for a training: the config's own, or work_dirs/<name of the config file>."""
     return Path(cfg.get('work_dir') or Path('work_dirs', Path(config).stem))
-
-
-def is_setting(path: str) -> bool:
-    """Whether a path of a config is more than a variable of the config file."""
-    return not path or path.partition('.')[0] in SETTINGS
-
-
-def closest(name: str, known: Iterable[str], cutoff: float) -> str:
-    """The most similar one of some names, or '' if none has a similarity of `cutoff`."""
-    similar = difflib.get_close_matches(name, known, 1, cutoff)
-    return similar[0] if similar else ''

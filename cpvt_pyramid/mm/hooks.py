@@ -14,7 +14,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -24,8 +24,7 @@ import numpy as np
 import torch
 from mmengine.dist import all_reduce, barrier, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
-from mmengine.hooks import CheckpointHook, Hook, ParamSchedulerHook
-from mmengine.optim.scheduler.param_scheduler import ReduceOnPlateauParamScheduler
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor
@@ -124,6 +123,8 @@ def all_finite(tensors: list[Tensor]) -> bool:
 
 
 PATIENCE = 30  # seconds that a data worker goes on after a signal, for the last iteration
+# Seconds in which signals are one: Slurm, torchrun and timeout(1) can each deliver the same.
+TOGETHER = 1
 
 
 def outlive(numbers: Sequence[int], start: Optional[Callable], worker: int) -> None:
@@ -140,7 +141,7 @@ def outlive(numbers: Sequence[int], start: Optional[Callable], worker: int) -> N
             since = time.monotonic()
             signal.signal(signal.SIGALRM, end)  # not what the training's process would do
             signal.alarm(PATIENCE)
-        elif time.monotonic() - since > StopOnSignalHook.together:
+        elif time.monotonic() - since > TOGETHER:
             end(number, frame)  # the training ends its workers
 
     for number in numbers:
@@ -163,8 +164,6 @@ class StopOnSignalHook(Hook):
     """
 
     priority = 'LOWEST'  # after schedulers, averaged weights and other checkpoints
-    # Seconds. Slurm, torchrun and timeout(1) can each deliver the same signal.
-    together = 1
 
     def __init__(self) -> None:
         self.signals = [signal.SIGTERM]
@@ -195,7 +194,7 @@ class StopOnSignalHook(Hook):
         if self.received is None:
             self.received = signal.Signals(number)
             self.since = time.monotonic()
-        elif time.monotonic() - self.since > self.together:
+        elif time.monotonic() - self.since > TOGETHER:
             exit_on_signal(number, frame)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, **_: Any) -> None:
@@ -311,32 +310,3 @@ def seed_generators(*numbers: int) -> None:
     random.seed(int(seeds[0]))
     np.random.seed(seeds[1])
     torch.manual_seed(int(seeds[2]))
-
-
-# Schedules
-
-
-@HOOKS.register_module()
-class PlateauSchedulerHook(ParamSchedulerHook):
-    """mmengine's ParamSchedulerHook, for which an evaluation without results is no improvement.
-
-    A detector that finds nothing, as early in a training, has an evaluation without results; with
-    it, mmengine's ReduceOnPlateauLR ends in a KeyError.
-
-    Examples:
-        >>> default_hooks = dict(param_scheduler=dict(type='PlateauSchedulerHook'))
-    """
-
-    def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, float]] = None) -> None:
-        if metrics == {}:
-            metrics = {s.monitor: s.rule_worse for s in plateau_schedulers(runner)}
-        super().after_val_epoch(runner, metrics)
-
-
-def plateau_schedulers(runner: Runner) -> Iterator[ReduceOnPlateauParamScheduler]:
-    schedulers = runner.param_schedulers or []
-    if isinstance(schedulers, dict):  # of several optimizers
-        schedulers = [scheduler for part in schedulers.values() for scheduler in part]
-    for scheduler in schedulers:
-        if isinstance(scheduler, ReduceOnPlateauParamScheduler):
-            yield scheduler

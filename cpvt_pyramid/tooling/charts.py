@@ -77,26 +77,6 @@ def line_chart(curves: Sequence[Curve], x_name: str, y_name: str) -> Markup:
         return svg_of(figure)
 
 
-def histogram(values: np.ndarray, name: str, bins: int = 24) -> Markup:
-    """The distribution of positive values, on a logarithmic axis."""
-    values = np.asarray(values, float)
-    if not len(values):
-        return Markup('')
-    low, high = values.min(), values.max()
-    if high > low * 1.01:
-        edges = np.geomspace(low, high, bins + 1)
-    else:
-        edges = np.array([low / 1.4, low * 1.4])
-    with chart(4.8, 2.8) as (figure, axes):
-        axes.hist(values.clip(edges[0], edges[-1]), edges.tolist(), color=BLUE, rwidth=0.95)
-        axes.set_xscale('log', base=2)
-        axes.xaxis.set_major_formatter('{x:.3g}')
-        if len(edges) == 2:
-            axes.set_xticks([low])
-        axes.set(xlabel=name, ylabel='number')
-        return svg_of(figure)
-
-
 def heat_map(
     counts: np.ndarray, rows: Sequence[str], columns: Sequence[str], row_name: str, column_name: str
 ) -> Markup:

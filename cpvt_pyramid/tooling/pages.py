@@ -33,14 +33,6 @@ def html_section(title: str, note: str, *parts: Markup) -> Markup:
     return PARTS.section(title, note, parts)
 
 
-def heading(text: str) -> Markup:
-    return PARTS.heading(text)
-
-
-def paragraph(text: str) -> Markup:
-    return PARTS.paragraph(text)
-
-
 def side_by_side(*parts: Markup) -> Markup:
     return PARTS.side_by_side(parts)
 
@@ -74,12 +66,7 @@ def cell_text(value: Any) -> str:
 
 def wide_picture(picture: Image.Image) -> Markup:
     """A picture in the width of the page."""
-    return PARTS.wide_picture(embedded(picture), alt='')
-
-
-def wide_png(data: bytes, alt: str) -> Markup:
-    """A PNG file in the width of the page."""
-    return PARTS.wide_picture(data_url('image/png', data), alt)
+    return PARTS.wide_picture(embedded(picture))
 
 
 def contact_sheet(pictures: Sequence[tuple[Image.Image, str]]) -> Markup:

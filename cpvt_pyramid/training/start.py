@@ -1,7 +1,6 @@
 """Where a training starts: at a checkpoint that it resumes, or with weights."""
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -13,7 +12,6 @@ from ..checkpoints import LoadsCheckpoints
 from ..checkpoints.loading import fit_checkpoint
 from ..config.check import is_pretrained
 from ..config.load import config_in_checkpoint
-from ..config.parts import kind_of
 from ..predict.openmmlab.models import FROM_SCRATCH, fetch_checkpoint
 from ..tooling.command import UserError, rank
 
@@ -107,48 +105,27 @@ def resume_from(cfg: Config, start: Optional[Start]) -> None:
 
 
 def check_restored(cfg: Config, start: Start) -> None:
-    """Check that a resumed training is the one that its config describes."""
+    """Check that a resumed training is the one that its config describes: other settings than those
+    of the checkpoint would have no effect."""
     try:
         before = config_in_checkpoint(start.checkpoint, start.path)
     except UserError:  # written by another program
         return
-    changes = []
-    for path in RESTORED:
-        old = dict(leaf_values(setting(before, path), path))
-        new = dict(leaf_values(setting(cfg, path), path))
-        for name in [*new, *(old.keys() - new.keys())]:
-            if old.get(name) != new.get(name):
-                changes.append(f'{name}={new.get(name)} (was {old.get(name)})')
-    if changes:
+    changed = [path for path in RESTORED if setting_text(cfg, path) != setting_text(before, path)]
+    if changed:
         raise UserError(
-            f'{start.path} restores its own optimizer and schedule, so that a resumed training '
-            f'would not use {", ".join(changes[:4])}. Resume with the settings of the checkpoint, '
-            'or start another training from its weights, in another --work-dir: --cfg-options '
-            f'load_from={start.path}'
+            f'{start.path} restores its own {", ".join(changed)}, and the config has another. '
+            'Resume with the settings of the checkpoint, or start another training from its '
+            f'weights, in another --work-dir: --cfg-options load_from={start.path}'
         )
 
 
-def setting(cfg: Config, path: str) -> Any:
-    """The setting at a path as in --cfg-options; None if there is none."""
+def setting_text(cfg: Config, path: str) -> str:
+    """The setting at a path as in --cfg-options, as mmengine writes it into checkpoints."""
     value: Any = cfg
     for key in path.split('.'):
         value = (value or {}).get(key)
-    return value
-
-
-def leaf_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The values inside a setting with their paths; of a type its name."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if key == 'type':
-                yield f'{path}.type', kind_of(value)
-            else:
-                yield from leaf_values(inner, f'{path}.{key}')
-    elif isinstance(value, (list, tuple)):
-        for index, inner in enumerate(value):
-            yield from leaf_values(inner, f'{path}.{index}')
-    elif value is not None:
-        yield path, value
+    return Config({'value': value}).pretty_text
 
 
 # Weights

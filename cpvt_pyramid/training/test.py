@@ -8,12 +8,12 @@ from mmengine.config import Config
 
 from ..config import check
 from ..config.load import load_config, work_dir_of
+from ..config.parts import data_of
 from ..data.checks import check_before_run
 from ..predict.openmmlab.grouping import divide_batches
 from ..predict.openmmlab.models import fetch_checkpoint, load_whole_model
 from ..tooling.command import UserError, rank, tracebacks_in
 from ..tooling.files import check_file, make_folder
-from .augmentation import augment
 from .predictions import results_dump
 from .processes import connect, leave_processes, use_launcher
 from .runner import CommandRunner
@@ -51,14 +51,12 @@ def run_test(
     folder = make_folder(work_dir or work_dir_of(cfg, config) / 'test')
     if tta:
         augment(cfg)
-    predictions = out
-    if report and not out:
-        predictions = str(folder / PREDICTIONS)
+    predictions = Path(out or folder / PREDICTIONS)
     cfg.work_dir = str(folder)
     use_launcher(cfg, launcher)
     connect(launcher, cfg.get('env_cfg') or {})
     with tracebacks_in(folder):
-        metrics = evaluate(cfg, weights, checkpoint, predictions)
+        metrics = evaluate(cfg, weights, checkpoint, predictions if out or report else None)
         leave_processes()
         if rank() != 0:
             return
@@ -67,11 +65,25 @@ def run_test(
             from .report.page import write_test_report
 
             title = f'{Path(config).stem}: {checkpoint}'
-            write_test_report(cfg, Path(predictions), Path(report), title)
+            write_test_report(cfg, predictions, Path(report), title)
             print(report)
 
 
-def evaluate(cfg: Config, weights: dict, path: str, predictions: Optional[str]) -> dict[str, float]:
+def augment(cfg: Config) -> None:
+    """Swap the model and the test pipeline of a config for those of test-time augmentation."""
+    if not (cfg.get('tta_model') and cfg.get('tta_pipeline')):
+        raise UserError(
+            '--tta needs tta_model and tta_pipeline in the config; mmdet has them for boxes, and '
+            'cannot merge masks'
+        )
+    cfg.model = {**cfg.tta_model, 'module': cfg.model}
+    for dataset in data_of(cfg, 'test'):
+        dataset['pipeline'] = cfg.tta_pipeline
+
+
+def evaluate(
+    cfg: Config, weights: dict, path: str, predictions: Optional[Path]
+) -> dict[str, float]:
     """The metrics of a model on its test data.
 
     Args:
@@ -88,7 +100,7 @@ def evaluate(cfg: Config, weights: dict, path: str, predictions: Optional[str]) 
     check.check_classes(cfg, runner.model, 'test')
     divide_batches(runner.model)
     if predictions:
-        runner.test_evaluator.metrics.append(results_dump(cfg.default_scope, predictions))
+        runner.test_evaluator.metrics.append(results_dump(cfg.default_scope, str(predictions)))
     return runner.test()
 
 

@@ -69,7 +69,6 @@ def check_training(cfg: Config) -> None:
     """Check what can be checked before the data are read and the model is built."""
     check.check_settings(cfg, 'train_cfg', 'train_dataloader', 'optim_wrapper')
     check.check_optimizer(cfg)
-    check.check_monitors(cfg)
     check.check_data(cfg, *SPLITS)
     check.check_checkpoints(cfg)
 

@@ -14,7 +14,7 @@ from small_data import CLASSES
 from support import ORIGINAL_MM, load_tool
 
 from cpvt_pyramid.config.check import check_checkpoints
-from cpvt_pyramid.config.load import is_setting, load_config
+from cpvt_pyramid.config.load import SETTINGS, load_config
 from cpvt_pyramid.config.parts import kind_of
 from cpvt_pyramid.data.new_config import Code, text_of_settings
 from cpvt_pyramid.tooling.command import UserError
@@ -64,7 +64,7 @@ def in_new_style(config: Path, *options: str) -> str:
         return value
 
     settings = with_classes(cfg.to_dict())
-    settings = {key: value for key, value in settings.items() if is_setting(key)}
+    settings = {key: value for key, value in settings.items() if key in SETTINGS}
     settings['default_scope'] = None
     base = {key: settings.pop(key) for key in OF_RUNTIME if key in settings}
     lines = sorted(imports)
@@ -102,7 +102,7 @@ def test_a_detector_trains_resumes_and_is_tested(configs, sample_dataset, capsys
     assert all(box['class'] in CLASSES for box in found['detections'])
 
 
-def test_names_are_those_of_the_classes(configs):
+def test_names_are_those_of_the_classes(configs, monkeypatch):
     settings = (
         'backbone.init_cfg.type=Pretrained',
         'backbone.init_cfg.checkpoint=nowhere.pth',
@@ -113,6 +113,7 @@ def test_names_are_those_of_the_classes(configs):
     assert cfg.default_scope == 'mmseg'
     with pytest.raises(UserError, match='no checkpoint at nowhere.pth'):
         check_checkpoints(cfg)
+    monkeypatch.setenv('RANK', '0')
     use_launcher(cfg, 'pytorch')
     assert cfg.model.decode_head.norm_cfg.type == 'BN'
     assert kind_of({'type': 'mmdet.models.RetinaNet'}) == 'RetinaNet'

@@ -7,8 +7,6 @@ from unittest import mock
 import pytest
 import torch
 from mmengine.hooks import CheckpointHook, Hook
-from mmengine.optim import OptimWrapper
-from mmengine.optim.scheduler import ReduceOnPlateauLR
 from mmengine.registry import HOOKS
 from support import load_tool
 from torch import nn
@@ -106,19 +104,3 @@ def test_a_config_without_our_hooks_is_checked_by_the_command(configs, capsys):
     )
     assert train.main(['mine.py', '--work-dir', 'work']) == 2
     assert 'cpvt train: diverged at iteration 3' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize('rule, scores', [('greater', (0.1, 0.2)), ('less', (0.2, 0.1))])
-def test_an_empty_evaluation_is_no_improvement(rule, scores):
-    """As that of a detector that finds nothing yet."""
-    wrapper = OptimWrapper(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0))
-    scheduler = ReduceOnPlateauLR(wrapper, monitor='coco/bbox_mAP', rule=rule, patience=1)
-    runner = SimpleNamespace(param_schedulers=[scheduler])
-    hook = hooks.PlateauSchedulerHook()
-    rates = []
-    for metrics in ({}, {'coco/bbox_mAP': scores[0]}, {'coco/bbox_mAP': scores[1]}, {}, {}):
-        hook.after_val_epoch(runner, metrics)
-        rates.append(wrapper.param_groups[0]['lr'])
-    assert rates == pytest.approx([1, 1, 1, 1, 0.1])
-    with pytest.raises(KeyError, match='mAP'):
-        hook.after_val_epoch(runner, {'mIoU': 1.0})

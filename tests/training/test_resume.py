@@ -195,11 +195,11 @@ def test_resume_keeps_a_seed_that_the_config_leaves_open(whole, tmp_path):
 @pytest.mark.parametrize(
     'options, complaint',
     [
-        (['optim_wrapper.optimizer.lr=1e-2'], 'optim_wrapper.optimizer.lr=0.01 (was 0.001)'),
-        (['param_scheduler.0.milestones=[1]'], 'param_scheduler.0.milestones.0=1 (was 2)'),
-        (['param_scheduler.0.type=StepLR'], 'param_scheduler.0.type=StepLR (was MultiStepLR)'),
-        (['param_scheduler.0.end=9'], 'param_scheduler.0.end=9 (was None)'),
-        (['auto_scale_lr.enable=True'], 'auto_scale_lr.enable=True (was False)'),
+        (['optim_wrapper.optimizer.lr=1e-2'], 'optim_wrapper.optimizer'),
+        (['param_scheduler.0.milestones=[1]'], 'param_scheduler'),
+        (['param_scheduler.0.type=StepLR'], 'param_scheduler'),
+        (['param_scheduler.0.end=9'], 'param_scheduler'),
+        (['auto_scale_lr.enable=True'], 'auto_scale_lr.enable'),
         (['train_cfg.max_epochs=4', 'train_dataloader.num_workers=1'], ''),  # are used
     ],
 )
@@ -213,7 +213,8 @@ def test_a_resumed_training_is_that_of_the_config(options: Sequence[str], compla
     with pytest.raises(Exception) as raised:
         resume_from(cfg, start)
     line = str(raised.value)
-    assert f'would not use {complaint}' in line and 'load_from=' in line and '\n' not in line
+    assert f' restores its own {complaint}, and the config has another' in line
+    assert 'load_from=' in line and '\n' not in line
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_stopping_fails(cause, status, said, configs, monkeypatch, capsys):
             raise OSError(errno.ENOSPC, 'No space left on device')
         write_bytes(self, content[: len(content) // 2])
         os.kill(os.getpid(), signal.SIGTERM)  # is taken for the same
-        monkeypatch.setattr(StopOnSignalHook, 'together', -1)
+        monkeypatch.setattr('cpvt_pyramid.mm.hooks.TOGETHER', -1)
         os.kill(os.getpid(), signal.SIGUSR1)
         raise AssertionError('goes on')
 

@@ -11,13 +11,17 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
+from mmcv.transforms import Compose
+from mmengine.registry import init_default_scope
 from PIL import Image
-from support import assert_same, in_processes, load_tool
+from support import ROOT, assert_same, in_processes, load_tool, save_tiff
 
 from cpvt_pyramid.config.load import load_config
-from cpvt_pyramid.training.augmentation import augmented
+from cpvt_pyramid.config.parts import data_of
+from cpvt_pyramid.training import test as testing
 from cpvt_pyramid.training.predictions import results_dump
 from cpvt_pyramid.training.report.page import analyse
 from cpvt_pyramid.training.runner import CommandRunner
@@ -30,6 +34,13 @@ METRICS = {
     'detector': ('bbox', {'mAP': 'AP', 'mAP_50': 'AP50', 'mAP_s': 'AP small'}, 1),
     'segmentor': ('labels', {'mIoU': 'mIoU', 'mAcc': 'mAcc', 'aAcc': 'aAcc'}, 100),
 }
+
+TTA_CONFIGS = (
+    'retinanet_cpvt_s.py',
+    'semantic_fpn_cpvt_s.py',
+    'demo/trees_retinanet_cpvt_nano.py',
+    'bands/semantic_fpn_cpvt_s.py',
+)
 
 
 @pytest.mark.parametrize('tta', [(), ('--tta',)])
@@ -140,13 +151,21 @@ def test_a_log_on_a_full_disk_raises_an_error(monkeypatch):
     assert 'one' in Path(file.baseFilename).read_text()
 
 
-def test_the_augmented_pipeline_is_the_test_pipeline_at_three_sizes_and_flipped():
-    resize = {'type': 'Resize', 'scale': (200, 100), 'keep_ratio': True}
-    pack = {'type': 'PackDetInputs', 'meta_keys': ('img_id',)}
-    first, many = augmented([{'type': 'LoadImageFromFile'}, resize, pack])
-    assert first == {'type': 'LoadImageFromFile'}
-    assert many['transforms'] == [
-        [resize | {'scale': scale} for scale in ((150, 75), (200, 100), (250, 125))],
-        [{'type': 'RandomFlip', 'prob': 0.0}, {'type': 'RandomFlip', 'prob': 1.0}],
-        [{'type': 'PackDetInputs'}],
-    ]
+@pytest.mark.parametrize('config', TTA_CONFIGS)
+def test_a_shipped_pipeline_of_augmentation_gives_all_sizes_and_flips(config, tmp_path):
+    cfg = load_config(ROOT / 'configs' / config)
+    loading, augmentation = cfg.tta_pipeline
+    image = np.zeros((40, 60, len(loading.get('bands', 'RGB'))), np.uint8)
+    path = save_tiff(tmp_path / 'image.tif', image)
+    masks = tmp_path / 'masks.png'
+    Image.fromarray(image[..., 0]).save(masks)
+    sample = {'img_path': str(path), 'img_id': 0, 'instances': []}
+    sample |= {'seg_map_path': str(masks), 'seg_fields': [], 'label_map': None}
+    sample |= {'reduce_zero_label': True}
+
+    init_default_scope(cfg.default_scope)
+    testing.augment(cfg)
+    (dataset,) = data_of(cfg, 'test')
+    found = Compose(dataset['pipeline'])(sample)['data_samples']
+    assert len(found) == math.prod(map(len, augmentation['transforms'])) > 1
+    assert 2 * sum(bool(each.flip) for each in found) == len(found)

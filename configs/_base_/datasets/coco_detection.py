@@ -16,6 +16,19 @@ test_pipeline = [
     dict(
         type='PackDetInputs',
         meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'))]
+tta_model = dict(
+    type='DetTTAModel',
+    tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100))
+tta_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(
+        type='TestTimeAug',
+        transforms=[
+            [dict(type='Resize', scale=scale, keep_ratio=True)
+             for scale in ((1000, 600), (1333, 800), (1667, 1000))],
+            [dict(type='RandomFlip', prob=0.0), dict(type='RandomFlip', prob=1.0)],
+            [dict(type='LoadAnnotations', with_bbox=True)],
+            [dict(type='PackDetInputs')]])]
 
 train_dataloader = dict(
     batch_size=2,

@@ -1,5 +1,6 @@
 """The notebook runs from its first to its last cell."""
 
+import subprocess
 import sys
 
 import nbformat
@@ -7,7 +8,15 @@ from IPython.core.inputtransformer2 import TransformerManager
 from PIL.Image import Image
 from support import ROOT
 
+from cpvt_pyramid.__main__ import main
+
 SHORT = 'WORK = Path({!r})\nTRAIN, VAL, STEPS = 8, 2, 1'
+
+
+def run_here(command, check):
+    """A command of ours without another process, which imports for seconds."""
+    assert command[:3] == [sys.executable, '-m', 'cpvt_pyramid'] and check
+    assert main([str(word) for word in command[3:]]) == 0
 
 
 def test_notebook(tmp_path, monkeypatch):
@@ -21,6 +30,7 @@ def test_notebook(tmp_path, monkeypatch):
     parameters.source = SHORT.format(str(tmp_path))
     monkeypatch.chdir(ROOT / 'notebooks')
     monkeypatch.setattr(sys, 'path', [*sys.path])
+    monkeypatch.setattr(subprocess, 'run', run_here)
     shown = []
     names = {'display': shown.append}
     (training,) = [cell for cell in cells if 'max_size=480' in cell.source]

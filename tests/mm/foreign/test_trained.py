@@ -38,6 +38,7 @@ from cpvt_pyramid.predict.openmmlab.models import build_model, fetch_checkpoint,
 from cpvt_pyramid.predict.predictor import Predictor
 from cpvt_pyramid.trained import CLASSES, METRICS, TRAINED
 
+pytestmark = pytest.mark.usefixtures('quick_training')
 PACKAGES = {'mmdet': mmdet, 'mmseg': mmseg}
 METAFILES = (('mmdet', 'pvt'), ('mmseg', 'twins'), ('mmseg', 'segformer'))
 # The smallest of each family; `make test-foreign` tests all.
@@ -207,7 +208,6 @@ def test_parameters_and_pipelines_are_theirs(name):
 SHAPES = ((1, 1), (4 / 3, 1), (1, 5 / 3))
 
 
-@pytest.mark.usefixtures('quick_training')
 @pytest.mark.parametrize('name', NAMES)
 def test_results_are_those_of_their_models(name):
     theirs = their_model(name)

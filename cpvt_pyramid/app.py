@@ -165,12 +165,12 @@ class Page:
         if all(model.session.shapes['images'][2:]):
             return  # all inputs have the size of the file
         most = self.input_pixels()
-        height, width = model.canvas(size)
+        height, width = model.padded_size(size)
         if height * width <= most:
             return
         smallest, largest = self.sizes()
         fits = range(largest, smallest - 1, -1)
-        fitting = [n for n in fits if math.prod(self.model.with_size(n).canvas(size)) <= most]
+        fitting = [n for n in fits if math.prod(self.model.with_size(n).padded_size(size)) <= most]
         advice = f'size={fitting[0]} fits' if fitting else 'cut it'
         raise UserError(
             f'an image of {size[1]} x {size[0]} pixels would be an input of {width} x {height}, '

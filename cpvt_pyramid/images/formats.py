@@ -54,7 +54,7 @@ def open_image(file: Union[str, Path, IO[bytes]]) -> Iterator[Image.Image]:
         if isinstance(file, (str, Path)):
             # Given a path, Pillow 12 maps an uncompressed TIFF into memory, and scrambles the
             # pixels if its EXIF data rotate it.
-            file = stack.enter_context(open(file, 'rb'))
+            file = stack.enter_context(Path(file).open('rb'))
         yield stack.enter_context(Image.open(file, formats=readable_formats()))
 
 

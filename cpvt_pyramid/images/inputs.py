@@ -17,7 +17,7 @@ from ..tooling.command import UserError, rank
 from ..tooling.files import distinct_name, files_below, make_folder, path_from, write_text
 from .formats import IMAGE_ENDINGS
 
-Named = tuple[Path, str]  # an input, and the name of its results
+NamedInput = tuple[Path, str]  # an input, and the name of its results
 
 # How the names of videos end that are looked for in a folder.
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
@@ -151,7 +151,7 @@ def is_video(path: Path) -> bool:
     return path.suffix.lower() in VIDEOS
 
 
-def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[Named], Path]:
+def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[NamedInput], Path]:
     """Name the results of inputs, see `find_inputs`, and create the folders for them.
 
     A name gets a number if its files would overwrite an input, or results of another input, also of
@@ -178,7 +178,7 @@ def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[Named], 
             return True
         return any(os.path.realpath(folder / file) in inputs for file in files)
 
-    named: list[Named] = []
+    named: list[NamedInput] = []
     taken: set[str] = set()
     for path, wanted in found.items():
         wanted = shortened(wanted)

@@ -19,7 +19,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from ..images.inputs import Named
+from ..images.inputs import NamedInput
 from ..tooling.command import UserError, one_line, optional_package, tracebacks_in
 from ..tooling.threads import usable_cores
 from .opening import open_model
@@ -74,7 +74,7 @@ class Worker:
 
 
 def write_on_ray(
-    named: Sequence[Named],
+    named: Sequence[NamedInput],
     results: Results,
     skip: Skip,
     *,

@@ -27,7 +27,7 @@ from .model import Prepared
 from .sessions import Session, SessionError, open_session, padded_input, padded_inputs, run_session
 from .tiles import Boxes, Suppression
 
-# Memory for a pixel of the input, of a label map and of masks; see `ExportedModel.needed`.
+# Memory for a pixel of the input, of a label map and of masks; see `ExportedModel.memory_estimate`.
 INPUT_BYTES, LABEL_BYTES, MASK_BYTES = 1000, 80, 100
 PIXEL_BYTES = 15  # of an input pixel at the very least: three floats, and three bytes before
 SMALLEST = np.finfo(np.float32).tiny  # probability, which has a logarithm
@@ -106,7 +106,7 @@ class ExportedModel:
             resized = self.to_input_size(image)
         except MemoryError:
             raise too_large from None
-        return Prepared(image, resized, self.canvas(image.shape[:2]))
+        return Prepared(image, resized, self.padded_size(image.shape[:2]))
 
     def predict(
         self, batch: Sequence[Prepared], score_thr: Optional[float] = None
@@ -124,7 +124,7 @@ class ExportedModel:
         score_thr = self.score_thr if score_thr is None else score_thr
         images = [prepared.image for prepared in batch]
         resized: list[np.ndarray] = [prepared.data for prepared in batch]
-        with self.memory.take(self.needed(images)), self.one_line_if_too_large(resized):
+        with self.memory.take(self.memory_estimate(images)), self.one_line_if_too_large(resized):
             outputs = self.run_batch(resized, [image.shape[:2] for image in images])
             found: list[Prediction] = []
             for output, image, small in zip(outputs, images, resized):
@@ -151,7 +151,7 @@ class ExportedModel:
         classes = np.arange(len(self.classes))[:, None, None]
         return (output['labels'] == classes).astype(np.float32)
 
-    def decide(self, scores: np.ndarray) -> np.ndarray:
+    def to_labels(self, scores: np.ndarray) -> np.ndarray:
         """The labels (h, w) for scores (K, h, w)."""
         return scores.argmax(0)
 
@@ -167,7 +167,7 @@ class ExportedModel:
                 'into memory; reduce the size or the batch'
             ) from None
 
-    def needed(self, images: Sequence[np.ndarray]) -> float:
+    def memory_estimate(self, images: Sequence[np.ndarray]) -> float:
         """An estimate of the bytes of a prediction: maps at the size of the input and, at that of
         the image, label maps, masks or probabilities of all classes."""
         full = 0  # bytes for a pixel of the image
@@ -239,7 +239,7 @@ class ExportedModel:
         """Resize an image (H, W, 3) for the model."""
         return resize_image(image, self.input_size(image.shape[:2]))
 
-    def canvas(self, size: tuple[int, int]) -> tuple[int, int]:
+    def padded_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Height and width of the padded input of an image of this size, which is resized first."""
         return padded_input(self.input_size(size), self.session.shapes, self.about['stride'])
 

@@ -215,7 +215,7 @@ def label_lines(
             labels: list[np.ndarray] = []
             with below.open('wb') as file:
                 for block in blended(scores, grid, row, weights, above, file):
-                    labels.append(model.decide(block).astype(dtype))
+                    labels.append(model.to_labels(block).astype(dtype))
             if above is not None:
                 above.unlink()
             above = below

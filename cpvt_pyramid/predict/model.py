@@ -66,7 +66,7 @@ class Model(Protocol):
             UserError: the model does not predict in tiles.
         """
 
-    def decide(self, scores: np.ndarray) -> np.ndarray:
+    def to_labels(self, scores: np.ndarray) -> np.ndarray:
         """The labels (h, w) for scores (K, h, w) that were blended."""
 
 

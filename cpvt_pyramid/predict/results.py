@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from ..images.formats import open_image
-from ..images.inputs import Named, is_video
+from ..images.inputs import NamedInput, is_video
 from ..images.rasters import import_rasterio
 from ..predictions.drawing import label_counts
 from ..predictions.formats import (
@@ -87,7 +87,7 @@ class Results:
         self.objects: dict[str, ImageObjects] = {}  # by name, for coco.json
         self.lock = threading.Lock()
 
-    def check(self, named: Sequence[Named]) -> None:
+    def check(self, named: Sequence[NamedInput]) -> None:
         """Check, before a run, that the results of inputs can be written."""
         videos = [path for path, _ in named if is_video(path)]
         if videos and not self.pictures and self.kind == 'labels':
@@ -104,7 +104,7 @@ class Results:
             if self.kind != 'detections' or any(may_be_located(path) for path, _ in named):
                 import_rasterio('--format geojson')
 
-    def exist(self, entry: Named) -> bool:
+    def exist(self, entry: NamedInput) -> bool:
         """Whether the results of an image or a video are there. Each file of them is complete."""
         path, name = entry
         endings = VIDEO_ENDINGS[self.kind] if is_video(path) else ENDINGS[self.kind]
@@ -116,7 +116,7 @@ class Results:
             endings = [*endings, 'geojson']
         return all((self.folder / f'{name}.{ending}').exists() for ending in endings)
 
-    def write(self, entry: Named, prediction: Prediction) -> None:
+    def write(self, entry: NamedInput, prediction: Prediction) -> None:
         """Write the results of an image."""
         path, name = entry
         size = prediction.image.shape[:2]
@@ -144,7 +144,7 @@ class Results:
 
     def write_in_tiles(
         self,
-        entry: Named,
+        entry: NamedInput,
         model: Model,
         image: 'DatasetReader',
         grid: TileGrid,
@@ -195,7 +195,7 @@ class Results:
             write_geojson(self.folder / f'{name}.geojson', path, features)
 
     def _add(
-        self, entry: Named, size: tuple[int, int], objects: list[dict], counts: Counter[str]
+        self, entry: NamedInput, size: tuple[int, int], objects: list[dict], counts: Counter[str]
     ) -> None:
         path, name = entry
         with self.lock:
@@ -203,7 +203,7 @@ class Results:
             if self.format == 'coco':
                 self.objects[name] = ImageObjects(path, size, objects)
 
-    def finish(self, done: Sequence[Named]) -> None:
+    def finish(self, done: Sequence[NamedInput]) -> None:
         """Write what is one file for all images; those that an earlier run has written are read."""
         if self.format != 'coco':
             return
@@ -213,7 +213,7 @@ class Results:
             found.append(self.objects[name] if name in self.objects else self.read(entry))
         write_coco(self.folder / 'coco.json', found, self.classes)
 
-    def read(self, entry: Named) -> ImageObjects:
+    def read(self, entry: NamedInput) -> ImageObjects:
         """What an earlier run, or another process, has written for an image."""
         path, name = entry
         if self.kind == 'labels':

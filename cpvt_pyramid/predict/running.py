@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
-from ..images.inputs import Named, is_video
+from ..images.inputs import NamedInput, is_video
 from ..images.rasters import ReadError
 from ..images.reading import size_of
 from ..predictions.kinds import Prediction
@@ -34,7 +34,7 @@ Skip = Callable[[Path, str], object]  # called with an input that cannot be read
 
 
 def write_results(
-    model: Model, named: Sequence[Named], results: Results, options: RunOptions, skip: Skip
+    model: Model, named: Sequence[NamedInput], results: Results, options: RunOptions, skip: Skip
 ) -> None:
     """Write the results of images and videos."""
     images = [entry for entry in named if not is_video(entry[0])]
@@ -53,15 +53,15 @@ def write_results(
 
 
 def write_images(
-    model: Model, named: Sequence[Named], results: Results, options: RunOptions, skip: Skip
+    model: Model, named: Sequence[NamedInput], results: Results, options: RunOptions, skip: Skip
 ) -> None:
     """Write the results of images. Threads read the next images and write the last results while
     the model is at others. Images on which an exported model fails, for example because they are
     too large, are skipped, unless it fails on all."""
-    loaded: deque[Named] = deque()  # in order, those that the model has not finished
-    failures: list[tuple[Named, SessionError]] = []  # before the model has succeeded
+    loaded: deque[NamedInput] = deque()  # in order, those that the model has not finished
+    failures: list[tuple[NamedInput, SessionError]] = []  # before the model has succeeded
 
-    def load(entry: Named) -> Prepared:
+    def load(entry: NamedInput) -> Prepared:
         return model.prepare(model.read(entry[0]))
 
     def images() -> Iterator[Prepared]:
@@ -81,7 +81,7 @@ def write_images(
         except SessionError as error:
             return [error] * len(batch)
 
-    def predicted() -> Iterator[tuple[Named, Prediction]]:
+    def predicted() -> Iterator[tuple[NamedInput, Prediction]]:
         has_succeeded = False
         for found in predict_all(predict, images(), options.batch_size, model.threads):
             entry = loaded.popleft()
@@ -100,7 +100,7 @@ def write_images(
         if failures:
             raise failures[0][1]
 
-    def write(item: tuple[Named, Prediction]) -> None:
+    def write(item: tuple[NamedInput, Prediction]) -> None:
         results.write(*item)
 
     with progress(len(named), 'images') as update:
@@ -110,7 +110,7 @@ def write_images(
 
 
 def write_large_images(
-    model: Model, named: Sequence[Named], results: Results, options: RunOptions, skip: Skip
+    model: Model, named: Sequence[NamedInput], results: Results, options: RunOptions, skip: Skip
 ) -> None:
     """Write the results of images, one after the other, in tiles."""
     assert options.tile is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..images.inputs import Named
+from ..images.inputs import NamedInput
 from ..images.rasters import ReadError
 from ..images.reading import check_readable
 from ..predictions.kinds import Prediction
@@ -30,7 +30,7 @@ def import_cv2() -> Any:
     return optional_package('cv2', 'a video', 'opencv-python-headless')
 
 
-def write_video(model: Model, entry: Named, results: Results, batch_size: int) -> None:
+def write_video(model: Model, entry: NamedInput, results: Results, batch_size: int) -> None:
     """Write NAME.overlay.mp4, unless without pictures, and, except for semantic segmentors, one
     JSON line per frame to NAME.detections.jsonl or NAME.segments.jsonl.
 

@@ -316,8 +316,8 @@ def test_files_that_cannot_be_verified(capfd):
 
 
 def test_the_promise_of_the_runtime_and_that_it_can_fail(model, monkeypatch):
-    """With a model that takes padding for image, as many heads do: its scores are mean values of
-    the batch's canvas."""
+    """With a model that takes padding for image, as many heads do: its scores are means over
+    the padded batch."""
     file = onnx.load(model('detection', resize=None, score_thr=0.0))
     for node in file.graph.node:
         if node.op_type == 'ReduceMax':
@@ -330,7 +330,7 @@ def test_the_promise_of_the_runtime_and_that_it_can_fail(model, monkeypatch):
         return [{'boxes': found.boxes, 'scores': found.scores} for found in predictor(images)]
 
     assert_batch_invariant(predict, images, stack=False)
-    monkeypatch.setattr(ExportedModel, 'canvas', lambda self, size: 'one for all')
+    monkeypatch.setattr(ExportedModel, 'padded_size', lambda self, size: 'one for all')
     with pytest.raises(AssertionError, match='\npadded batch .* scores .* 1$'):
         assert_batch_invariant(predict, images, stack=False)
 

@@ -403,7 +403,7 @@ def test_the_suppression_in_a_file_merges_tiles(model):
 
 def test_memory_of_a_small_image_that_is_enlarged(model):
     opened = ExportedModel(model('detection', resize={'short': 400, 'long': 600}))
-    assert opened.needed([np.zeros((4, 6, 3), np.uint8)]) >= 400 * 600 * INPUT_BYTES
+    assert opened.memory_estimate([np.zeros((4, 6, 3), np.uint8)]) >= 400 * 600 * INPUT_BYTES
 
 
 def test_an_image_that_is_too_large_is_skipped(model, photos, capsys, monkeypatch):

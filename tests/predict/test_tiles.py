@@ -41,7 +41,7 @@ class TileModel:
         self.together.append(len(tiles))
         return [self.predict(tile) for tile in tiles]
 
-    def decide(self, scores: np.ndarray) -> np.ndarray:
+    def to_labels(self, scores: np.ndarray) -> np.ndarray:
         return scores.argmax(0)
 
 

@@ -137,7 +137,7 @@ class OpenMMLabModel:
         scores = self.model.inference(data['inputs'], metas)
         return scores[0, :, :height, :width].float()
 
-    def decide(self, scores: np.ndarray) -> np.ndarray:
+    def to_labels(self, scores: np.ndarray) -> np.ndarray:
         if self.model.out_channels > 1:
             return torch.from_numpy(scores).argmax(0).numpy()
         threshold = self.model.decode_head.threshold
@@ -195,16 +195,16 @@ def suppression_of(model: Any, score_thr: float) -> Suppression:
 
 def image_pipeline(cfg: Config) -> Compose:
     """The config's test pipeline, for images in memory and without annotations."""
-    steps = []
+    transforms = []
     dataset: Any = next(leaves(cfg.test_dataloader.dataset))
-    for step in dataset.pipeline:
-        kind = kind_of(step)
+    for transform in dataset.pipeline:
+        kind = kind_of(transform)
         if kind.endswith(('LoadBands', 'LoadImageFromFile')):
-            to_float32 = kind.endswith('LoadBands') or step.get('to_float32', False)
-            steps.append({'type': 'LoadImageFromNDArray', 'to_float32': to_float32})
+            to_float32 = kind.endswith('LoadBands') or transform.get('to_float32', False)
+            transforms.append({'type': 'LoadImageFromNDArray', 'to_float32': to_float32})
         elif not re.search(r'Load\w*Annotations$', kind):
-            steps.append(step)
-    return Compose(steps)
+            transforms.append(transform)
+    return Compose(transforms)
 
 
 def open_trained(

@@ -4,9 +4,9 @@ import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from ..images.formats import IMAGE_ENDINGS
 from ..tooling.command import UserError, one_line
@@ -74,7 +74,7 @@ class Files:
                 path = comparable(name)
                 self._images[path] = name
                 self._stems.setdefault(str(PurePosixPath(path).with_suffix('')), name)
-        self._by_last_parts: dict[int, dict[tuple[str, ...], list[str]]] = {}
+        self._by_last_parts: dict[int, dict[str, list[str]]] = {}
         if self.assigned:
             self._check_assigned()
 
@@ -153,99 +153,79 @@ class Files:
             UserError: several folders have images of these names.
         """
         known = self._stems if by_stem else self._images
-        wanted = [PurePosixPath(comparable(name.replace('\\', '/'))).parts for name in names]
+        paths = [PurePosixPath(comparable(name.replace('\\', '/'))).parts for name in names]
+        shared = os.path.commonprefix([parts[:-1] for parts in paths if parts])
+        for in_any_folder in (False, True):
+            for skipped in range(len(shared) + 1):
+                wanted = ['/'.join(parts[skipped:]) for parts in paths]
+                folders = self._folders_of_first(wanted, known, annotations, in_any_folder)
+                if folders:
+                    return self._images_below(folders, wanted, known, annotations)
+        return [None] * len(names)
 
-        def images_below(place: 'ImageFolder') -> list[Optional[str]]:
-            return [known.get(place.path_of(parts)) for parts in wanted]
-
-        places = self._places_of_first(wanted, known, self._likely_for(annotations))
-        places = places or self._places_of_first(wanted, known, lambda folder: True)
-        if len(places) > 1:
-            found = {place: images_below(place) for place in places}
-            places = [place for place in places if None not in found[place]]
-            if len(places) != 1:
-                raise UserError(self._line_of_several(annotations, found, by_stem))
-        return images_below(places[0]) if places else [None] * len(names)
-
-    def _likely_for(self, annotations: str) -> Callable[[str], bool]:
-        """Whether a folder can have the images of a file of annotations, by the words in its
-        name."""
-        split = self.split_of(annotations)
-
-        def is_likely(folder: str) -> bool:
-            of_other_split = split is not None and self.split_of(folder) not in (split, None)
-            return not of_other_split and not words(folder) & LABEL_MAP_WORDS
-
-        return is_likely
-
-    def _places_of_first(
+    def _folders_of_first(
         self,
-        wanted: Sequence[tuple[str, ...]],
+        wanted: Sequence[str],
         known: Mapping[str, str],
-        is_searched: Callable[[str], bool],
-    ) -> list['ImageFolder']:
-        """The folders that have the first image that any folder has, of paths in parts. As few of
-        the first parts are left out as possible, and only those that all paths share."""
-        paths = [parts for parts in wanted if parts]
-        shared = len(os.path.commonprefix([parts[:-1] for parts in paths]))
-        for parts in paths:
-            kept = parts[shared:]
-            paths_of_image = self._with_last_parts(len(kept)).get(kept, [])
-            places = [ImageFolder.of(path, parts) for path in paths_of_image if path in known]
-            places = [place for place in places if is_searched(place.folder)]
-            if places:
-                fewest = min(place.skipped for place in places)
-                return [place for place in places if place.skipped == fewest]
+        annotations: str,
+        in_any_folder: bool,
+    ) -> list[str]:
+        """The folders that have the first image that any folder has, of some relative paths."""
+        split = self.split_of(annotations)
+        for name in wanted:
+            paths = self._with_last_parts(name.count('/') + 1).get(name, [])
+            folders = [path.removesuffix(name).rstrip('/') for path in paths if path in known]
+            if not in_any_folder:
+                folders = [folder for folder in folders if self._is_likely(folder, split)]
+            if folders:
+                return folders
         return []
 
-    def _with_last_parts(self, count: int) -> dict[tuple[str, ...], list[str]]:
+    def _is_likely(self, folder: str, split: Optional[str]) -> bool:
+        """Whether a folder can have the images of a split, by the words in its name."""
+        of_split = split is None or self.split_of(folder) in (split, None)
+        return of_split and not words(folder) & LABEL_MAP_WORDS
+
+    def _with_last_parts(self, count: int) -> dict[str, list[str]]:
         """The paths of images, with and without suffix, by so many of their last parts."""
         if count not in self._by_last_parts:
             found = self._by_last_parts[count] = defaultdict(list)
             for path in {**self._images, **self._stems}:
-                found[tuple(path.split('/')[-count:])].append(path)
+                found['/'.join(path.split('/')[-count:])].append(path)
         return self._by_last_parts[count]
 
-    def _line_of_several(
-        self, annotations: str, found: Mapping['ImageFolder', list[Optional[str]]], by_stem: bool
-    ) -> str:
-        shown = []
-        for place in sorted(found)[:3]:
-            images = found[place]
-            count = len(images) - images.count(None)
-            shown.append(f'{place.folder or "."} ({count} of {len(images)})')
-        first = sorted(found)[0].folder
-        advice = f'let the names in the file begin with the folder, as in {join(first, "a.jpg")}'
-        if by_stem:
+    def _images_below(
+        self,
+        folders: Sequence[str],
+        wanted: Sequence[str],
+        known: Mapping[str, str],
+        annotations: str,
+    ) -> list[Optional[str]]:
+        """The images below the only folder, or the only one that has them all."""
+        found = {path: [known.get(join(path, name)) for name in wanted] for path in folders}
+        complete = [images for images in found.values() if None not in images]
+        if len(found) == 1:
+            return found[folders[0]]
+        if len(complete) == 1:
+            return complete[0]
+        shown = [
+            f'{folder or "."} ({len(images) - images.count(None)} of {len(images)})'
+            for folder, images in sorted(found.items())[:3]
+        ]
+        if known is self._stems:
             advice = 'put the annotations next to their images'
-        return (
+        else:
+            example = join(sorted(found)[0], 'a.jpg')
+            advice = f'let the names in the file begin with the folder, as in {example}'
+        raise UserError(
             f'{self.root}: the images of {annotations or "."} are in several folders: '
             f'{", ".join(shown)}; keep one of them, or {advice}'
         )
 
     def has_image(self, stem: str) -> bool:
         """Whether there is an image of this name, anywhere and with any suffix."""
-        paths = self._with_last_parts(1).get((comparable(stem),), [])
+        paths = self._with_last_parts(1).get(comparable(stem), [])
         return any(path in self._stems for path in paths)
-
-
-class ImageFolder(NamedTuple):
-    """A folder, and how many of the first parts of paths are left out to find them below it."""
-
-    folder: str
-    skipped: int
-
-    @classmethod
-    def of(cls, image: str, parts: tuple[str, ...]) -> 'ImageFolder':
-        """The folder of an image for a path in `parts` with the same name."""
-        places = image.split('/')
-        shared = 0
-        while shared < min(len(places), len(parts)) and places[-1 - shared] == parts[-1 - shared]:
-            shared += 1
-        return cls('/'.join(places[: len(places) - shared]), len(parts) - shared)
-
-    def path_of(self, parts: tuple[str, ...]) -> str:
-        return join(self.folder, '/'.join(parts[self.skipped :]))
 
 
 def join(folder: str, name: str) -> str:

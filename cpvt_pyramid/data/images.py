@@ -1,7 +1,6 @@
 """Checks of images: complete, of the size that is recorded, and in a format that training reads."""
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,9 +13,10 @@ from tqdm.contrib.concurrent import thread_map
 from ..images.formats import open_image
 from ..images.rasters import ReadError, open_raster, read_bands, size_of_raster
 from ..images.reading import orientation_of, picture, read_image, upright_size
+from ..tooling.threads import usable_cores
 from .defects import Defects
 
-CHECKERS = min(os.cpu_count() or 1, 16)  # threads that read images
+CHECKERS = min(usable_cores(), 16)  # threads that read images
 # Formats of Pillow that every OpenCV reads; others depend on its build, which 4.5.4 or newer tells.
 COMMON = ('JPEG', 'MPO', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM')
 TURNED = 'images that an EXIF tag turns; their annotations must be upright, too'

@@ -9,7 +9,7 @@ from typing import Optional
 import layouts
 import numpy as np
 import pytest
-from layouts import CLASSES, COLORS, MORE, SCENES, SIZE, VALID, Scene, fill, label_map, scene, write
+from layouts import CLASSES, COLORS, MORE, SCENES, SIZE, VALID, Scene, fill, label_map, scene
 from PIL import Image
 from support import ROOT, load_tool
 
@@ -142,9 +142,7 @@ def coco_same_names(root: Path) -> None:
 
 
 def voc_shared_image(root: Path) -> None:
-    (root / f'VOC2007/JPEGImages/{SCENES[0].name}.png').unlink()
-    MORE[0].write(root / f'VOC2012/JPEGImages/{SCENES[0].name}.png')
-    write(root / 'VOC2012/ImageSets/Main/val.txt', SCENES[0].name)
+    layouts.voc(root / 'more/000.xml', MORE[0], '000.png')
 
 
 def spoil_yolo(root: Path) -> None:
@@ -253,9 +251,17 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
         ['annotation files without an image: c/lost.xml'],
     ),
     (
-        changed(layouts.voc_of_two_years, voc_shared_image),
+        changed(layouts.voc_of_2007, voc_shared_image),
         ALL,
         ['images with several annotation files, whose objects are all used'],
+    ),
+    # The other year has another image of this name.
+    (
+        changed(
+            layouts.voc_of_two_years, lambda root: (root / 'VOC2007/JPEGImages/000.png').unlink()
+        ),
+        3,
+        ['annotation files without an image: VOC2007/Annotations/000.xml'],
     ),
     (
         changed(layouts.voc_of_two_years, spoil_voc),

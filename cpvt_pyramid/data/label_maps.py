@@ -487,8 +487,8 @@ def csv_head(path: Path) -> list[str]:
     """The first line of a table, in small letters. The table can be of anything, in any encoding,
     with cells of any length."""
     with path.open('rb') as file:
-        line = file.readline(LONGEST_HEAD).decode('utf-8-sig', 'replace')
-    return [cell.strip(' \r\n"').lower() for cell in line.split(',')]
+        lines = file.read(LONGEST_HEAD).decode('utf-8-sig', 'replace').splitlines() or ['']
+    return [cell.strip(' "').lower() for cell in lines[0].split(',')]
 
 
 def csv_rows(path: Path, delimiter: str = ',') -> list[list[str]]:

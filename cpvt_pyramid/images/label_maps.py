@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .formats import open_image
-from .rasters import ReadError, bands_of_raster
+from .rasters import ReadError, labels_of_raster
 
 IGNORED = 255  # label of pixels that do not count
 CHANNELS = 3  # of a colour
@@ -19,7 +19,7 @@ class StoredLabels(NamedTuple):
     """A label map as its file has it.
 
     Attributes:
-        values: numbers (H, W), or colours (H, W, C).
+        values: numbers (H, W), or colours (H, W, 3).
         palette: colours (N, 3) of the numbers from 0; N is 0 in a file without palette.
         is_jpeg: whether compression may have changed the values.
     """
@@ -41,7 +41,7 @@ class StoredLabels(NamedTuple):
         """The colours as 0xRRGGBB (H, W). Numbers without a palette are levels of grey."""
         channels = [self.values] * CHANNELS
         if self.is_color:
-            channels = [self.values[..., i] for i in range(self.values.shape[2])]
+            channels = [self.values[..., i] for i in range(CHANNELS)]
         elif len(self.palette):
             palette = np.zeros((256, CHANNELS), np.uint8)
             palette[: len(self.palette)] = self.palette
@@ -53,7 +53,7 @@ class StoredLabels(NamedTuple):
 
 
 def read_label_map(path: Path) -> StoredLabels:
-    """Read a label map; in a TIFF, one of any size and number of channels.
+    """Read a label map; in a TIFF, one of any size.
 
     Raises:
         ReadError: not a complete image.
@@ -73,10 +73,10 @@ def read_label_map(path: Path) -> StoredLabels:
                 values = np.asarray(image.convert('RGB'))
             return StoredLabels(values, palette, image.format == 'JPEG')
     except Exception as error:  # Pillow raises many kinds on a truncated file, or on a large one
-        bands = bands_of_raster(path, CHANNELS)
-        if bands is None:
+        labels = labels_of_raster(path)
+        if labels is None:
             raise ReadError('not a complete image') from error
-        return StoredLabels(bands[..., 0] if bands.shape[2] == 1 else bands)
+        return StoredLabels(labels)
 
 
 def pixel_confusion(truth: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:

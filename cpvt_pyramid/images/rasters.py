@@ -129,10 +129,12 @@ def size_of_raster(path: Path) -> Optional[tuple[int, int]]:
         return None
 
 
-def bands_of_raster(path: Path, most: int) -> Optional[np.ndarray]:
-    """The first bands, at most `most`, of a TIFF of any size that GDAL reads to its end, (H, W, N)
-    as they are stored; None of others."""
+def labels_of_raster(path: Path) -> Optional[np.ndarray]:
+    """A label map of any size in a TIFF that GDAL reads to its end: three or four bands as colours
+    (H, W, 3), or else the first band (H, W); None of other files."""
     if size_of_raster(path) is None:
         return None
     with open_raster(path) as image:
-        return np.moveaxis(image.read(image.indexes[:most]), 0, -1)
+        if image.count in (3, 4):
+            return np.moveaxis(image.read([1, 2, 3]), 0, -1)
+        return image.read(1)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from layouts import CLASSES, MORE, SCENES, SIZE, fill, label_map, scene, write, yolo
 from mmengine.config import Config
 from PIL import Image
-from support import ROOT, load_tool
+from support import ROOT, load_tool, save_tiff
 
 from cpvt_pyramid.data.checks import check_dataset
 from cpvt_pyramid.data.coco import Objects, read_coco
@@ -28,6 +28,7 @@ from cpvt_pyramid.data.label_maps import LabelMaps, check_label_maps
 from cpvt_pyramid.data.new_config import new_config
 from cpvt_pyramid.data.readers import read_data
 from cpvt_pyramid.data.recipes import Scales
+from cpvt_pyramid.images.label_maps import read_label_map
 from cpvt_pyramid.tooling.command import UserError
 
 DETECTOR = ROOT / 'configs/demo/pages_retinanet_cpvt_nano.py'
@@ -539,6 +540,9 @@ def test_colors_need_a_table(tmp_path):
     layouts.color_table(tmp_path, ('ground', *CLASSES), [(0, 0, 0), *layouts.COLORS.tolist()])
     found, problems = maps_in(tmp_path)
     assert found.classes == ['ground', *CLASSES] and not problems and found.ignored == 0
+    table = tmp_path / 'class_dict.csv'
+    table.write_bytes(b'\xef\xbb\xbf' + table.read_bytes().replace(b'\n', b'\r'))
+    assert maps_in(tmp_path)[0].classes == ['ground', *CLASSES]
     fill(tmp_path, SCENES[:1], 'images/{}.png', soft_colors, 'masks/{}.png')
     found, (problem,) = maps_in(tmp_path)
     assert 'colours that are in no list: ignored: masks/000.png (' in problem and found.ignored > 0
@@ -608,6 +612,9 @@ def test_maps_that_pillow_finds_too_large(tmp_path, monkeypatch):
     found, problems = maps_in(tmp_path)
     assert not problems and len(found.splits['train']) == 4
     assert len(found.classes) == 4 and sum(found.pixels) == 4 * SIZE[0] * SIZE[1]
+    labels = read_label_map(tmp_path / 'masks/000.tif').values
+    save_tiff(tmp_path / 'masks/000.tif', np.stack([labels, *[labels + 9] * 4], 2))
+    assert maps_in(tmp_path)[0].pixels == found.pixels  # the first of five bands
     (tmp_path / 'masks').rename(tmp_path / 'old')
     fill(tmp_path, SCENES, 'images/{}.tif', label_map, 'masks/{}.tif', 'colors')
     shutil.rmtree(tmp_path / 'old')

@@ -22,7 +22,7 @@ from cpvt_pyramid.cli.infer import main
 from cpvt_pyramid.images.inputs import OWNERS
 from cpvt_pyramid.images.rasters import ReadError
 from cpvt_pyramid.images.reading import ORIENTATION
-from cpvt_pyramid.predict import Predictor, infer
+from cpvt_pyramid.predict import Predictor, infer, running
 from cpvt_pyramid.predict.exported import INPUT_BYTES, ExportedModel
 from cpvt_pyramid.predict.sessions import OnnxRuntime
 from cpvt_pyramid.predict.tiles import Suppression
@@ -156,7 +156,13 @@ def test_an_interrupt_keeps_finished_results(model, folder, monkeypatch, capsys,
 
 
 def test_a_model_that_fails_in_a_worker(model, folder, monkeypatch, capsys):
+    """And on all images, of which the first ones are tried."""
+    for i in range(40):
+        shutil.copy('in/b.png', f'in/{i:02}.png')
+    tried = []
+
     def fails(session, inputs):
+        tried.append(inputs)
         raise RuntimeError('no kernel')
 
     monkeypatch.setattr(OnnxRuntime, 'run', fails)
@@ -164,6 +170,7 @@ def test_a_model_that_fails_in_a_worker(model, folder, monkeypatch, capsys):
     error = capsys.readouterr().err.splitlines()
     assert error[-1].endswith('no kernel')
     assert sum('no kernel' in line for line in error) == 1
+    assert running.MOST_FAILURES <= len(tried) < 20
 
 
 @pytest.mark.parametrize('workers', ['1', '2'])
@@ -298,16 +305,16 @@ def test_videos(model, photos):
 def test_frames_of_videos_are_predicted_in_threads(model, photos, monkeypatch):
     """In as many as share the cores, although the videos come one after the other."""
     monkeypatch.setattr(infer, 'usable_cores', lambda: 2)
-    running, most, lock, run = set(), [], threading.Lock(), OnnxRuntime.run
+    active, most, lock, run = set(), [], threading.Lock(), OnnxRuntime.run
 
     def recorded(session, inputs):
         with lock:
-            running.add(threading.get_ident())
-            most.append(len(running))
+            active.add(threading.get_ident())
+            most.append(len(active))
         time.sleep(0.05)
         found = run(session, inputs)
         with lock:
-            running.discard(threading.get_ident())
+            active.discard(threading.get_ident())
         return found
 
     monkeypatch.setattr(OnnxRuntime, 'run', recorded)

@@ -406,10 +406,13 @@ def config_text(
     here = Path(os.path.abspath(out)).parent
     scaled = Scales.of(cfg, data.sizes, task)
     recipe = adapted_recipe(cfg, len(data.sizes))
+    metainfo = data.metainfo
+    if 'palette' in metainfo:
+        metainfo['palette'] = Code(str(metainfo['palette']))  # mmengine gives each number a line
     settings = {
         '_base_': relative(Path(os.path.abspath(base)), here),
         'data_root': f'{HERE}/{relative(Path(os.path.abspath(root)), here)}',
-        'metainfo': data.metainfo,
+        'metainfo': metainfo,
     }
     changes = model_changes(cfg.model, len(data.found.classes), scaled, data.has_ignored)
     if changes:

@@ -84,6 +84,7 @@ def test_ade_layout(sample_dataset, tmp_path):
     base.write_text(f"_base_ = '{SEGMENTOR}'\n{weights}\n")
     cfg = made(sample_dataset / 'ade', base, tmp_path / 'my.py')
     assert cfg.metainfo.classes == ('background', *CLASSES)
+    assert len(cfg.metainfo.palette) == 1 + len(CLASSES) and len(cfg.metainfo.palette[0]) == 3
     dataset = cfg.train_dataloader.dataset
     assert dataset.reduce_zero_label and dataset.data_prefix.img_path.endswith('images')
     assert cfg.model.decode_head.loss_decode.class_weight is None  # was for other classes

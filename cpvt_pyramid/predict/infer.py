@@ -46,21 +46,20 @@ def run_infer(
     check_at_least('--batch-size', batch_size, 1)
     check_at_least('--size', size, 1)
     check_at_least('--ray-workers', ray_workers, 1)
-    for option, is_given, base, base_is_given in (
-        ('--overlap', overlap is not None, '--tile', tile is not None),
-        ('--ray-workers', ray_workers is not None, '--ray', ray is not None),
-    ):
-        if is_given and not base_is_given:
-            raise UserError(f'{option} needs {base}')
-    if tile is not None:
-        overlap = tile // 4 // 32 * 32 if overlap is None else overlap
-        spans(1, tile, overlap)  # a UserError if they do not fit
     files, words = resolve_model(model, inputs)
     if not words:
         raise UserError('no inputs; they come after the model')
     found = find_inputs(words, out_dir=out_dir)
-    if tile is not None:
-        check_tiles(found, size, workers)
+    if tile is None:
+        if overlap is not None:
+            raise UserError('--overlap needs --tile')
+        overlap = 0
+    else:
+        if overlap is None:
+            overlap = tile // 4 // 32 * 32
+        check_tiles(found, tile, overlap, size, workers)
+    if ray is None and ray_workers is not None:
+        raise UserError('--ray-workers needs --ray')
     if ray is not None and workers is not None:
         raise UserError(
             '--workers has no effect with --ray, whose workers have one core each; leave it out'
@@ -103,7 +102,7 @@ def run_infer(
         skipped.add(path)
         tqdm.write(f'cpvt infer: skipped {path}: {reason}', file=sys.stderr)
 
-    options = RunOptions(batch_size, workers, tile, overlap or 0)
+    options = RunOptions(batch_size, workers, tile, overlap)
     start = time.monotonic()
     if ray and todo:
         write_on_ray(
@@ -130,9 +129,11 @@ def run_infer(
     return int(bool(skipped))
 
 
-def check_tiles(inputs: Iterable[Path], size: Optional[int], workers: Optional[int]) -> None:
-    """Raise a UserError if --tile is given for what it has no effect on, or with an option that has
-    none."""
+def check_tiles(
+    inputs: Iterable[Path], tile: int, overlap: int, size: Optional[int], workers: Optional[int]
+) -> None:
+    """Raise a UserError unless tiles fit, and --tile and the options beside it have an effect."""
+    spans(1, tile, overlap)  # raises one
     for path in inputs:
         if is_video(path):
             raise UserError(f'--tile is for images, but {path} is a video; run it without')

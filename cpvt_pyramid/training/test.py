@@ -14,7 +14,7 @@ from ..predict.openmmlab.grouping import divide_batches
 from ..predict.openmmlab.models import fetch_checkpoint, load_whole_model
 from ..tooling.command import UserError, rank, tracebacks_in
 from ..tooling.files import check_file, make_folder
-from .predictions import results_dump
+from .dump import results_dump
 from .processes import connect, leave_processes, use_launcher
 from .runner import CommandRunner
 

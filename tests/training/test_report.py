@@ -24,6 +24,7 @@ from small_data import CLASSES as SAMPLE_CLASSES
 from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.data.coco import indexed_coco
 from cpvt_pyramid.tooling.command import UserError
+from cpvt_pyramid.training.report.common import Analysis
 from cpvt_pyramid.training.report.detection_errors import ERRORS, confusion_of, find_errors
 from cpvt_pyramid.training.report.detections import (
     add_detections,
@@ -31,7 +32,6 @@ from cpvt_pyramid.training.report.detections import (
     evaluate_detections,
 )
 from cpvt_pyramid.training.report.page import analyse, check_reported, write_test_report
-from cpvt_pyramid.training.report.parts import Analysis
 
 CLASSES = ('cat', 'dog', 'cow', 'never')
 

@@ -25,6 +25,14 @@ from cpvt_pyramid.training.start import find_start, last_checkpoint, resume_from
 train = load_tool('train')
 TERM, USR1 = int(signal.SIGTERM), int(signal.SIGUSR1)
 
+# One block in each stage: to write a checkpoint takes longer than to train an iteration.
+SMALL = """
+model = dict(
+    backbone=dict(arch=dict(
+        _delete_=True, dims=[32, 32, 32, 32], heads=[1, 1, 1, 1],
+        mlp_ratios=[1, 1, 1, 1], depths=[1, 1, 1, 1])),
+    neck=dict(in_channels=[32, 32, 32, 32]))
+"""
 # Averaged weights, batches by aspect ratio, an evaluation after each of 3 epochs of 3 batches.
 BY_EPOCHS = """
 _base_ = ['{base}']
@@ -51,7 +59,7 @@ def run(
     template: str, base: Path, moments: list, workers: int = 0, resume: bool = False
 ) -> list[int]:
     """The exit statuses of a training in the folder `work` and of its resumptions."""
-    text = template.format(base=base, moments=moments, workers=workers)
+    text = template.format(base=base, moments=moments, workers=workers) + SMALL
     Path('interrupted.py').write_text(text)
     command = ['interrupted.py', '--work-dir', 'work', *['--resume'] * resume]
     statuses = []

@@ -22,7 +22,7 @@ from support import ROOT, assert_same, in_processes, load_tool, save_tiff
 from cpvt_pyramid.config.load import load_config
 from cpvt_pyramid.config.parts import data_of
 from cpvt_pyramid.training import test as testing
-from cpvt_pyramid.training.predictions import results_dump
+from cpvt_pyramid.training.dump import results_dump
 from cpvt_pyramid.training.report.page import analyse
 from cpvt_pyramid.training.runner import CommandRunner
 
@@ -46,52 +46,42 @@ TTA_CONFIGS = (
 @pytest.mark.parametrize('tta', [(), ('--tta',)])
 @pytest.mark.parametrize('kind', METRICS)
 def test_evaluation(untrained, kind, tta, capsys):
-    """Its metrics are those of its report."""
-    files = ['--out', 'found/all.pkl', '--report', 'page.html']
-    assert test_tool.main([*untrained[kind], *files, *tta]) == 0
-    table = capsys.readouterr().out
-    assert table.endswith('\npage.html\n') and '<svg' in Path('page.html').read_text()
+    """Of images of several sizes. Its metrics are those of its report, and do not depend on the
+    batch size."""
+    resize = 'test_dataloader.dataset.pipeline.1.keep_ratio=True'
+    command = [*untrained[kind], *tta, '--cfg-options', resize]
+    tables, samples = [], []
+    for size, report in ((1, ['--report', 'page.html']), (4, [])):
+        files = ['--out', f'found/{size}.pkl', *report]
+        assert test_tool.main([*command, f'test_dataloader.batch_size={size}', *files]) == 0
+        said = capsys.readouterr().out
+        tables.append(re.findall(r'^(\S+) +(-?[\d.]+(?:e-\d+)?)$', said, re.M))
+        samples.append(pickle.loads(Path(f'found/{size}.pkl').read_bytes()))
+        assert said.endswith('\npage.html\n') == (size == 1)
+    assert tables[0] == tables[1] and '<svg' in Path('page.html').read_text()
     metric, names, unit = METRICS[kind]
-    found = analyse(load_config(untrained[kind][0]), Path('found/all.pkl')).numbers[metric]
+    found = analyse(load_config(untrained[kind][0]), Path('found/1.pkl')).numbers[metric]
+    shown = {name.removeprefix('coco/bbox_'): float(value) for name, value in tables[0]}
     for name, ours in names.items():
-        reported = float(re.search(rf'\n(?:coco/bbox_)?{name} +([\d.e-]+)\n', table)[1])
-        if reported == -1:  # there are no such objects
+        if shown[name] == -1:  # there are no such objects
             assert math.isnan(found[ours])
         else:
-            assert unit * found[ours] == pytest.approx(reported, abs=6e-4 if unit == 1 else 6e-3)
-    samples = pickle.loads(Path('found/all.pkl').read_bytes())
-    assert len(samples) == 4
-    for sample in samples:
-        if kind == 'detector':
-            assert len(sample['pred_instances']['bboxes'])
-        else:
-            with Image.open(sample['img_path']) as image:
-                assert sample['pred_sem_seg']['data'].shape[-2:] == image.size[::-1]
-            assert 'seg_logits' not in sample
-    assert list(Path('work_dirs', kind, 'test').glob('*/*.json'))
-
-
-@pytest.mark.parametrize('tta', [(), ('--tta',)])
-@pytest.mark.parametrize('kind', METRICS)
-def test_metrics_do_not_depend_on_the_batch_size(untrained, kind, tta, capsys):
-    """Of images of several sizes."""
-    resize = 'test_dataloader.dataset.pipeline.1.keep_ratio=True'
-    tables, samples = [], []
-    for size in (1, 4):
-        command = [*untrained[kind], *tta, '--out', f'{size}.pkl', '--cfg-options', resize]
-        assert test_tool.main([*command, f'test_dataloader.batch_size={size}']) == 0
-        tables.append(capsys.readouterr().out.splitlines()[-3:])
-        samples.append(pickle.loads(Path(f'{size}.pkl').read_bytes()))
-    assert tables[0] == tables[1]
-    for alone, found in zip(*samples):
-        assert alone['img_path'] == found['img_path']
+            tolerance = 6e-4 if unit == 1 else 6e-3
+            assert unit * found[ours] == pytest.approx(shown[name], abs=tolerance)
+    assert len(samples[0]) == 4
+    for alone, joint in zip(*samples):
+        assert alone['img_path'] == joint['img_path']
         if kind == 'segmentor':
-            pixels = [sample['pred_sem_seg']['data'] for sample in (alone, found)]
+            with Image.open(alone['img_path']) as image:
+                size = image.size[::-1]
+            pixels = [sample['pred_sem_seg']['data'] for sample in (alone, joint)]
             assert torch.equal(*pixels) and len(pixels[0].unique()) > 1
+            assert pixels[0].shape[-2:] == size and 'seg_logits' not in alone
             continue
-        alone, found = (sample['pred_instances'] for sample in (alone, found))
-        assert len(found['labels']) and torch.equal(found['labels'], alone['labels'])
-        torch.testing.assert_close(found['bboxes'], alone['bboxes'], rtol=0, atol=1e-2)
+        alone, joint = (sample['pred_instances'] for sample in (alone, joint))
+        assert len(joint['labels']) and torch.equal(joint['labels'], alone['labels'])
+        torch.testing.assert_close(joint['bboxes'], alone['bboxes'], rtol=0, atol=1e-2)
+    assert list(Path('work_dirs', kind, 'test').glob('*/*.json'))
 
 
 @pytest.mark.parametrize('kind', METRICS)

@@ -43,7 +43,7 @@ def test_a_work_dir_is_for_one_training_at_a_time(configs, monkeypatch, capsys):
 def test_mixed_precision_on_the_cpu_and_auto_scale_lr(configs):
     """Iterations of 2 images, where the config says 16."""
     command = [str(configs['detector']), '--work-dir', 'work', '--amp', '--auto-scale-lr']
-    options = 'train_cfg.max_epochs=1', *NO_VALIDATION
+    options = 'train_cfg.max_epochs=1', 'train_dataloader.dataset.indices=4', *NO_VALIDATION
     assert train.main([*command, '--cfg-options', *options]) == 0
     cfg = Config.fromfile('work/detector.py')
     assert cfg.optim_wrapper.type == 'BFloat16OptimWrapper'

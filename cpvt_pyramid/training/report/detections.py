@@ -21,12 +21,12 @@ from ...data.checks import annotation_file, image_folder
 from ...data.coco import COUNTED_IN_AP, indexed_coco, usable_content
 from ...predict.model import SCORE_THR
 from ...predictions.drawing import draw_boxes
+from ...predictions.records import coco_fields
 from ...tooling import charts, pages
 from ...tooling.command import UserError
 from . import detection_errors
+from .common import Analysis, confusion_section, read_predictions, shown_or_blank
 from .detection_errors import CORRECT, ERRORS, Compared, Errors
-from .parts import Analysis, confusion_section, shown_or_blank
-from .predictions import read_detections
 
 COLORS = '#2f6fde', '#e88c1e', '#d1343e'  # of curves
 GREEN, ORANGE, CRIMSON = (40, 167, 69), (255, 159, 28), (230, 57, 70)
@@ -57,6 +57,23 @@ def analyse_detections(cfg: Config, dataset: dict, path: Path, worst: int) -> An
     )
     analysis.sections.append(pages.html_section('The images with the most errors', note, pictures))
     return analysis
+
+
+def read_detections(path: Path, categories: Sequence[int]) -> list[dict]:
+    """Detections as COCO results; `categories` has that of each label."""
+    return [result for sample in read_predictions(path) for result in as_coco(sample, categories)]
+
+
+def as_coco(sample: dict, categories: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """The detections in a sample of mmdet as COCO results."""
+    found = sample['pred_instances']
+    boxes = found['bboxes'].tolist()
+    scores = found['scores'].tolist()
+    labels = found['labels'].tolist()
+    masks = found.get('masks') or [None] * len(scores)
+    for box, score, label, mask in zip(boxes, scores, labels, masks):
+        fields = coco_fields({'box': box, 'score': score, 'mask': mask})
+        yield {'image_id': sample['img_id'], 'category_id': categories[label], **fields}
 
 
 def ground_truth(dataset: dict) -> COCO:

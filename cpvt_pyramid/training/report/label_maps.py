@@ -16,8 +16,7 @@ from ...images.label_maps import IGNORED, ious_of_classes, pixel_confusion
 from ...predictions.drawing import draw_legend, draw_segmentation, painted_classes
 from ...tooling import charts, pages
 from ...tooling.command import UserError
-from .parts import Analysis, confusion_section, shown_or_blank
-from .predictions import read_predictions
+from .common import Analysis, confusion_section, read_predictions, shown_or_blank
 
 CRIMSON = (230, 57, 70)
 HEAD = ['class', 'IoU', 'Acc', 'precision', 'true pixels', 'predicted pixels']

@@ -8,9 +8,9 @@ from ...config.parts import data_of, kind_of
 from ...tooling.command import UserError
 from ...tooling.files import write_text
 from ...tooling.pages import html_page
+from .common import Analysis
 from .detections import analyse_detections
 from .label_maps import analyse_label_maps
-from .parts import Analysis
 
 WORST = 12  # images with the most errors, which are shown
 

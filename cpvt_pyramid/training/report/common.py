@@ -1,5 +1,6 @@
 """What the pages about detectors and segmentors share."""
 
+import pickle
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,11 @@ class Analysis(NamedTuple):
 
     numbers: dict[str, Any]  # as JSON values
     sections: list[pages.Markup]  # of an HTML page
+
+
+def read_predictions(path: Path) -> list[dict]:
+    """The samples in a file that this process has written."""
+    return pickle.loads(path.read_bytes())
 
 
 def confusion_section(

@@ -26,7 +26,7 @@ ELSEWHERE = {
     ('docs/ecosystems.md', 'transformers'): 'with_transformers/test_backbones.py',
     ('docs/mm.md', None): 'mm/test_pages.py',
     ('docs/performance.md', 'On a GPU'): 'cuda/test_core.py',
-    ('docs/results.md', None): 'predict/test_predictions.py',
+    ('docs/results.md', None): 'predictions/test_kinds.py',
 }
 
 BLOCK_OR_HEADING = re.compile(r'^ *```(\w*)\n(.*?)^ *```|^#+ ([^\n]*)', re.M | re.S)

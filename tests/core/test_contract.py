@@ -179,6 +179,11 @@ def test_features_are_those_of_the_image_alone(build, options):
     same_features_alone(build, options, True, [(61, 40), (33, 90)], more=(3, 0))
 
 
+def test_windows_that_attend_to_zeros_do_so_in_a_batch():
+    options = dict(window_padding='zero')
+    same_features_alone(svt, options, False, [(61, 40), (33, 90)], more=(3, 0))
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     case=st.sampled_from(list(CASES)),

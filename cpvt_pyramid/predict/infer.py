@@ -50,14 +50,12 @@ def run_infer(
     if not words:
         raise UserError('no inputs; they come after the model')
     found = find_inputs(words, out_dir=out_dir)
-    if tile is None:
-        if overlap is not None:
-            raise UserError('--overlap needs --tile')
-        overlap = 0
-    else:
+    if tile is not None:
         if overlap is None:
             overlap = tile // 4 // 32 * 32
         check_tiles(found, tile, overlap, size, workers)
+    elif overlap is not None:
+        raise UserError('--overlap needs --tile')
     if ray is None and ray_workers is not None:
         raise UserError('--ray-workers needs --ray')
     if ray is not None and workers is not None:
@@ -102,7 +100,7 @@ def run_infer(
         skipped.add(path)
         tqdm.write(f'cpvt infer: skipped {path}: {reason}', file=sys.stderr)
 
-    options = RunOptions(batch_size, workers, tile, overlap)
+    options = RunOptions(batch_size, workers, tile, overlap or 0)
     start = time.monotonic()
     if ray and todo:
         write_on_ray(

@@ -29,7 +29,7 @@ class RunOptions(NamedTuple):
     overlap: int = 0  # of neighbouring tiles in pixels
 
 
-MOST_FAILURES = 10  # of a model on the first images, after which it is taken to fail on all
+MOST_FAILURES = 10  # a model that fails on as many images, and on no other before, fails on all
 Skip = Callable[[Path, str], object]  # called with an input that cannot be read, and why
 
 
@@ -57,9 +57,8 @@ def write_images(
 ) -> None:
     """Write the results of images. Threads read the next images and write the last results while
     the model is at others. Images on which an exported model fails, for example because they are
-    too large, are skipped, unless it fails on all."""
+    too large, are skipped; if it fails on the first `MOST_FAILURES`, that is an error."""
     loaded: deque[NamedInput] = deque()  # in order, those that the model has not finished
-    failures: list[tuple[NamedInput, SessionError]] = []  # before the model has succeeded
 
     def load(entry: NamedInput) -> Prepared:
         return model.prepare(model.read(entry[0]))
@@ -83,22 +82,18 @@ def write_images(
 
     def predicted() -> Iterator[tuple[NamedInput, Prediction]]:
         has_succeeded = False
+        failures = 0
         for found in predict_all(predict, images(), options.batch_size, model.threads):
             entry = loaded.popleft()
-            if isinstance(found, SessionError):
-                failures.append((entry, found))
-            else:
+            if not isinstance(found, SessionError):
                 has_succeeded = True
                 yield entry, found
-            if has_succeeded:
-                for (path, _), error in failures:
-                    skip(path, one_line(error))
-                    update(1)
-                failures.clear()
-            elif len(failures) == MOST_FAILURES:
-                break
-        if failures:
-            raise failures[0][1]
+                continue
+            failures += 1
+            if failures == MOST_FAILURES and not has_succeeded:
+                raise found
+            skip(entry[0], one_line(found))
+            update(1)
 
     def write(item: tuple[NamedInput, Prediction]) -> None:
         results.write(*item)

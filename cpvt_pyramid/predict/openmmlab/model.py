@@ -97,7 +97,7 @@ class OpenMMLabModel:
             else:
                 samples = self.model.test_step(data)
             if len(samples) != len(batch):
-                raise ValueError(
+                raise UserError(
                     f'the model returned {len(samples)} results for {len(batch)} images'
                 )
             return [

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from models.ours import VALID, images, svt
 from reference import kept
 from torch import nn
 from torch.nn.utils import parametrizations, prune
@@ -16,6 +17,7 @@ from cpvt_pyramid.model import (
     FrugalMLP,
     GELULinear,
     Grid,
+    WindowAttention,
     pooling_weights,
 )
 from cpvt_pyramid.padding.mask import Padding
@@ -124,3 +126,27 @@ def test_means_are_those_of_adaptive_pooling(size):
 def test_windows_have_a_mask_only_where_they_are_filled_up():
     assert Grid(torch.empty(1, 14, 21, 8), window=7).windows.hidden is None
     assert Grid(torch.empty(1, 14, 20, 8), window=7).windows.hidden.any()
+
+
+@pytest.mark.parametrize('valid', [None, VALID], ids=['', 'valid'])
+@pytest.mark.parametrize('options', [dict(), dict(position='rope')], ids=['', 'rope'])
+def test_windows_beyond_the_limit_of_a_kernel_are_attended_to_in_parts(monkeypatch, options, valid):
+    model = svt(**options).eval()
+    batch = images()
+    with torch.no_grad():
+        whole = model(batch, valid)
+
+    counts = []
+    attend = WindowAttention.attend
+
+    def counted(attention, q, *rest):
+        counts.append(len(q))
+        return attend(attention, q, *rest)
+
+    monkeypatch.setattr(WindowAttention, 'attend', counted)
+    monkeypatch.setattr('cpvt_pyramid.model.MAX_BATCH', 3)
+    with torch.no_grad():
+        in_parts = model(batch, valid)
+    assert len(counts) > 8 and max(counts) == 3
+    for a, b in zip(in_parts, whole):
+        torch.testing.assert_close(a, b)

@@ -153,8 +153,7 @@ def images_of_annotations(
         alike = [image_of(path) for path in paths]
         found = files.find_images(alike, paths[0], by_stem=True)
         if None in found:
-            given = [(trees[path].findtext('filename') or '').strip() for path in paths]
-            named = files.find_images(given, paths[0])
+            named = files.find_images([named_by(path, trees[path]) for path in paths], paths[0])
             if named.count(None) < found.count(None):
                 found = named
         images.update(zip(paths, found))
@@ -166,6 +165,12 @@ def image_of(path: str) -> str:
     folder JPEGImages next to Annotations."""
     parts = PurePosixPath(path).with_suffix('').parts
     return '/'.join('JPEGImages' if part == 'Annotations' else part for part in parts)
+
+
+def named_by(path: str, tree: ElementTree.Element) -> str:
+    """Where the image that an annotation file names is expected; '' if it names none."""
+    name = (tree.findtext('filename') or '').strip()
+    return f'{dirname(image_of(path))}/{name}' if name else ''
 
 
 def declared_size(tree: ElementTree.Element) -> Optional[Size]:

@@ -145,6 +145,13 @@ def voc_shared_image(root: Path) -> None:
     layouts.voc(root / 'more/000.xml', MORE[0], '000.png')
 
 
+def voc_that_names_images(root: Path) -> None:
+    layouts.voc_of_two_years(root)
+    for path in root.glob('*/Annotations/*.xml'):
+        name = f'<filename>{path.stem}.png</filename>'
+        path.write_text(path.read_text().replace('<filename></filename>', name))
+
+
 def spoil_yolo(root: Path) -> None:
     images, labels = (sorted((root / kind / 'train').iterdir()) for kind in ('images', 'labels'))
     images[0].write_bytes(b'')
@@ -256,12 +263,13 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
         ['images with several annotation files, whose objects are all used'],
     ),
     # The other year has another image of this name.
-    (
-        changed(
-            layouts.voc_of_two_years, lambda root: (root / 'VOC2007/JPEGImages/000.png').unlink()
-        ),
-        3,
-        ['annotation files without an image: VOC2007/Annotations/000.xml'],
+    *(
+        (
+            changed(layout, lambda root: (root / 'VOC2007/JPEGImages/000.png').unlink()),
+            3,
+            ['annotation files without an image: VOC2007/Annotations/000.xml'],
+        )
+        for layout in (layouts.voc_of_two_years, voc_that_names_images)
     ),
     (
         changed(layouts.voc_of_two_years, spoil_voc),

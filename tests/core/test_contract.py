@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models.ours import (
@@ -18,6 +19,7 @@ from models.ours import (
     classifier,
     cropped,
     dense,
+    images,
     linear,
     outputs,
     pcpvt,
@@ -134,8 +136,12 @@ def test_maps_and_gradients_of_every_shape(name):
 @pytest.mark.parametrize('out_indices', [(1,), (0, 2), (1, 3)])
 @pytest.mark.parametrize('build', [pcpvt, svt, pvt_v2, linear, dense])
 def test_what_is_not_used_is_not_built(build, out_indices):
-    whole, part = build().eval(), build(out_indices=out_indices).eval()
+    rate = dict(drop_path_rate=0.3)
+    whole, part = build(**rate).eval(), build(out_indices=out_indices, **rate).eval()
     part.load_state_dict(whole.state_dict())
+    parts = dict(whole.named_modules())
+    for name, module in part.named_modules():
+        assert not isinstance(module, Block) or module.drop_path == parts[name].drop_path
     image = torch.randn(1, 3, 40, 72)
     maps = part(image)
     with torch.no_grad():
@@ -160,6 +166,12 @@ def test_no_nan_in_any_precision(build, options, dtype):
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
+def test_the_mean_of_an_image_that_is_padding_is_no_nan():
+    model = classifier(class_token=False)
+    sizes = torch.tensor([[41, 50], [0, 0]])
+    assert outputs(model, torch.randn(2, 3, 50, 55), sizes)[0].isfinite().all()
+
+
 @every_kind
 @pytest.mark.parametrize('valid', [None, torch.zeros(0, 2)], ids=['', 'valid'])
 def test_no_images(build, valid):
@@ -171,12 +183,37 @@ def test_no_images(build, valid):
     assert none.grad.shape == none.shape
 
 
+@every_kind
+def test_a_batch_of_one_size_is_its_images(build):
+    model = build().eval()
+    batch = images(2)
+    with torch.no_grad():
+        together = outputs(model, batch)
+        apart = [outputs(model, image[None]) for image in batch]
+        for maps, *alone in zip(together, *apart):
+            torch.testing.assert_close(maps, torch.cat(alone))
+
+
 # --- padded batches ----------------------------------------------------------------------------
 
 
 @every_case
 def test_features_are_those_of_the_image_alone(build, options):
     same_features_alone(build, options, True, [(61, 40), (33, 90)], more=(3, 0))
+
+
+@pytest.mark.parametrize('build', [pcpvt, svt, classifier])
+def test_padding_is_hidden_from_large_scores(build):
+    model = build().double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if '.attn.q' in name:  # q, or qkv
+                parameter.mul_(100)
+        image = torch.randn(1, 3, 33, 40, dtype=torch.double)
+        alone = outputs(model, image)
+        together = outputs(model, padded([image[0]], (30, 30)), torch.tensor([(33, 40)]))
+    for a, b in zip(alone, together):
+        torch.testing.assert_close(cropped(b, a), a)
 
 
 def test_windows_that_attend_to_zeros_do_so_in_a_batch():
@@ -280,6 +317,18 @@ def test_dropout_acts_at_its_places_in_training_alone(build):
     torch.testing.assert_close(rates, torch.linspace(0, 0.7, len(blocks)))
     assert {block.attn.attn_drop for block in blocks} == {0.2}
     assert {(block.attn.drop, block.mlp.drop) for block in blocks} == {(0.1, 0.1)}
+
+
+@pytest.mark.parametrize('recompute_gelu', [False, True])
+@pytest.mark.parametrize('build', [pcpvt, svt, pvt_v2, linear])
+def test_dropout_comes_after_each_layer(monkeypatch, build, recompute_gelu):
+    """After patch embeddings, projections, and both layers of MLPs."""
+    rates = []
+    monkeypatch.setattr(F, 'dropout', lambda x, rate, training: rates.append(rate) or x)
+    model = build(drop_rate=0.1, attn_drop_rate=0.2, recompute_gelu=recompute_gelu)
+    model(torch.randn(1, 3, 64, 64))
+    blocks = sum(isinstance(module, Block) for module in model.modules())
+    assert rates == [0.1] * (4 + 3 * blocks)
 
 
 @pytest.mark.parametrize('build', [pcpvt, svt, dense])

@@ -42,6 +42,13 @@ def test_equals_timm(name):
         image = torch.randn(2, 3, *size)
         ours.load_state_dict(theirs.state_dict())
         same_maps(ours(image), theirs.forward_intermediates(image, intermediates_only=True))
+        assert epsilons(ours) == epsilons(theirs)
+
+
+def epsilons(model):
+    norms = {n: m.eps for n, m in model.named_modules() if isinstance(m, nn.LayerNorm)}
+    norms.pop('norm', None)  # of timm's classifier
+    return norms
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from timm.layers import apply_rot_embed_cat
 from cpvt_pyramid import PEGConfig, PosCNN
 from cpvt_pyramid.model import Attention, Scope
 from cpvt_pyramid.position import RoPE, rotate
+from cpvt_pyramid.position.added import SinCosPosition
 
 
 @pytest.mark.parametrize('conv', ['depthwise', 'separable'])
@@ -46,6 +47,14 @@ def test_rotations_in_half_precision(dtype):
         results.append(rotate(x, scope.rotations[0]))
     assert results[0].dtype == dtype
     torch.testing.assert_close(results[0], results[1].to(dtype), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize('dtype', [torch.half, torch.bfloat16])
+def test_sines_in_half_precision(dtype):
+    sincos = SinCosPosition(16)
+    found = sincos(torch.zeros(1, 2, 300, 16, dtype=dtype))
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, sincos(torch.zeros(1, 2, 300, 16)).to(dtype))
 
 
 class Distance(torch.nn.Module):

@@ -40,7 +40,13 @@ LACKS_BELOW_2_7 = {
     'a choice of the kernel of attention': """
         core/test_other_peoples_layers.py::test_per_sample core/test_transforms.py""",
     'files of more than tensors, read safely': """
+        checkpoints/test_loading.py::test_a_quantized_models_own_state
         predict/test_openmmlab_models.py::test_checkpoints_with_options""",
+    'sharded tensors': 'checkpoints/test_loading.py::test_a_sharded_tensor_in_a_file',
+    'refusal of TorchScript': """
+        checkpoints/test_reading.py::test_files_that_are_no_checkpoints[write_script""",
+    'the newest huggingface_hub': 'checkpoints/test_loading.py::test_a_sharded_checkpoint',
+    'onnxruntime': 'core/test_main.py::test_lines_begin_with',
     "names of classes in Python's errors of arguments": """
         training/test_mistakes.py::test_in_a_run[train-train_dataloader.dataset.pipeline.2.scal""",
     'exports': 'checkpoints/test_downloads.py::test_tools_take_names_or_say_why_not',

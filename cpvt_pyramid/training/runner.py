@@ -10,7 +10,7 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ..cpu.acceleration import accelerate
+from ..cpu.acceleration import accelerate, what_is_missing
 from ..images.formats import without_ghostscript
 
 # What mmengine logs at length: kept in the log file, not shown in the terminal.
@@ -46,7 +46,7 @@ class CommandRunner(Runner):
         return loader
 
     def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
-        if get_device() == 'cpu':
+        if get_device() == 'cpu' and not what_is_missing():
             accelerate(model)  # before DDP reads the memory formats of the weights
         return super().wrap_model(model_wrapper_cfg, model)
 

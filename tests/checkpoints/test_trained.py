@@ -3,6 +3,7 @@
 import hashlib
 import io
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -96,7 +97,7 @@ FAULTS = {
     'broken': r'EOFError: \d+ of \d+ bytes arrived',
     'other': 'ValueError: another file arrived: its SHA-256 begins with [0-9a-f]{8}, not',
     'page': 'ValueError: a web page, perhaps of a proxy, arrived: its SHA-256 begins with',
-    'stalled': 'TimeoutError: timed out',
+    'stalled': f'{socket.timeout.__name__}: timed out',
     'missing': 'HTTPError: HTTP Error 404: Not Found',
 }
 

@@ -116,7 +116,11 @@ def test_stopped_at_the_ends_of_epochs(configs, whole, capsys):
     assert len(names) == 3 and names[1:] == ['epoch_2.pth', 'epoch_3.pth']
     assert names[0].startswith('best_coco_bbox_mAP_epoch_')
     for name in (names[0], 'epoch_3.pth'):
-        assert_same(contents(Path('work', name)), contents(whole['detector'] / name))
+        found, expected = contents(Path('work', name)), contents(whole['detector'] / name)
+        if name != names[0]:  # where nothing interrupts it, mmengine writes the last best one there
+            for contained in (found, expected):
+                del contained['best_score'], contained['best_ckpt']
+        assert_same(found, expected)
     assert Path('work/last_checkpoint').read_text().endswith('epoch_3.pth')
 
 

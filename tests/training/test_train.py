@@ -143,3 +143,10 @@ def test_a_training_on_a_cpu_is_accelerated(configs, monkeypatch):
     assert train.main([*command, '--cfg-options', 'train_cfg.max_iters=1']) == 0
     assert {FusedFrugalMLP, OneDNNLinear, PatchConv} <= kinds
     assert trained('ours', 'iter_1.pth')['state_dict']
+
+
+def test_nothing_is_said_where_a_training_cannot_be_accelerated(configs, monkeypatch, capsys):
+    monkeypatch.setattr('cpvt_pyramid.cpu.acceleration.VERSION', (2, 1))
+    command = [str(configs['segmentor']), '--work-dir', 'ours']
+    assert train.main([*command, '--cfg-options', 'train_cfg.max_iters=1']) == 0
+    assert 'accelerated' not in capsys.readouterr().err

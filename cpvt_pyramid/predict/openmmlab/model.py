@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...config.check import check_settings
 from ...config.load import config_in_checkpoint, load_config, merge_options
 from ...config.parts import dataset_meta, kind_of, leaves, loaded_bands
-from ...cpu.acceleration import accelerate
+from ...cpu.acceleration import accelerate, what_is_missing
 from ...images.rasters import ReadError
 from ...images.reading import picture, read_image
 from ...mm.amp import replace_forward
@@ -232,7 +232,7 @@ def open_trained(
     model, cfg, weights = load_trained(checkpoint, config, cfg_options, device)
     if dtype == 'bfloat16':
         replace_forward(model)
-    else:
+    elif not what_is_missing():
         accelerate(model)  # on a CPU
     meta = dataset_meta(cfg, weights)
     return OpenMMLabModel(model, cfg, meta, SCORE_THR if score_thr is None else score_thr)

@@ -341,6 +341,17 @@ class OtherPeoplesTensor(torch.Tensor):
     pass
 
 
+@pytest.mark.parametrize('shape', [(4,), (0, 4), (2, 0, 4)], ids=str)
+def test_vectors_and_no_tokens(shape):
+    plain = nn.Linear(4, 3)
+    fast = accelerate(copy.deepcopy(plain))
+    x = torch.randn(shape)
+    for layer in (plain, fast):
+        layer(x).sum().backward()
+    torch.testing.assert_close(fast(x), plain(x))
+    torch.testing.assert_close(fast.weight.grad, plain.weight.grad)
+
+
 def test_copies_and_files(tmp_path):
     model = tiny(out_indices=(0, 1))
     expected = model(images())

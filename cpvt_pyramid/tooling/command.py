@@ -122,7 +122,7 @@ def run_command(
 def program_name(function: Callable) -> str:
     """The name with which the lines of a tool begin, such as `cpvt train`."""
     package, _, module = function.__module__.rpartition('.')
-    if package == f'{PACKAGE}.cli':
+    if package in (PACKAGE, f'{PACKAGE}.cli'):
         return f'cpvt {module.replace("_", "-")}'
     if module == '__main__':
         file = Path(sys.argv[0])

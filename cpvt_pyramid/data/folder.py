@@ -187,7 +187,7 @@ class Files:
         return of_split and not words(folder) & LABEL_MAP_WORDS
 
     def _with_last_parts(self, count: int) -> dict[str, list[str]]:
-        """The paths of images, with and without suffix, by so many of their last parts."""
+        """The paths of images, with and without suffix, by their last `count` parts."""
         if count not in self._by_last_parts:
             found = self._by_last_parts[count] = defaultdict(list)
             for path in {**self._images, **self._stems}:

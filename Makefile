@@ -45,9 +45,9 @@ coverage: setup  ## run the tests; the lines that they execute are in build/cove
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
 
 test-foreign: setup  ## test all detectors and segmentors of OpenMMLab, and exports at all sizes
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m 'foreign or not foreign' tests/mm/foreign tests/export
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m 'foreign or not foreign' tests/mm/foreign tests/app/export
 
-CORE_TESTS = $(addprefix tests/, checkpoints core cpu padding position)
+CORE_TESTS = $(addprefix tests/, acceleration checkpoints core padding position)
 
 test-torch:  ## test the core on the oldest supported torch, in .venv-oldest-torch
 	@tools/setup_env.sh oldest-torch
@@ -56,7 +56,7 @@ test-torch:  ## test the core on the oldest supported torch, in .venv-oldest-tor
 define test_original_mm
 	@tools/setup_env.sh $(1)
 	OMP_NUM_THREADS=1 .venv-$(1)/bin/python -m pytest -n 2 --dist worksteal \
-	  $(CORE_TESTS) tests/data tests/mm tests/training --ignore tests/mm/foreign
+	  $(CORE_TESTS) tests/app/data tests/mm tests/app/training --ignore tests/mm/foreign
 endef
 
 test-original-mm:  ## test with the original OpenMMLab packages, with torch 2.1 and with the newest
@@ -70,7 +70,7 @@ test-transformers:  ## test with transformers, in .venv-transformers
 test-page: setup  ## test the web page in Chromium; leaves pictures of it in build/page
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
 	  { echo 'test-page: Chromium is needed; on Debian, apt-get install chromium chromium-driver'; exit 1; }
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m page tests/page
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m page tests/app/page
 
 fuzz: setup  ## 1000 cases of each fuzz test, a few minutes
 	CPVT_FUZZ=1000 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal --timeout 3600 tests/fuzz

@@ -21,14 +21,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from cpvt_pyramid.tooling.command import (
+from cpvt_pyramid.app.tooling.command import (
     UserError,
     imports_of,
     prepare_for_torch,
     run_command,
 )
-from cpvt_pyramid.tooling.files import atomic_write, make_folder, write_text
-from cpvt_pyramid.tooling.report import text_table
+from cpvt_pyramid.app.tooling.files import atomic_write, make_folder, write_text
+from cpvt_pyramid.app.tooling.report import text_table
 
 prepare_for_torch()  # before torch is imported
 
@@ -44,9 +44,9 @@ with imports_of('batch_drift'):
     from torch import Tensor, nn
     from tqdm import tqdm
 
-    from benchmarks.models import ports
     from cpvt_pyramid import ARCHS, CPVTPyramid, load_weights
-    from cpvt_pyramid.images.reading import read_image
+    from cpvt_pyramid.app.images.reading import read_image
+    from tests.models import ports
 
 MEASURED = ('pcpvt_small', 'svt_small', 'pvt_small')
 BACKBONES = ('cpvt_pyramid', 'cpvt_pyramid, unmasked', 'timm', 'mmseg', 'mmdet')

@@ -19,20 +19,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks import ROOT
-from cpvt_pyramid.tooling.command import (
+from cpvt_pyramid.app.tooling.command import (
     UserError,
     imports_of,
     prepare_for_torch,
     run_command,
 )
-from cpvt_pyramid.tooling.report import markdown_table
+from cpvt_pyramid.app.tooling.report import markdown_table
 
 prepare_for_torch()  # before torch is imported
 
 with imports_of('family_drift'):
     from tqdm import tqdm
 
-    from benchmarks.models.families import (
+    from tests.models.families import (
         CANNOT,
         DETECTORS,
         FAMILIES,

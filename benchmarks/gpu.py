@@ -36,9 +36,9 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import ROOT
 from benchmarks.host import STEPS, build, free_gradients, narrow, one_step
 from benchmarks.machine import machine
-from cpvt_pyramid.tooling.command import UserError, run_command
-from cpvt_pyramid.tooling.files import make_folder, write_text
-from cpvt_pyramid.tooling.report import markdown_table
+from cpvt_pyramid.app.tooling.command import UserError, run_command
+from cpvt_pyramid.app.tooling.files import make_folder, write_text
+from cpvt_pyramid.app.tooling.report import markdown_table
 
 SIZES = ((8, 512, 512), (2, 800, 1344), (8, 224, 224), (32, 224, 224))
 MORE_SIZES = ((1, 512, 512), (32, 512, 512), (1, 224, 224))

@@ -35,10 +35,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode  # PyTorch's notes import it from here
 
-from benchmarks.models import ports
 from cpvt_pyramid import ARCHS, Arch, CPVTPyramid
-from cpvt_pyramid.tooling.command import UserError, run_command
-from cpvt_pyramid.tooling.report import text_table
+from cpvt_pyramid.app.tooling.command import UserError, run_command
+from cpvt_pyramid.app.tooling.report import text_table
+from tests.models import ports
 
 STEPS = ('forward', 'training step')
 COUNT_SIZE = 224  # pixels, of the image of the counts

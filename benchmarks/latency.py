@@ -27,9 +27,9 @@ from json import dumps
 from pathlib import Path
 from typing import NamedTuple
 
-from cpvt_pyramid.tooling.command import UserError, imports_of, prepare_for_torch, run_command
-from cpvt_pyramid.tooling.files import atomic_write, make_folder, write_text
-from cpvt_pyramid.tooling.report import markdown_table
+from cpvt_pyramid.app.tooling.command import UserError, imports_of, prepare_for_torch, run_command
+from cpvt_pyramid.app.tooling.files import atomic_write, make_folder, write_text
+from cpvt_pyramid.app.tooling.report import markdown_table
 
 prepare_for_torch()  # before torch is imported
 
@@ -45,8 +45,8 @@ with imports_of('latency'):
     from benchmarks.model_table import size_of
     from benchmarks.published import BACKBONES, COMPARED, RETINANET_1X
     from cpvt_pyramid import accelerate
-    from cpvt_pyramid.config.load import load_config
-    from cpvt_pyramid.predict.openmmlab.models import build_model
+    from cpvt_pyramid.app.config.load import load_config
+    from cpvt_pyramid.app.predict.openmmlab.models import build_model
 
 
 class Family(NamedTuple):

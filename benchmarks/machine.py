@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from cpvt_pyramid.tooling.threads import usable_cores
+from cpvt_pyramid.app.tooling.threads import usable_cores
 
 
 def machine(device: str) -> dict:

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.models import ports
-from benchmarks.models.ports import ports_of
 from cpvt_pyramid import ARCHS, CPVTPyramid, accelerate
-from cpvt_pyramid.tooling.command import UserError
+from cpvt_pyramid.app.tooling.command import UserError
+from tests.models import ports
+from tests.models.ports import ports_of
 
 # As is; with activation checkpointing; accelerated.
 OURS = ('ours', 'ours_cp', 'ours_accelerated')
@@ -280,7 +280,7 @@ def in_process(function: Callable, *arguments: object) -> Any:
 
 def peak_of_this_process(name: str, arch: str, case: Case, threads: int) -> float:
     """`peak_memory` on a CPU, in a process that runs nothing else."""
-    from cpvt_pyramid.tooling import memory
+    from cpvt_pyramid.app.tooling import memory
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)

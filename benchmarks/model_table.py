@@ -30,7 +30,7 @@ from benchmarks.published import (
     SEMANTIC_FPN,
     Recipe,
 )
-from cpvt_pyramid.tooling.report import markdown_table
+from cpvt_pyramid.app.tooling.report import markdown_table
 
 README = ROOT / 'README.md'
 MODELS_PAGE = ROOT / 'docs' / 'models.md'
@@ -137,7 +137,7 @@ def count(
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from benchmarks.models.meta import without_values
+    from tests.models.meta import without_values
 
     with without_values():
         model = model_class(arch, **options)
@@ -155,7 +155,7 @@ def multiply_additions(counter: FlopCounterMode, module: str) -> int:
 
 def millions(model_class: type, arch: str, **options: object) -> str:
     """Parameters of a model."""
-    from benchmarks.models.meta import without_values
+    from tests.models.meta import without_values
 
     with without_values():
         model = model_class(arch, **options)
@@ -356,9 +356,9 @@ def published_weights() -> Iterator[list[str]]:
     import timm
 
     import cpvt_pyramid.timm_models  # noqa: F401  registers the models
-    from benchmarks.models.meta import without_values
     from cpvt_pyramid import CPVTPyramid
     from cpvt_pyramid.checkpoints.downloads import IN_PACKAGE
+    from tests.models.meta import without_values
 
     for arch in BACKBONES:
         name = weights_of(arch)
@@ -404,9 +404,9 @@ def published_weights() -> Iterator[list[str]]:
 def formats() -> Iterator[list[str]]:
     """For each checkpoint format, who uses it and which models it can hold."""
 
-    from benchmarks.models.meta import without_values
     from cpvt_pyramid import CPVT, CPVTPyramid, PEGConfig
     from cpvt_pyramid.checkpoints.formats import FORMATS, to_format
+    from tests.models.meta import without_values
 
     owners = {
         'ours': 'the authors of Twins; timm (`twins_*`); this package',
@@ -527,7 +527,7 @@ def parameters_of(name: str) -> int:
     """The number of parameters of a config's model."""
     from mmengine.registry import MODELS, init_default_scope
 
-    from benchmarks.models.meta import without_values
+    from tests.models.meta import without_values
 
     cfg = read(name)
     init_default_scope(cfg.default_scope)
@@ -550,7 +550,7 @@ def model_table(*, write: bool = False) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.tooling.command import run_command
+    from cpvt_pyramid.app.tooling.command import run_command
 
     return run_command(model_table, argv)
 

@@ -32,9 +32,9 @@ from json import dumps
 from pathlib import Path
 from typing import Literal
 
-from cpvt_pyramid.tooling.command import UserError, imports_of, prepare_for_torch, run_command
-from cpvt_pyramid.tooling.files import write_text
-from cpvt_pyramid.tooling.report import text_table
+from cpvt_pyramid.app.tooling.command import UserError, imports_of, prepare_for_torch, run_command
+from cpvt_pyramid.app.tooling.files import write_text
+from cpvt_pyramid.app.tooling.report import text_table
 
 prepare_for_torch()  # before torch is imported
 
@@ -53,8 +53,8 @@ with imports_of('speed'):
         say,
         shown,
     )
-    from benchmarks.models.ports import ports_of
     from cpvt_pyramid import ARCHS
+    from tests.models.ports import ports_of
 
 COLUMNS = {
     'model': lambda row: row['model'],

@@ -10,7 +10,9 @@
 _base_ = [
     '_base_/models/mask2former.py', '_base_/datasets/ade20k.py',
     '_base_/schedules/segmentation_160k.py', '_base_/runtime_segmentation.py']
-custom_imports = dict(imports=['cpvt_pyramid.mm.segmentation', 'mmdet.models'])  # the pixel decoder
+custom_imports = dict(imports=[
+    'cpvt_pyramid.mm.segmentation', 'cpvt_pyramid.app.training.hooks',
+    'mmdet.models'])  # the pixel decoder
 model = dict(
     backbone=dict(
         init_cfg=dict(type='Pretrained', checkpoint='timm://twins_pcpvt_small.in1k')))

@@ -2,15 +2,16 @@
 
     from cpvt_pyramid import CPVTPyramid, load_weights
 
-The backbones need only torch. What needs other libraries is in modules of its own: `mm.detection`
-and `mm.segmentation` (plugins for MMDetection and MMSegmentation), `timm_models`,
-`torchvision_models`, `hub`, `export`, and `predict`, which runs exported models without torch.
+This is the library: backbones, which need torch alone, and what knows other libraries in modules of
+its own: `mm.detection` and `mm.segmentation` (plugins for MMDetection and MMSegmentation),
+`timm_models`, `torchvision_models` and `hub`. The application is the folder `app`: `cpvt` runs its
+commands, and `app.predict` runs exported models without torch. Nothing of the library imports it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Imported on first use: `cpvt_pyramid.predict` and `cpvt_pyramid.doctor` run without torch.
+# Imported on first use: `cpvt_pyramid.app.predict` and `cpvt_pyramid.app.doctor` run without torch.
 _PUBLIC = {
     'ARCHS': 'archs',
     'Arch': 'archs',
@@ -21,10 +22,11 @@ _PUBLIC = {
     'COLUMNAR_ARCHS': 'archs',
     'ColumnarArch': 'archs',
     'PosCNN': 'model',
-    'accelerate': 'cpu.acceleration',
+    'accelerate': 'acceleration.accelerate',
     'load_weights': 'checkpoints',
 }
 if TYPE_CHECKING:
+    from .acceleration.accelerate import accelerate as accelerate
     from .archs import ARCHS as ARCHS
     from .archs import COLUMNAR_ARCHS as COLUMNAR_ARCHS
     from .archs import Arch as Arch
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from .checkpoints import load_weights as load_weights
     from .columnar import CPVT as CPVT
     from .columnar import DenseCPVT as DenseCPVT
-    from .cpu.acceleration import accelerate as accelerate
     from .model import CPVTPyramid as CPVTPyramid
     from .model import PosCNN as PosCNN
     from .position import PEGConfig as PEGConfig

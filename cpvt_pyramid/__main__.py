@@ -1,7 +1,7 @@
 """Train, test, export and run models: all tools of the package as one command.
 
     cpvt help                   list the tools, as does cpvt alone
-    cpvt train CONFIG ...       run a tool, here cpvt_pyramid/cli/train.py
+    cpvt train CONFIG ...       run a tool, here cpvt_pyramid/app/commands/train.py
     cpvt help train             what a tool does, and its options, as does cpvt train --help
     cpvt version                the version of the package
 
@@ -32,7 +32,7 @@ GROUPS = {  # the order of `cpvt help`
 
 def find_tools() -> dict[str, Path]:
     """The file of each tool."""
-    files = sorted(Path(__file__).parent.glob('cli/[!_]*.py'))
+    files = sorted(Path(__file__).parent.glob('app/commands/[!_]*.py'))
     return {path.stem.replace('_', '-'): path for path in files}
 
 
@@ -74,7 +74,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(f'cpvt: no tool {name!r}; {advice}', file=sys.stderr)
         return 2
     try:
-        module = import_module(f'.cli.{tools[tool].stem}', __package__)
+        module = import_module(f'.app.commands.{tools[tool].stem}', __package__)
         return module.main(arguments)
     except KeyboardInterrupt:  # while something is imported
         return INTERRUPTED

@@ -10,4 +10,4 @@ COPY . .
 # Compiles mmcv's operators: 4 to 10 minutes on 2 cores.
 RUN UV_NO_CACHE=1 make setup TORCH=cpu && rm -rf ~/.cache
 ENV PATH=/opt/cpvt_pyramid/.venv/bin:$PATH
-CMD ["python", "-m", "cpvt_pyramid.doctor"]
+CMD ["python", "-m", "cpvt_pyramid.app.doctor"]

@@ -14,4 +14,4 @@ ARG GPU="7.5;8.0;8.6;8.9;9.0+PTX"
 RUN PYTHON="$(uv python find 3.11)" FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="$GPU" UV_NO_CACHE=1 make setup \
     && rm -rf ~/.cache
 ENV PATH=/opt/cpvt_pyramid/.venv/bin:$PATH
-CMD ["python", "-m", "cpvt_pyramid.doctor"]
+CMD ["python", "-m", "cpvt_pyramid.app.doctor"]

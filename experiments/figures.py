@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 from torch import Tensor
 
-from cpvt_pyramid.tooling.files import atomic_write
+from cpvt_pyramid.app.tooling.files import atomic_write
 
 from .statistics import estimate
 

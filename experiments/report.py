@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from cpvt_pyramid.tooling.command import UserError
-from cpvt_pyramid.tooling.files import write_text
-from cpvt_pyramid.tooling.report import markdown_table, text_table
+from cpvt_pyramid.app.tooling.command import UserError
+from cpvt_pyramid.app.tooling.files import write_text
+from cpvt_pyramid.app.tooling.report import markdown_table, text_table
 
 from .runs import versions
 

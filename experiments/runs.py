@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torchmetrics.functional.classification import multiclass_jaccard_index
 from tqdm import tqdm
 
-from cpvt_pyramid.tooling.files import write_text
+from cpvt_pyramid.app.tooling.files import write_text
 
 FORMAT = 3  # increased when the same settings give other results
 TUNING_SEEDS = 500_000  # first seed of the runs that choose a learning rate; no table has them

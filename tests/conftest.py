@@ -12,7 +12,7 @@ import older_torch
 import pytest
 import torch
 from hypothesis import register_random, settings
-from support import ROOT, clear_global_instances
+from support import clear_global_instances
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background process of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -48,7 +48,7 @@ IN_EMPTY_FOLDERS = {
 HAS_MM = importlib.util.find_spec('mmengine') is not None
 IMPORTS_MM = re.compile(
     r'^\s*(from|import) (foreign|mm\w+|'
-    r'cpvt_pyramid\.(config|data|mm|training|predict\.openmmlab))\b',
+    r'cpvt_pyramid\.(mm|app\.(config|data|training|predict\.openmmlab)))\b',
     re.M,
 )
 
@@ -103,7 +103,7 @@ def _seed() -> None:
 @pytest.fixture(autouse=True)
 def _empty_folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test of these parts in an empty folder."""
-    if request.path.relative_to(ROOT / 'tests').parts[0] in IN_EMPTY_FOLDERS:
+    if request.path.parent.name in IN_EMPTY_FOLDERS:
         monkeypatch.chdir(request.getfixturevalue('tmp_path'))
 
 
@@ -119,7 +119,7 @@ def quick_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what takes longer than a tiny training: to lay its config out, and to draw its
     curves (see training/test_pictures.py)."""
     monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (f'{text}\n', True))
-    monkeypatch.setattr('cpvt_pyramid.mm.pictures.write_curves', lambda *_: None)
+    monkeypatch.setattr('cpvt_pyramid.app.training.pictures.write_curves', lambda *_: None)
 
 
 @pytest.fixture(scope='session')
@@ -135,7 +135,7 @@ def sample_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope='session')
 def pages_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small data set of pages: 8 for training and 4 for validation."""
-    from cpvt_pyramid.demo.pages import make_pages
+    from cpvt_pyramid.app.demo.pages import make_pages
 
     root = tmp_path_factory.mktemp('pages') / 'pages'
     make_pages(root, train=8, val=4)
@@ -147,7 +147,7 @@ def trees_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data set of trees, of small images without trees."""
     from trees_package import random_boxes, use_package
 
-    from cpvt_pyramid.demo.trees import make_trees
+    from cpvt_pyramid.app.demo.trees import make_trees
 
     folder = tmp_path_factory.mktemp('trees')
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -170,8 +170,8 @@ def untrained(
     configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[str]]:
     """By name, the config and a checkpoint of an untrained model with many detections or labels."""
-    from cpvt_pyramid.config.load import load_config
-    from cpvt_pyramid.predict.openmmlab.models import build_model
+    from cpvt_pyramid.app.config.load import load_config
+    from cpvt_pyramid.app.predict.openmmlab.models import build_model
 
     folder, commands = tmp_path_factory.mktemp('untrained'), {}
     for name, layer in (

@@ -11,11 +11,11 @@ import warnings
 import torch
 import torch.distributed as dist
 from gpu import assert_near
-from models.ours import BACKBONES, VALID, images
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.models.ports import randomize
+from tests.models.ours import BACKBONES, VALID, images
+from tests.models.ports import randomize
 
 
 class WithNorm(nn.Module):

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from benchmarks.models import ports
-from benchmarks.models.ports import randomize, with_eps
 from cpvt_pyramid import ARCHS, Arch
+from tests.models import ports
+from tests.models.ports import randomize, with_eps
 
 _TINY = dict(dims=(8, 16, 32, 64), heads=(1, 2, 4, 8), mlp_ratios=(2, 2, 2, 2), depths=(2, 1, 1, 2))
 _CONV = dict(_TINY, stage_norm=True, position='none', overlap=True, mlp_conv=True)

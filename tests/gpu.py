@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.models.ports import randomize
 from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS, CPVT, CPVTPyramid
+from tests.models.ports import randomize
 
 DEVICE = 'cuda'
 VARIANTS = {name: lambda name=name: CPVTPyramid(name) for name in ARCHS}

@@ -25,7 +25,7 @@ PROBE = """
 import sys
 from pathlib import Path
 import cpvt_pyramid
-from cpvt_pyramid.predict import Predictor
+from cpvt_pyramid.app.predict import Predictor
 assert not {'torch', 'mmengine', 'timm'} & sys.modules.keys()
 try:
     cpvt_pyramid.CPVTPyramid
@@ -33,7 +33,7 @@ except ImportError as error:
     assert 'pip install torch' in str(error)
 (found,) = Predictor(sys.argv[1])([sys.argv[2]])
 assert len(found.boxes) > 1
-from cpvt_pyramid.app import ExportedModel, Page, Server
+from cpvt_pyramid.app.page.server import ExportedModel, Page, Server
 server = Server(Page(ExportedModel(Path(sys.argv[1]))), '127.0.0.1', 0)  # reads the page's files
 server.listener.close()
 """

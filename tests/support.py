@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from cpvt_pyramid.app.doctor import installed
 from cpvt_pyramid.checkpoints import LoadReport
-from cpvt_pyramid.doctor import installed
 
 ROOT = Path(__file__).parents[1]
 ORIGINAL_MM = bool(installed('mmcv'))  # not the maintained fork, which is onedl-mmcv
@@ -64,8 +64,8 @@ def clear_global_instances() -> None:
 
 def load_tool(name: str) -> ModuleType:
     """The module of a command, as in `load_tool('train')`, or of a file in tools/."""
-    if (ROOT / f'cpvt_pyramid/cli/{name}.py').exists():
-        return importlib.import_module(f'cpvt_pyramid.cli.{name}')
+    if (ROOT / f'cpvt_pyramid/app/commands/{name}.py').exists():
+        return importlib.import_module(f'cpvt_pyramid.app.commands.{name}')
     path = ROOT / 'tools' / f'{name}.py'
     spec = importlib.util.spec_from_file_location(f'{path.stem}_tool', path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

@@ -6,8 +6,8 @@ from datetime import date
 
 from support import ROOT
 
-from cpvt_pyramid.doctor import installed
-from cpvt_pyramid.tooling.report import markdown_table
+from cpvt_pyramid.app.doctor import installed
+from cpvt_pyramid.app.tooling.report import markdown_table
 
 PAGE = ROOT / 'docs/install.md'
 BEGIN = '<!-- tested: tests/tested.py -->\n'

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cpvt_pyramid.demo import trees
+from cpvt_pyramid.app.demo import trees
 
 SIZES = {  # width and height
     '2019_YELL_2_528000_4978000_image_crop2': (700, 500),

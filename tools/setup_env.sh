@@ -256,7 +256,7 @@ compiling=''
 if [ "$group" = all ] && [ -n "$mmcv" ] && [ -z "${MMCV_WHEEL:-}" ]; then start_compiling; fi
 install_packages
 if [ -n "$mmcv" ]; then install_mmcv; fi
-if [ -n "$mmcv" ]; then py -m cpvt_pyramid.doctor || true; fi
+if [ -n "$mmcv" ]; then py -m cpvt_pyramid.app.doctor || true; fi
 printf '%s\n' "$inputs" >"$venv/$stamp"
 echo "setup: complete"
 exit

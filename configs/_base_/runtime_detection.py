@@ -1,5 +1,5 @@
 # Runtime settings of all detection configs.
-custom_imports = dict(imports=['cpvt_pyramid.mm.detection'])
+custom_imports = dict(imports=['cpvt_pyramid.mm.detection', 'cpvt_pyramid.app.training.hooks'])
 default_scope = 'mmdet'
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),
@@ -10,7 +10,7 @@ default_hooks = dict(
         backend_args=dict(backend='atomic')),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='DetVisualizationHook'),
-    # registered by cpvt_pyramid.mm; docs/training.md says what they do
+    # registered by cpvt_pyramid.app.training.hooks; docs/training.md says what they do
     load_from=dict(type='LoadWhatFitsHook'),
     seed=dict(type='IterationSeedHook'),
     divergence=dict(type='StopOnDivergenceHook'),

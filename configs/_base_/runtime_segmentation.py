@@ -1,5 +1,5 @@
 # Runtime settings of all segmentation configs.
-custom_imports = dict(imports=['cpvt_pyramid.mm.segmentation'])
+custom_imports = dict(imports=['cpvt_pyramid.mm.segmentation', 'cpvt_pyramid.app.training.hooks'])
 default_scope = 'mmseg'
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),
@@ -10,7 +10,7 @@ default_hooks = dict(
         save_best='mIoU', backend_args=dict(backend='atomic')),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='SegVisualizationHook'),
-    # registered by cpvt_pyramid.mm; docs/training.md says what they do
+    # registered by cpvt_pyramid.app.training.hooks; docs/training.md says what they do
     load_from=dict(type='LoadWhatFitsHook'),
     seed=dict(type='IterationSeedHook'),
     divergence=dict(type='StopOnDivergenceHook'),

@@ -5,6 +5,9 @@
 #   scenes/train/*.tif, scenes/val/*.tif    bands 1 to 4
 #   labels/train/*.tif, labels/val/*.tif    indices of classes, 255 is ignored
 _base_ = '../semantic_fpn_cpvt_s.py'
+custom_imports = dict(imports=[
+    'cpvt_pyramid.mm.segmentation', 'cpvt_pyramid.app.training.hooks',
+    'cpvt_pyramid.app.data.bands'])
 data_root = '{{$BANDS_ROOT:{{ fileDirname }}/../../data/bands}}'
 bands = [1, 2, 3, 4]  # of the files, in the order of the model's channels
 classes = ('ground', 'water', 'vegetation', 'building')

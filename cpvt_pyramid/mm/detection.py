@@ -3,7 +3,6 @@
 from mmdet.models.data_preprocessors import DetDataPreprocessor
 from mmengine.registry import MODELS
 
-from . import bands  # noqa: F401 (it registers transforms)
 from .backbone import CPVTPyramid, DenseCPVT
 from .valid_region import AppendsValidity
 

@@ -3,7 +3,6 @@
 from mmengine.registry import MODELS
 from mmseg.models.data_preprocessor import SegDataPreProcessor
 
-from . import bands  # noqa: F401 (it registers transforms)
 from .backbone import CPVTPyramid, DenseCPVT
 from .valid_region import AppendsValidity
 

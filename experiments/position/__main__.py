@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 from typing import Literal, Optional
 
-from cpvt_pyramid.tooling.command import check_at_least, prepare_for_torch, run_command
-from cpvt_pyramid.tooling.files import make_folder
-from cpvt_pyramid.tooling.threads import usable_cores
+from cpvt_pyramid.app.tooling.command import check_at_least, prepare_for_torch, run_command
+from cpvt_pyramid.app.tooling.files import make_folder
+from cpvt_pyramid.app.tooling.threads import usable_cores
 
 prepare_for_torch()  # before torch is imported
 

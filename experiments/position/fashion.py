@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cpvt_pyramid.tooling.command import UserError
+from cpvt_pyramid.app.tooling.command import UserError
 
 CLASSES = 10
 TUNING = 12  # the last twelfth of the training files, 5,000 photographs, trains no model

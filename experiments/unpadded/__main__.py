@@ -13,9 +13,14 @@ import sys
 from collections.abc import Sequence
 from typing import Optional
 
-from cpvt_pyramid.tooling.command import UserError, check_at_least, prepare_for_torch, run_command
-from cpvt_pyramid.tooling.files import make_folder
-from cpvt_pyramid.tooling.threads import usable_cores
+from cpvt_pyramid.app.tooling.command import (
+    UserError,
+    check_at_least,
+    prepare_for_torch,
+    run_command,
+)
+from cpvt_pyramid.app.tooling.files import make_folder
+from cpvt_pyramid.app.tooling.threads import usable_cores
 
 from .arms import ARMS
 

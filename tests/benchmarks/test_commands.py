@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 from support import ROOT
 
-from cpvt_pyramid.tooling.command import parser_of
+from cpvt_pyramid.app.tooling.command import parser_of
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 

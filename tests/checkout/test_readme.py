@@ -16,7 +16,7 @@ from support import ROOT, load_tool, pyproject
 from benchmarks import model_table
 from cpvt_pyramid import ARCHS
 from cpvt_pyramid.__main__ import main
-from cpvt_pyramid.tooling.command import parser_of
+from cpvt_pyramid.app.tooling.command import parser_of
 from cpvt_pyramid.trained import TRAINED
 
 README = (ROOT / 'README.md').read_text()

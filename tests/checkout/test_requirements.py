@@ -8,35 +8,35 @@ from importlib import metadata
 import pytest
 from support import ROOT, pyproject
 
-from cpvt_pyramid.doctor import installed
+from cpvt_pyramid.app.doctor import installed
 
 # The extras for each part of the package, by the beginning of its path. The first one counts.
 EXTRAS = {
-    'cpvt_pyramid/app.py': ['app'],
-    'cpvt_pyramid/cli/app.py': ['app'],
-    'cpvt_pyramid/cli/demo_data.py': ['demo'],
-    'cpvt_pyramid/cli/export.py': ['export', 'mm'],
-    'cpvt_pyramid/cli/quantize.py': ['quantize'],
-    'cpvt_pyramid/cli/infer.py': ['runtime'],
-    'cpvt_pyramid/cli/verify.py': ['runtime'],
-    'cpvt_pyramid/cli/': ['mm'],
-    'cpvt_pyramid/config/': ['mm'],
-    'cpvt_pyramid/data/': ['mm'],
-    'cpvt_pyramid/demo/': ['demo'],
-    'cpvt_pyramid/doctor.py': [],
-    'cpvt_pyramid/export/quantization.py': ['quantize'],
-    'cpvt_pyramid/export/openvino_graph.py': ['quantize'],
-    'cpvt_pyramid/export/accuracy.py': ['quantize'],
-    'cpvt_pyramid/export/': ['export'],
-    'cpvt_pyramid/images/': [],
+    'cpvt_pyramid/app/page/server.py': ['app'],
+    'cpvt_pyramid/app/commands/app.py': ['app'],
+    'cpvt_pyramid/app/commands/demo_data.py': ['demo'],
+    'cpvt_pyramid/app/commands/export.py': ['export', 'mm'],
+    'cpvt_pyramid/app/commands/quantize.py': ['quantize'],
+    'cpvt_pyramid/app/commands/infer.py': ['runtime'],
+    'cpvt_pyramid/app/commands/verify.py': ['runtime'],
+    'cpvt_pyramid/app/commands/': ['mm'],
+    'cpvt_pyramid/app/config/': ['mm'],
+    'cpvt_pyramid/app/data/': ['mm'],
+    'cpvt_pyramid/app/demo/': ['demo'],
+    'cpvt_pyramid/app/doctor.py': [],
+    'cpvt_pyramid/app/export/quantization.py': ['quantize'],
+    'cpvt_pyramid/app/export/openvino_graph.py': ['quantize'],
+    'cpvt_pyramid/app/export/accuracy.py': ['quantize'],
+    'cpvt_pyramid/app/export/': ['export'],
+    'cpvt_pyramid/app/images/': [],
     'cpvt_pyramid/mm/': ['mm'],
     'cpvt_pyramid/registry.py': ['mm'],
-    'cpvt_pyramid/predict/openmmlab/': ['mm'],
-    'cpvt_pyramid/predict/': ['runtime', 'openvino'],
-    'cpvt_pyramid/predictions/': [],
-    'cpvt_pyramid/training/': ['mm'],
+    'cpvt_pyramid/app/predict/openmmlab/': ['mm'],
+    'cpvt_pyramid/app/predict/': ['runtime', 'openvino'],
+    'cpvt_pyramid/app/predictions/': [],
+    'cpvt_pyramid/app/training/': ['mm'],
     'cpvt_pyramid/timm_models.py': ['timm'],
-    'cpvt_pyramid/tooling/': [],
+    'cpvt_pyramid/app/tooling/': [],
     'cpvt_pyramid/torchvision_models.py': ['torchvision'],
     'cpvt_pyramid/': ['torch'],
     'experiments/unpadded/': ['lab', 'mm'],
@@ -46,19 +46,19 @@ EXTRAS = {
 }
 # Not in these extras: the user is told what to install, or a plain version works without it.
 OPTIONAL = {
-    'cpvt_pyramid/doctor.py': {'mmcv', 'torch'},  # looks for them
-    'cpvt_pyramid/export/': {'mmdet', 'mmseg', 'torchvision'},  # those of the exported model
-    'cpvt_pyramid/images/rasters.py': {'rasterio'},
-    'cpvt_pyramid/predict/cluster.py': {'ray'},
-    'cpvt_pyramid/mm/bands.py': {'rasterio'},
-    'cpvt_pyramid/predict/large_images.py': {'rasterio'},
-    'cpvt_pyramid/predict/results.py': {'rasterio'},
-    'cpvt_pyramid/predictions/drawing.py': {'matplotlib'},
-    'cpvt_pyramid/predictions/formats.py': {'rasterio'},
-    'cpvt_pyramid/predictions/kinds.py': {'pandas', 'supervision'},
-    'cpvt_pyramid/tooling/files.py': {'filelock'},  # for training/
-    'cpvt_pyramid/tooling/charts.py': {'markupsafe', 'matplotlib'},
-    'cpvt_pyramid/tooling/pages.py': {'jinja2', 'markupsafe'},  # for training/
+    'cpvt_pyramid/app/doctor.py': {'mmcv', 'torch'},  # looks for them
+    'cpvt_pyramid/app/export/': {'mmdet', 'mmseg', 'torchvision'},  # those of the exported model
+    'cpvt_pyramid/app/images/rasters.py': {'rasterio'},
+    'cpvt_pyramid/app/predict/cluster.py': {'ray'},
+    'cpvt_pyramid/app/data/bands.py': {'rasterio'},
+    'cpvt_pyramid/app/predict/large_images.py': {'rasterio'},
+    'cpvt_pyramid/app/predict/results.py': {'rasterio'},
+    'cpvt_pyramid/app/predictions/drawing.py': {'matplotlib'},
+    'cpvt_pyramid/app/predictions/formats.py': {'rasterio'},
+    'cpvt_pyramid/app/predictions/kinds.py': {'pandas', 'supervision'},
+    'cpvt_pyramid/app/tooling/files.py': {'filelock'},  # for training/
+    'cpvt_pyramid/app/tooling/charts.py': {'markupsafe', 'matplotlib'},
+    'cpvt_pyramid/app/tooling/pages.py': {'jinja2', 'markupsafe'},  # for training/
 }
 # mmcv is in no extra, see pyproject.toml. It requires opencv-python, and another distribution of
 # cv2 must not be installed over that one.

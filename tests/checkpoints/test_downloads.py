@@ -122,7 +122,7 @@ def test_other_mistakes():
 
 
 def test_tools_take_names_or_say_why_not_in_one_line(hub, tmp_path, capsys):
-    from cpvt_pyramid.export.exporting import open_source  # needs onnx
+    from cpvt_pyramid.app.export.exporting import open_source  # needs onnx
 
     name, body = NAMES[0], CPVTPyramid('pcpvt_nano')
     load_weights(body, name)

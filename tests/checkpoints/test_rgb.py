@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from benchmarks.models.ports import randomize
 from cpvt_pyramid import CPVT, ColumnarArch, CPVTPyramid
+from tests.models.ports import randomize
 
 TINY_COLUMN = ColumnarArch(dim=16, heads=2, depth=2, patch_size=4)
 

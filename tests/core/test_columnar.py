@@ -6,14 +6,14 @@ import pytest
 import timm
 import torch
 from mmpretrain.models import VisionTransformer
-from models.ours import TINY_COLUMN, classifier, dense
 from reference import resized
 from support import load
 
-from benchmarks.models.ports import randomize
 from cpvt_pyramid import COLUMNAR_ARCHS, CPVT, ColumnarArch, PEGConfig, load_weights
 from cpvt_pyramid.checkpoints.formats import format_of, to_format, to_ours
 from cpvt_pyramid.checkpoints.reading import tensors_of
+from tests.models.ours import TINY_COLUMN, classifier, dense
+from tests.models.ports import randomize
 
 # --- against timm ------------------------------------------------------------------------------
 

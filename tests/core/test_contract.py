@@ -11,7 +11,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from models.ours import (
+from reference import TINY_SVT, padded, same_maps
+from support import assert_loaded
+from torch import Tensor, nn
+
+from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, DenseCPVT, PEGConfig, PosCNN, model
+from cpvt_pyramid.model import Block
+from tests.models.ours import (
     BACKBONES,
     CASES,
     SHALLOW,
@@ -28,13 +34,7 @@ from models.ours import (
     slow_outputs,
     svt,
 )
-from reference import TINY_SVT, padded, same_maps
-from support import assert_loaded
-from torch import Tensor, nn
-
-from benchmarks.models.ports import randomize
-from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, DenseCPVT, PEGConfig, PosCNN, model
-from cpvt_pyramid.model import Block
+from tests.models.ports import randomize
 
 KINDS = {build.__name__: build for build in (pcpvt, svt, pvt_v2, linear, classifier, dense)}
 every_kind = pytest.mark.parametrize('build', KINDS.values(), ids=KINDS)

@@ -5,18 +5,18 @@ import re
 
 import pytest
 import torch
-from models.ours import TINY_PVT_V2
 from reference import TINY_SVT, same_maps
 from support import PINNED_TORCH, ROOT
 
-from benchmarks.models.ports import randomize
 from cpvt_pyramid import Arch, CPVTPyramid, DenseCPVT
 from cpvt_pyramid.archs import ColumnarArch
 from cpvt_pyramid.versions import VERSION
+from tests.models.ours import TINY_PVT_V2
+from tests.models.ports import randomize
 
 SIZES = [(1, 3, 64, 64), (3, 3, 70, 45), (2, 3, 128, 128), (2, 3, 33, 129)]
 NAMED = dict(batch=1, height=33, width=33)  # below, an image may have one key
-# More stages are captured in the same way and take longer; `tests/export` has whole models.
+# More stages are captured in the same way and take longer; `tests/app/export` has whole models.
 TWO_STAGES = Arch((32, 64), (1, 2), (4, 4), (1, 1), sr_ratios=(8, 1))
 # Few stages and maps, and several encodings in one model: symbolic sizes take seconds for each.
 LEARNED = dict(position='learned+peg', pretrain_img_size=64)

@@ -11,12 +11,12 @@ from typing import Optional
 import pytest
 import torch
 from fake_gpu import place
-from models.ours import shallow
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cpvt_pyramid import COLUMNAR_ARCHS, CPVT, CPVTPyramid
+from tests.models.ours import shallow
 
 SIZE = 97, 130
 # With each kind of stage.

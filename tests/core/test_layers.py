@@ -3,12 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from models.ours import VALID, images, svt
 from reference import kept
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from benchmarks.models.ports import randomize
 from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.model import (
     MLP,
@@ -21,6 +19,8 @@ from cpvt_pyramid.model import (
     pooling_weights,
 )
 from cpvt_pyramid.padding.mask import Padding
+from tests.models.ours import VALID, images, svt
+from tests.models.ports import randomize
 
 
 def wide_maps(mlp, x):

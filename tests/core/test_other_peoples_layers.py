@@ -9,13 +9,13 @@ from functools import partial
 import pytest
 import timm
 import torch
-from models.ours import classifier, images, outputs, pcpvt, svt
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from benchmarks.models.ports import randomize
 from cpvt_pyramid import ARCHS, CPVTPyramid
 from cpvt_pyramid.model import MLP, Block, Grid, set_checkpointing
+from tests.models.ours import classifier, images, outputs, pcpvt, svt
+from tests.models.ports import randomize
 
 IMAGE = images(2, (40, 36))
 MODELS = {'pcpvt': pcpvt, 'svt': svt, 'columnar': classifier}

@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 import torch
-from models.ours import BACKBONES, VALID, images, maps_and_gradients
 from reference import same_maps
 from support import PINNED_TORCH
 
 from cpvt_pyramid.model import set_checkpointing
+from tests.models.ours import BACKBONES, VALID, images, maps_and_gradients
 
 
 def checkpointed(model):

@@ -5,14 +5,14 @@ import sys
 import pytest
 import timm
 import torch
-from models.ours import shallow
 from reference import TINY_SVT, reference_maps, same_maps
 from support import run
 from torch import nn
 
-from benchmarks.models.ports import randomize
 from cpvt_pyramid import CPVTPyramid, DenseCPVT
 from cpvt_pyramid.model import Grid, drop_path, init_weights
+from tests.models.ours import shallow
+from tests.models.ports import randomize
 
 
 @pytest.mark.parametrize('size', [(224, 240), (240, 224), (56, 56)], ids=str)

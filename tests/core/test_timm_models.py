@@ -10,7 +10,6 @@ import timm
 import torch
 from foreign import TINY, classifier_of_mmpretrain, with_eps
 from mmengine.registry import MODELS
-from models.ours import SHALLOW, outputs, shallow
 from PIL import Image
 from reference import (
     layer,
@@ -29,12 +28,13 @@ from timm.task import TokenDistillationTask
 from torch import Tensor, nn
 
 import cpvt_pyramid.mm  # noqa: F401 registers the backbone
-from benchmarks.models.ports import randomize
 from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, load_weights
 from cpvt_pyramid import timm_models as ours
 from cpvt_pyramid.checkpoints.formats import to_format
 from cpvt_pyramid.model import Block
 from cpvt_pyramid.versions import VERSION
+from tests.models.ours import SHALLOW, outputs, shallow
+from tests.models.ports import randomize
 
 NAMES = [*map(ours.registered_name, ARCHS), *ours.COLUMNS]
 FAMILIES = [

@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager
 
 import pytest
 import torch
-from models.ours import classifier, dense, outputs, pcpvt, svt
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+
+from tests.models.ours import classifier, dense, outputs, pcpvt, svt
 
 
 def plain_attention() -> AbstractContextManager:

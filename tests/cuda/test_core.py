@@ -6,12 +6,12 @@ import re
 import pytest
 import torch
 from gpu import DEVICE, VARIANTS, assert_near, assert_never_waits, twins
-from models.ours import BACKBONES, VALID, images, maps_and_gradients, outputs
 from support import ROOT
 
-from benchmarks.models.ports import randomize
 from cpvt_pyramid.model import MAX_BATCH, Attention, Grid, Scope, WindowAttention, set_checkpointing
 from cpvt_pyramid.padding.mask import HIDDEN
+from tests.models.ours import BACKBONES, VALID, images, maps_and_gradients, outputs
+from tests.models.ports import randomize
 
 small = pytest.mark.parametrize('name', BACKBONES)
 padded = pytest.mark.parametrize('valid', [None, VALID], ids=['alone', 'padded'])

@@ -5,7 +5,8 @@ import socket
 import pytest
 import torch
 from data_parallel import train
-from models.ours import BACKBONES
+
+from tests.models.ours import BACKBONES
 
 
 @pytest.mark.parametrize('is_padded', [False, True], ids=['alone', 'padded'])

@@ -13,8 +13,12 @@ from PIL import Image
 from support import load_tool
 
 import cpvt_pyramid.mm  # noqa: F401 registers the backbone
-from cpvt_pyramid.config.load import load_config
-from cpvt_pyramid.predict.openmmlab.models import build_model, fetch_checkpoint, load_whole_model
+from cpvt_pyramid.app.config.load import load_config
+from cpvt_pyramid.app.predict.openmmlab.models import (
+    build_model,
+    fetch_checkpoint,
+    load_whole_model,
+)
 
 NAMES = ('detector', 'segmentor')
 PRECISIONS = {

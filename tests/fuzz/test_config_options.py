@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import load_tool
 
-from cpvt_pyramid.config.load import load_config
-from cpvt_pyramid.config.parts import dicts_in
-from cpvt_pyramid.training.runner import CommandRunner
+from cpvt_pyramid.app.config.load import load_config
+from cpvt_pyramid.app.config.parts import dicts_in
+from cpvt_pyramid.app.training.runner import CommandRunner
 
 FUZZ = settings.get_profile('fuzz')
 train, test = load_tool('train'), load_tool('test')

@@ -15,9 +15,9 @@ from mmdet.evaluation import CocoMetric
 from mmengine.config import Config
 from PIL import Image
 
-from cpvt_pyramid.data.coco import check_coco
-from cpvt_pyramid.data.label_maps import check_label_maps
-from cpvt_pyramid.tooling.command import UserError
+from cpvt_pyramid.app.data.coco import check_coco
+from cpvt_pyramid.app.data.label_maps import check_label_maps
+from cpvt_pyramid.app.tooling.command import UserError
 
 FUZZ = settings.get_profile('fuzz')
 SCENES = [scene(i, name) for i, name in enumerate(('a', 'b', 'ü ö'))]

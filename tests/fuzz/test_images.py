@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cpvt_pyramid.images.reading import load_image
+from cpvt_pyramid.app.images.reading import load_image
 
 FUZZ = settings.get_profile('fuzz')
 # Modes that each format stores.

@@ -18,11 +18,11 @@ from support import ORIGINAL_MM, assert_loaded, run
 from support import ROOT as CHECKOUT
 
 import cpvt_pyramid
-from benchmarks.models.ports import randomize
 from cpvt_pyramid import mm
 from cpvt_pyramid.mm import CPVTPyramid, backbone
 from cpvt_pyramid.mm.amp import bfloat16
 from cpvt_pyramid.mm.valid_region import with_validity
+from tests.models.ports import randomize
 
 CONFIGS = CHECKOUT / 'configs'
 

@@ -21,10 +21,10 @@ from PIL import Image
 from safetensors.torch import save_file
 from support import CONFIGS, ROOT, run
 
-from benchmarks.models.meta import without_values
 from cpvt_pyramid import ARCHS, CPVTPyramid, mm
 from cpvt_pyramid.checkpoints.formats import to_format
 from cpvt_pyramid.versions import VERSION
+from tests.models.meta import without_values
 
 MIT = 'https://mmassets.onedl.ai/mmsegmentation/v0.5/pretrain/segformer/'
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from fake_gpu import place
-from models.small import mask_rcnn, retinanet, semantic_fpn
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._pytree import tree_flatten
+
+from tests.models.small import mask_rcnn, retinanet, semantic_fpn
 
 MODELS = {'RetinaNet': retinanet, 'Mask R-CNN': mask_rcnn, 'Semantic FPN': semantic_fpn}
 HEADS = {'RetinaNet': 'bbox_head', 'Mask R-CNN': 'rpn_head', 'Semantic FPN': 'decode_head'}

@@ -15,10 +15,10 @@ from support import ROOT
 from tiny_mm import write_configs
 
 import cpvt_pyramid.mm.detection  # noqa: F401 (it registers classes)
-from benchmarks.models.ports import randomize
-from benchmarks.models.samples import random_data
 from cpvt_pyramid.checkpoints.downloads import downloads_folder
 from cpvt_pyramid.trained import TRAINED
+from tests.models.ports import randomize
+from tests.models.samples import random_data
 
 pytestmark = pytest.mark.usefixtures('quick_training')
 NAME = 'retinanet_pvt_t_coco'

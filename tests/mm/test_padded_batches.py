@@ -11,11 +11,11 @@ from mmengine.registry import MODELS, init_default_scope
 from reference import padded
 from torch import Tensor, nn
 
-from benchmarks.models import families
-from benchmarks.models.families import FAMILIES
-from benchmarks.models.ports import randomize
-from benchmarks.models.samples import random_data
 from cpvt_pyramid.mm.valid_region import with_validity
+from tests.models import families
+from tests.models.families import FAMILIES
+from tests.models.ports import randomize
+from tests.models.samples import random_data
 
 SIZES = [(50, 70), (97, 41), (64, 96)]
 OTHER = [(128, 96), (33, 20), (70, 90)]  # padded to the same size

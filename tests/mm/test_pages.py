@@ -20,9 +20,9 @@ from mmengine.registry import (
 from support import ROOT
 
 import cpvt_pyramid.mm.detection  # noqa: F401 (it registers classes)
-from benchmarks.models.samples import random_data
 from cpvt_pyramid import ARCHS
-from cpvt_pyramid.config.load import load_config
+from cpvt_pyramid.app.config.load import load_config
+from tests.models.samples import random_data
 
 MM = (ROOT / 'docs/mm.md').read_text()
 README = (ROOT / 'README.md').read_text()

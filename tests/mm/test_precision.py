@@ -20,12 +20,12 @@ from support import CONFIGS, ORIGINAL_MM, ROOT
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from benchmarks.models.families import FAMILIES, batch, build, shrink
-from benchmarks.models.ports import randomize
-from benchmarks.models.samples import random_data
+from cpvt_pyramid.app.training import train as run
 from cpvt_pyramid.archs import ARCHS, COLUMNAR_ARCHS
 from cpvt_pyramid.mm.amp import BFloat16OptimWrapper, bfloat16
-from cpvt_pyramid.training import train as run
+from tests.models.families import FAMILIES, batch, build, shrink
+from tests.models.ports import randomize
+from tests.models.samples import random_data
 
 # What the original mm packages cannot do.
 UPSTREAM = {

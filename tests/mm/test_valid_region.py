@@ -13,9 +13,9 @@ from mmengine.registry import MODELS, init_default_scope
 from mmseg.structures import SegDataSample
 from support import ROOT
 
-from benchmarks.models.ports import randomize
-from benchmarks.models.samples import annotated, random_images
 from cpvt_pyramid.padding.mask import Padding
+from tests.models.ports import randomize
+from tests.models.samples import annotated, random_images
 
 CONFIGS = ROOT / 'configs'
 DEMOS = ['demo/pages_retinanet_cpvt_nano.py', 'demo/pages_semantic_fpn_cpvt_nano.py']

@@ -6,12 +6,13 @@ from unittest import mock
 import pytest
 import torch
 from mmdet.structures import DetDataSample
-from models.small import mask_rcnn
 from predict.test_label_maps import predictions
 
 from cpvt_pyramid import accelerate
-from cpvt_pyramid.cpu import acceleration, winograd
-from cpvt_pyramid.cpu.winograd import winograd_conv
+from cpvt_pyramid.acceleration import accelerate as acceleration
+from cpvt_pyramid.acceleration import winograd
+from cpvt_pyramid.acceleration.winograd import winograd_conv
+from tests.models.small import mask_rcnn
 
 
 @pytest.mark.parametrize('size', [(96, 128), (90, 101)])

@@ -1,1 +1,1 @@
-"""Small models of ours, for the tests."""
+"""Models for tests, benchmarks and experiments: small ones of ours, and other libraries'."""

@@ -7,8 +7,8 @@ import torch
 from reference import TINY_SVT, reference_levels, reference_maps, reference_tokens
 from torch import Tensor, nn
 
-from benchmarks.models.ports import randomize
 from cpvt_pyramid import ARCHS, CPVT, Arch, ColumnarArch, CPVTPyramid, DenseCPVT, PEGConfig
+from tests.models.ports import randomize
 
 TINY_COLUMN = ColumnarArch(dim=16, heads=2, depth=3, mlp_ratio=2, patch_size=4)
 TINY_PVT_V2 = Arch(

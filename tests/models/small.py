@@ -10,7 +10,7 @@ from mmengine.registry import MODELS, init_default_scope
 from support import ROOT
 from torch import Tensor, nn
 
-from benchmarks.models.ports import randomize
+from tests.models.ports import randomize
 
 TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(2, 1, 1, 1))
 DIMS = TINY['dims']

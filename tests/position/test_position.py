@@ -3,13 +3,13 @@
 import pytest
 import timm.layers
 import torch
-from models.ours import pcpvt, svt
 from timm.layers import apply_rot_embed_cat
 
 from cpvt_pyramid import PEGConfig, PosCNN
 from cpvt_pyramid.model import Attention, Scope
 from cpvt_pyramid.position import RoPE, rotate
 from cpvt_pyramid.position.added import SinCosPosition
+from tests.models.ours import pcpvt, svt
 
 
 @pytest.mark.parametrize('conv', ['depthwise', 'separable'])

@@ -10,10 +10,10 @@ from transformers import (
     SegformerModel,
 )
 
-from benchmarks.models.ports import randomize, with_eps
 from cpvt_pyramid import ARCHS, CPVTPyramid, load_weights
 from cpvt_pyramid.checkpoints.formats import to_format, to_ours
 from cpvt_pyramid.checkpoints.reading import tensors_of
+from tests.models.ports import randomize, with_eps
 
 MIT = ARCHS['mit_b0']._replace(depths=(2, 1, 1, 1))
 CONFIG = SegformerConfig(depths=list(MIT.depths), num_labels=4, decoder_hidden_size=16)

@@ -8,7 +8,7 @@ import pytest
 from matplotlib import pyplot as plt
 from support import ROOT
 
-from cpvt_pyramid.tooling.command import parser_of
+from cpvt_pyramid.app.tooling.command import parser_of
 from experiments import runs
 from experiments.position import __main__ as tool
 from experiments.position import encodings, sizes

@@ -1,6 +1,6 @@
 """The contract that detectors and segmentors with our backbone pass, whatever their neck and head.
 
-They are the configs of the mm packages, see benchmarks/models/families.py. `make test` tries some,
+They are the configs of the mm packages, see tests/models/families.py. `make test` tries some,
 `make test-foreign` all.
 """
 
@@ -13,7 +13,7 @@ import torch
 from support import ORIGINAL_MM
 
 from benchmarks import family_drift
-from benchmarks.models.families import (
+from tests.models.families import (
     DETECTORS,
     FAMILIES,
     SEGMENTORS,

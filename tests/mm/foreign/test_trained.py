@@ -27,16 +27,20 @@ from mmseg.apis import inference_model
 from PIL import Image
 from torch import nn
 
-from benchmarks.models.meta import without_values
-from benchmarks.models.ports import randomize
 from cpvt_pyramid import CPVTPyramid, load_weights
 from cpvt_pyramid.__main__ import main
+from cpvt_pyramid.app.config.load import load_config
+from cpvt_pyramid.app.config.parts import dataset_meta
+from cpvt_pyramid.app.predict.openmmlab.models import (
+    build_model,
+    fetch_checkpoint,
+    load_whole_model,
+)
+from cpvt_pyramid.app.predict.predictor import Predictor
 from cpvt_pyramid.checkpoints import downloads
-from cpvt_pyramid.config.load import load_config
-from cpvt_pyramid.config.parts import dataset_meta
-from cpvt_pyramid.predict.openmmlab.models import build_model, fetch_checkpoint, load_whole_model
-from cpvt_pyramid.predict.predictor import Predictor
 from cpvt_pyramid.trained import CLASSES, METRICS, TRAINED
+from tests.models.meta import without_values
+from tests.models.ports import randomize
 
 pytestmark = pytest.mark.usefixtures('quick_training')
 PACKAGES = {'mmdet': mmdet, 'mmseg': mmseg}

@@ -1,1 +1,0 @@
-"""Models of other libraries, and data for them: for benchmarks and tests."""

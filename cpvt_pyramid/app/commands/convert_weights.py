@@ -1,0 +1,64 @@
+"""Convert a checkpoint to another format.
+
+    cpvt convert-weights twins_pcpvt_small.pth --to mmseg
+    cpvt convert-weights timm://twins_pcpvt_small.in1k --to mmseg
+
+Writes STEM_FORMAT-HASH.pth, where the hash is the first 8 digits of the file's SHA-256, after
+checking that it holds the same tensors when it is loaded. Of a detector or segmentor only the
+backbone is converted; a classifier keeps its head.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Optional
+
+from ..tooling.command import UserError, one_line, run_command
+
+# Those of `checkpoints.formats`; official and timm: as the model's authors and timm publish it.
+Format = Literal[
+    'ours',
+    'official',
+    'timm',
+    'mmseg',
+    'mmpretrain',
+    'mmdet',
+    'pvt',
+    'mmpretrain_vit',
+    'vit',
+    'pvt_v2',
+    'timm_pvt_v2',
+    'mm_pvt_v2',
+    'transformers',
+    'transformers_5',
+]
+
+
+def convert_weights(
+    source: str,
+    *,
+    to: Format,
+    out: str = '.',
+    backbone_only: bool = False,
+    safetensors: bool = False,
+) -> None:
+    """Write a checkpoint in another format.
+
+    Args:
+        source: a .pth or .safetensors file in any of the formats, a path or an address (timm://NAME,
+            hf://OWNER/REPO/FILE, https://...)
+        to: the format; official and timm are the names of the model's authors, and so is ours for
+            Twins
+        out: folder to write to
+        backbone_only: leave out a classifier's head
+        safetensors: write a .safetensors file
+    """
+    from ...checkpoints.convert import convert_checkpoint  # torch takes seconds, --help needs none
+
+    try:
+        path, is_new = convert_checkpoint(source, to, out, backbone_only, safetensors)
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(one_line(error)) from error
+    print(f'wrote {path}' if is_new else f'{path} already exists with this content')
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_command(convert_weights, argv)

@@ -1,0 +1,39 @@
+"""List the trained detectors and segmentors that commands take by name.
+
+    cpvt models
+
+They were trained and published by OpenMMLab. A model is downloaded when it is first used, into the
+cache of torch.hub:
+
+    cpvt infer retinanet_pvt_v2_b2_coco photos/
+"""
+
+from collections.abc import Sequence
+from typing import Optional
+
+from ..tooling.command import run_command
+
+
+def models() -> None:
+    """Print the table."""
+    from ...trained import CLASSES, METRICS, TRAINED
+    from ..tooling.report import text_table
+
+    head = ['', 'data', 'classes', 'published', 'parameters', 'download']
+    rows = []
+    for name, model in TRAINED.items():
+        rows.append(
+            [
+                name,
+                model.data,
+                str(CLASSES[model.data]),
+                f'{model.result} {METRICS[model.data]}',
+                f'{model.parameters / 1e6:.1f}M',
+                f'{model.megabytes:.0f} MB',
+            ]
+        )
+    print(text_table(head, rows))
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_command(models, argv)

@@ -1,0 +1,93 @@
+"""Verify that an ONNX file gives an image the same results alone and in batches.
+
+    cpvt verify MODEL.onnx [--device cuda]
+    cpvt verify MODEL.onnx --backend openvino --device gpu
+
+The file may be of any exporter: a detector, segmentor or classifier that takes images in batches of
+any size. It runs on synthetic images alone and in batches, twice, in reverse order, and on copies
+of an image; docs/invariance.md explains the table. A file of cpvt export is also compared with
+the outputs of PyTorch that it carries. The exit status is 1 if results depend on the batch, or
+differ from PyTorch's.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Optional
+
+from ..tooling.command import UserError, check_at_least, run_command
+
+
+def verify(
+    model: str,
+    *,
+    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
+    device: Optional[str] = None,
+    size: Optional[tuple[int, int]] = None,
+    value_range: tuple[float, float] = (0.0, 1.0),
+    batch_size: int = 8,
+    tolerance: Optional[float] = None,
+    bitwise: bool = False,
+) -> int:
+    """Run an ONNX file on images alone and in batches, and compare.
+
+    Args:
+        model: a .onnx file, or an .xml file of OpenVINO.
+        backend: what runs the model.
+        device: cpu, cuda (onnxruntime), gpu (OpenVINO), or another execution provider of
+            onnxruntime or device of OpenVINO; by default a GPU if onnxruntime finds one.
+        size: height and width of the images; by default 256 320, or those that the file has.
+        value_range: of the pixels; not of integers and files of this package, whose
+            pixels are 0 to 255.
+        batch_size: images of the largest batch of one size; smaller ones are tried, too.
+        tolerance: of the largest difference / scale of a value; by default 0.0001, 0.01 for files
+            in float16, 0.05 for quantized ones.
+        bitwise: only the same bits pass in a batch of one size.
+
+    Returns:
+        The exit status: 1 if results depend on the batch or differ from PyTorch's, else 0.
+    """
+    from ...padding.invariance import batch_report
+    from ..export.batches import ImageModel, conclusion
+    from ..export.comparison import HEAD, verdict
+    from ..export.self_test import verify_session
+    from ..images.inputs import local_path
+    from ..predict.metadata import parse_metadata, reference_name
+    from ..predict.sessions import open_session
+    from ..tooling.report import text_table
+
+    if batch_size < 2:
+        raise UserError(f'batch_size must be at least 2, got {batch_size}')
+    if size is not None and min(size) < 1:
+        raise UserError(f'size must be at least 1 1, got {size[0]} {size[1]}')
+    check_at_least('--tolerance', tolerance, 0)
+    if not value_range[0] < value_range[1]:
+        raise UserError(f'--value-range must rise, got {value_range[0]} {value_range[1]}')
+    path = local_path(model)
+    session = open_session(path, backend, device)
+    passed = True
+    if session.test is not None:
+        checks = verify_session(path, session)
+        print(text_table(HEAD, [check.cells for check in checks]))
+        reference = reference_name(parse_metadata(path, session))
+        print(f'{path}, {session.device}: {verdict(checks, reference)}\n')
+        passed = all(check.passed for check in checks)
+    elif session.metadata is not None:
+        print(f'{path} has no outputs of PyTorch to compare with; export it again for that\n')
+    file = ImageModel(path, session)
+    if session.metadata is not None:
+        value_range = (0, 255)
+    images = file.images(batch_size, size, value_range)
+    if tolerance is None:
+        tolerance = file.tolerance
+    sizes = 'valid' if 'valid' in file.sizes else None
+    try:
+        report = batch_report(file, images, sizes=sizes, tolerance=tolerance, bitwise=bitwise)
+    except ValueError as error:  # nothing to compare
+        raise UserError(f'{path}: {error}') from error
+    print(report)
+    sentence, is_invariant = conclusion(report, knows_sizes=sizes is not None)
+    print(f'{path}, {session.device}: {sentence}')
+    return int(not (passed and is_invariant))
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_command(verify, argv, 'nothing was verified')

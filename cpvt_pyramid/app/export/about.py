@@ -1,0 +1,69 @@
+"""The metadata of an exported model; docs/file_format.md describes the keys."""
+
+import hashlib
+from importlib.metadata import version
+from typing import Any, NamedTuple, Optional
+
+from torch import nn
+
+from ... import __version__
+from ..predict.metadata import FORMAT, check_metadata
+from ..tooling.command import UserError
+from .base import Exportable
+
+SCORE_THR = 0.3  # what runtimes show by default, as cpvt infer
+
+
+class Settings(NamedTuple):
+    """How a model is exported."""
+
+    size: Optional[tuple[int, int]] = None  # fixed height and width of the images
+    half: bool = False  # in float16
+    has_valid: bool = True  # the graph is told the sizes of the images, if they may differ
+
+    @property
+    def dtype(self) -> str:
+        return 'float16' if self.half else 'float32'
+
+
+def metadata(
+    model: Exportable, weights: nn.Module, config: dict[str, Any], settings: Settings
+) -> dict[str, Any]:
+    """The metadata of an exported model, with the hash of the original's weights and what its
+    config says, such as its classes."""
+    about = {
+        'format': FORMAT,
+        'task': model.task,
+        'classes': [],
+        'palette': [],
+        'mean': list(model.preprocessing.mean),
+        'std': list(model.preprocessing.std),
+        'stride': model.preprocessing.divisor,
+        'resize': None,
+        'masks': None,
+        'nms': None,
+        'outputs': list(model.output_names),
+        'weights_sha256': hash_of(weights),
+        'versions': {'cpvt_pyramid': __version__}
+        | {name: version(name) for name in ('torch', 'onnx', 'onnxruntime')},
+        'score_thr': SCORE_THR,
+        **model.details,
+        **config,
+        'inputs': model.input_names(settings.has_valid, settings.size is not None),
+        'size': settings.size,
+        'dtype': settings.dtype,
+    }
+    try:
+        check_metadata(about)
+    except ValueError as error:
+        raise UserError(f'cannot write metadata: {error}') from error
+    return about
+
+
+def hash_of(model: nn.Module) -> str:
+    """SHA-256 of the names and values of all weights, in the order of their names."""
+    result = hashlib.sha256()
+    for name, x in sorted(model.state_dict().items()):
+        result.update(name.encode())
+        result.update(x.detach().cpu().contiguous().numpy().tobytes())
+    return result.hexdigest()

@@ -1,0 +1,144 @@
+"""Whether a model file gives an image the same results alone and in batches."""
+
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from ...padding.batching import padded_size
+from ...padding.invariance import PADDED, TOLERANCE, BatchReport
+from ..predict.metadata import parse_metadata
+from ..predict.sessions import Session
+from ..tooling.command import UserError, one_line
+from .self_test import draw
+
+SIZE = (256, 320)  # height and width where the file takes any
+TOLERANCES = {'float16': 1e-2, 'int8': 5e-2}  # by the precision of the file; others TOLERANCE
+SMALLER = (192, 256)  # in a padded batch with the others
+CHANNELS = (1, 3, 4)  # that tell images (B, C, H, W) from (B, H, W, C)
+
+
+class BatchError(UserError):
+    """A file takes one image, but not a batch."""
+
+    status = 1
+
+
+class ImageModel:
+    """A model file as `batch_report` takes it: called with a batch (B, C, H, W).
+
+    Args:
+        path: for messages.
+        session: the opened file.
+
+    Raises:
+        UserError: it takes something else than images, or batches of one size only.
+    """
+
+    def __init__(self, path: Path, session: Session) -> None:
+        self.path, self.session = path, session
+        own = {'valid', 'original'} if session.metadata is not None else set()
+        inputs = {name: shape for name, shape in session.shapes.items() if name not in own}
+        self.sizes = [name for name in session.shapes if name in own]
+        if len(inputs) != 1 or len(next(iter(inputs.values()))) != 4:
+            described = ', '.join(f'{name} {shape}' for name, shape in inputs.items()) or 'none'
+            raise UserError(
+                f'{path} must take images of 4 dimensions and nothing else, got {described}; in '
+                'Python, give assert_batch_invariant of cpvt_pyramid.padding.invariance a '
+                'function that runs it'
+            )
+        ((self.name, (batch, *dimensions)),) = inputs.items()
+        if batch is not None:
+            raise UserError(
+                f'{path} has the fixed batch size {batch}; export it with a batch of any size'
+            )
+        self.dtype = session.dtypes[self.name]
+        if self.dtype.kind not in 'fiu':
+            kind = (
+                'a type that NumPy lacks, such as bfloat16' if self.dtype == object else self.dtype
+            )
+            raise UserError(
+                f'{path}: its images must be float32, float16 or integers, got {kind}; export it '
+                'with float32 inputs'
+            )
+        precision = str(self.dtype)
+        if session.metadata is not None:
+            precision = str(parse_metadata(path, session).get('dtype'))
+        self.tolerance = TOLERANCES.get(precision, TOLERANCE)
+        self.is_channels_last = dimensions[0] not in CHANNELS and dimensions[2] in CHANNELS
+        if self.is_channels_last:
+            dimensions = [dimensions[2], *dimensions[:2]]
+        self.channels = dimensions[0] or 3
+        self.fixed_size = dimensions[1:]  # None for any
+
+    def __call__(self, batch: np.ndarray, valid: Optional[np.ndarray] = None) -> dict[str, Any]:
+        given = np.moveaxis(batch, 1, -1) if self.is_channels_last else batch
+        inputs = {self.name: np.ascontiguousarray(given)}
+        if valid is None:
+            valid = np.array([batch.shape[2:]] * len(batch), np.int64)
+        for name in self.sizes:
+            inputs[name] = valid
+        try:
+            return self.session.run(inputs)
+        except Exception as error:  # the backends' own kinds
+            count, _, height, width = batch.shape
+            if count > 1:
+                text = f'{self.path} fails on a batch of {count} images, but not on one'
+                raise BatchError(f'{text}: {one_line(error)}') from error
+            raise UserError(
+                f'{self.path} fails on an image of {height} x {width}; --size gives another: '
+                f'{one_line(error)}'
+            ) from error
+
+    def images(
+        self, count: int, size: Optional[tuple[int, int]], value_range: tuple[float, float]
+    ) -> list[np.ndarray]:
+        """Synthetic images, `count` of one size, and one of another where the file takes it."""
+        wanted = size or SIZE
+        height, width = (fixed or own for fixed, own in zip(self.fixed_size, wanted))
+        sizes = [(height, width)] * count
+        other = self.other_size((height, width))
+        if other not in (None, (height, width)):
+            sizes.append(other)
+        low, high = (0, 255) if self.dtype.kind in 'iu' else value_range
+        images = []
+        for seed, (height, width) in enumerate(sizes):
+            pixels = draw(seed, height, width).transpose(2, 0, 1)
+            channels = np.resize(pixels, (self.channels, height, width))
+            images.append((channels / 255 * (high - low) + low).astype(self.dtype))
+        return images
+
+    def other_size(self, size: tuple[int, int]) -> Optional[tuple[int, int]]:
+        """The size of an image in a padded batch: of a file that is told the true sizes, one that
+        is padded to the same size."""
+        if 'valid' in self.sizes:
+            if all(self.fixed_size):
+                return size[0] * 2 // 3, size[1] * 3 // 4
+            stride = parse_metadata(self.path, self.session).get('stride', 1)
+            height, width = padded_size(size, stride)
+            return height - stride + 1, width - stride + 1
+        if any(self.fixed_size):
+            return None
+        return SMALLER if size == SIZE else (size[0] // 2, size[1] // 2)
+
+
+def conclusion(report: BatchReport, knows_sizes: bool) -> tuple[str, bool]:
+    """What a report shows, in words, and whether the file passes. One that is not told the true
+    sizes of images cannot tell padding from image, and need not."""
+    of_one_size = [probe for probe in report.probes if probe.name != PADDED]
+    padded = [probe for probe in report.probes if probe.name == PADDED]
+    if failed := [probe.name for probe in of_one_size if not probe.passed]:
+        return f'FAILED, results depend on the batch ({", ".join(failed)})', False
+    if knows_sizes and not all(probe.passed for probe in padded):
+        return 'FAILED, results depend on the padding of the batch', False
+    if report.is_bitwise:
+        text = 'passed, an image has the same bits alone and in batches of one size'
+    else:
+        largest = max(probe.relative for probe in of_one_size)
+        text = f'passed, batches of one size change results by at most {largest:.1g} of their scale'
+    if not all(probe.passed for probe in padded):
+        text += (
+            '; padding changes them, because the file is not told the true sizes: batch images of '
+            'one size'
+        )
+    return text, True

@@ -1,0 +1,179 @@
+"""From what a user calls a model to the exported file.
+
+mm is imported inside functions: the backbones by themselves need none of it.
+"""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from torch import nn
+from tqdm import tqdm
+
+from ... import CPVT, CPVTPyramid, load_weights
+from ...archs import ARCHS, COLUMNAR_ARCHS
+from ..images.formats import IMAGE_ENDINGS
+from ..images.inputs import find_images
+from ..images.reading import load_image
+from ..predict.opening import resolve_model
+from ..tooling.command import UserError, one_line
+from ..tooling.files import check_file
+from .about import Settings
+from .files import Written, write_verified
+from .models import exportable
+
+PHOTOGRAPHS = 8  # in the comparison, at most
+SAMPLES = ('astronaut', 'chelsea', 'coffee', 'rocket', 'retina')  # of scikit-image
+
+
+class Source(NamedTuple):
+    """A model that is exported."""
+
+    model: nn.Module  # in evaluation mode, with its weights
+    config: dict[str, Any]  # entries of the metadata that the config knows
+    images: Optional[Path] = None  # the folder of the config's test set
+
+
+def export_file(
+    path: Path,
+    model: str,
+    checkpoint: Optional[str],
+    settings: Settings,
+    *,
+    probabilities: bool = False,
+    backbone: bool = False,
+    images: Sequence[str] = (),
+    cfg_options: Sequence[str] = (),
+) -> Written:
+    """Export a model to a file that does not exist yet; `cpvt export` describes the arguments.
+
+    Raises:
+        UserError: it cannot be exported, or gives other results than PyTorch.
+    """
+    if path.suffix != '.onnx':
+        raise UserError(f'--out must end in .onnx, got {path}')
+    if path.exists():
+        raise UserError(f'{path} exists; remove it, or choose another name')
+    check_file(path)
+    source = open_source(model, checkpoint, cfg_options)
+    photographs = given_photographs(images) if images else own_photographs(source.images)
+    graph = exportable(source.model, probabilities, backbone)
+    return write_verified(path, graph, source.model, source.config, photographs, settings, tqdm)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Height and width from text such as '800x1344'."""
+    height, _, width = text.partition('x')
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise UserError(f'--size must be HEIGHTxWIDTH, such as 800x1344, got {text}')
+    return int(height), int(width)
+
+
+def open_source(name: str, checkpoint: Optional[str], cfg_options: Sequence[str]) -> Source:
+    """Build a model and load its weights.
+
+    Args:
+        name: of an architecture, or what `resolve_model` takes.
+        checkpoint: of an architecture or a config, a path or an address.
+        cfg_options: override settings of the config.
+    """
+    if name in ARCHS or name in COLUMNAR_ARCHS:
+        if checkpoint is None:
+            raise UserError(f'{name} is an architecture; its checkpoint comes next')
+        if cfg_options:
+            raise UserError(f'--cfg-options needs a config; {name} is an architecture')
+        return Source(backbone_alone(name, checkpoint), {'arch': name})
+
+    files, left = resolve_model(name, [] if checkpoint is None else [checkpoint])
+    if files.exported is not None:
+        raise UserError(f'{name} is exported already')
+    if left:
+        raise UserError(f'{name} has its own weights; leave out {checkpoint}')
+    assert files.checkpoint is not None
+    return open_trained_source(files.checkpoint, files.config, cfg_options)
+
+
+def backbone_alone(arch: str, checkpoint: str) -> nn.Module:
+    """A backbone; of a columnar architecture, the classifier."""
+    model = (CPVTPyramid if arch in ARCHS else CPVT)(arch).eval()
+    try:
+        load_weights(model, checkpoint)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(str(error)) from error
+    return model
+
+
+def open_trained_source(
+    checkpoint: str, config: Optional[str], cfg_options: Sequence[str]
+) -> Source:
+    """A detector or a segmentor."""
+    from ..config.parts import leaves
+    from ..predict.openmmlab.model import load_trained
+
+    model, cfg, weights = load_trained(checkpoint, config, cfg_options, 'cpu')
+    data = next(leaves(cfg.test_dataloader.dataset))
+    prefix = data.get('data_prefix', {})
+    folder = Path(data.get('data_root') or '', prefix.get('img', prefix.get('img_path', '')))
+    return Source(model, about_config(cfg, weights), folder)
+
+
+def about_config(cfg: Any, checkpoint: dict) -> dict[str, Any]:
+    """What a config and a checkpoint say about a model: classes, palette, resizing, architecture.
+    Warns of a test pipeline that does more than resize."""
+    from ..config.parts import dataset_meta, kind_of, leaves
+
+    meta = dataset_meta(cfg, checkpoint)
+    resize = None
+    for step in next(leaves(cfg.test_dataloader.dataset))['pipeline']:
+        kind = kind_of(step)
+        if kind.endswith('Resize') and step.get('scale') and step.get('keep_ratio'):
+            scale = step['scale']
+            sides = [scale] if isinstance(scale, int) else scale  # mmcv takes both
+            resize = {'short': min(sides), 'long': max(sides)}
+        elif not kind.startswith(('Load', 'Pack')):
+            warnings.warn(
+                f'the test pipeline has a step {dict(step)}, which the file does not describe; '
+                'give it images as that step leaves them',
+                stacklevel=1,
+            )
+    backbone = cfg.model.backbone
+    arch = backbone.get('arch', '')
+    if not isinstance(arch, str):
+        arch = ''  # its numbers
+    return {
+        'classes': list(meta['classes']),
+        'palette': [[int(v) for v in color] for color in meta['palette']],
+        'resize': resize,
+        'arch': f'{kind_of(cfg.model)}, {kind_of(backbone)} {arch}'.strip(),
+    }
+
+
+def given_photographs(inputs: Sequence[str]) -> list[np.ndarray]:
+    """The first images that a user names, (H, W, 3) RGB."""
+    images = []
+    for path in find_images(inputs, '--images')[:PHOTOGRAPHS]:
+        try:
+            images.append(load_image(path))
+        except OSError as error:
+            raise UserError(f'--images {path}: {one_line(error)}') from error
+    return images
+
+
+def own_photographs(folder: Optional[Path]) -> list[np.ndarray]:
+    """The first images in a folder that can be read, or else those of scikit-image."""
+    images: list[np.ndarray] = []
+    paths = sorted(folder.iterdir()) if folder and folder.is_dir() else []
+    for path in paths:
+        if path.suffix.lower() not in IMAGE_ENDINGS or len(images) == PHOTOGRAPHS:
+            continue
+        try:
+            images.append(load_image(path))
+        except OSError as error:
+            warnings.warn(f'left out of the comparison: {path}: {one_line(error)}', stacklevel=2)
+    if images:
+        return images
+    import skimage.data
+
+    return [getattr(skimage.data, name)() for name in SAMPLES]

@@ -1,0 +1,111 @@
+"""What a model is to the parts that read images and write predictions.
+
+There are two: `exported.ExportedModel` and `openmmlab.model.OpenMMLabModel`.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Protocol, TypeVar, Union
+
+import numpy as np
+
+from ...padding.batching import map_in_batches
+from ..predictions.drawing import Color
+from ..predictions.kinds import Kind, Prediction
+from ..tooling.command import UserError
+from ..tooling.threads import prefetch
+from .tiles import Boxes, Suppression
+
+SCORE_THR = 0.3  # of the boxes that are kept, unless the user or the model gives another
+Result = TypeVar('Result')
+
+
+class Prepared(NamedTuple):
+    """An image as a model takes it."""
+
+    image: np.ndarray  # (H, W, 3) RGB uint8, to draw on
+    data: Any  # of the model
+    # After padding. Images for which it is equal may pass the model together.
+    padded_size: Optional[tuple[int, int]]
+
+
+class Model(Protocol):
+    """A detector or a segmentor that predicts from images of any size."""
+
+    kind: Kind
+    classes: Sequence[str]
+    palette: Sequence[Color]
+    score_thr: float  # boxes of a lower score are left out
+    bands: Optional[tuple[int, ...]]  # numbers of the bands in the files; None: RGB
+    threads: int  # that may call `predict` at the same time
+    suppression: Suppression  # of detectors
+
+    def read(self, path: Path) -> np.ndarray:
+        """The image that `prepare` takes: (H, W, 3) RGB uint8, or bands (H, W, N) float32.
+
+        Raises:
+            ReadError: not a complete image.
+        """
+
+    def prepare(self, image: np.ndarray) -> Prepared:
+        """An image in the form that `predict` takes.
+
+        Raises:
+            ReadError: the model cannot take it.
+        """
+
+    def predict(self, batch: Sequence[Prepared]) -> list[Prediction]:
+        """The predictions for images with one padded size, in one batch."""
+
+    def predict_tiles(self, tiles: Sequence[np.ndarray]) -> list[Union[np.ndarray, Boxes]]:
+        """The boxes in each tile (h, w, N), see `read`, or the scores (K, h, w) float32 of its
+        pixels. Each tile passes the model alone: the rounding of a product depends on its shape.
+
+        Raises:
+            UserError: the model does not predict in tiles.
+        """
+
+    def to_labels(self, scores: np.ndarray) -> np.ndarray:
+        """The labels (h, w) for scores (K, h, w) that were blended."""
+
+
+def predict_all(
+    predict: Callable[[Sequence[Prepared]], Sequence[Result]],
+    images: Iterable[Prepared],
+    batch_size: int,
+    threads: int,
+) -> Iterator[Result]:
+    """The results of a model's `predict` for images, in order, in batches of one padded size.
+
+    Several threads each call it for a batch of images that follow each other. One thread also
+    collects the images of a batch from among others.
+    """
+    if threads == 1:
+        yield from map_in_batches(predict, images, padded_size_of, batch_size)
+        return
+    for results in prefetch(predict, batches_in_turn(images, batch_size), threads):
+        yield from results()
+
+
+def batches_in_turn(images: Iterable[Prepared], batch_size: int) -> Iterator[list[Prepared]]:
+    """Up to `batch_size` images that follow each other and have one padded size."""
+    for _, group in itertools.groupby(images, padded_size_of):
+        while batch := list(itertools.islice(group, batch_size)):
+            yield batch
+
+
+def padded_size_of(image: Prepared) -> Optional[tuple[int, int]]:
+    return image.padded_size
+
+
+def check_score_thr(score_thr: Optional[float], kind: Kind = 'detections') -> None:
+    """Raise a UserError unless a threshold for scores is valid, and the results have scores."""
+    if score_thr is None:
+        return
+    if not 0 <= score_thr <= 1:  # refuses nan too
+        raise UserError(f'score_thr must be in [0, 1], got {score_thr}')
+    if kind != 'detections':
+        raise UserError(
+            f'score_thr is for scores of boxes, but the model predicts {kind}; leave it out'
+        )

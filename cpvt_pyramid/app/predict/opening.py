@@ -1,0 +1,125 @@
+"""From what a user calls a model to the model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from ...trained import TRAINED, similar_name
+from ..images.formats import IMAGE_ENDINGS
+from ..images.inputs import is_address, local_path
+from ..tooling.command import UserError
+from .exported import ExportedModel
+from .model import Model, check_score_thr
+
+EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
+CONFIGS = ('.py', '.json', '.yaml', '.yml')
+KINDS = (
+    'CONFIG CHECKPOINT, an exported model (.onnx, .xml), a checkpoint with its config inside, or '
+    'the name of a trained model (cpvt models)'
+)
+
+
+class ModelFiles(NamedTuple):
+    """The files of a model: one of the two."""
+
+    exported: Optional[Path] = None
+    checkpoint: Optional[str] = None  # a path or an address
+    config: Optional[str] = None  # of the checkpoint, if it has none inside
+
+
+def resolve_model(model: str, more: Sequence[str] = ()) -> tuple[ModelFiles, list[str]]:
+    """The files that a model and the words after it name, and the words that are left.
+
+    The first word decides: an exported model ends with .onnx or .xml; a config with .py, .json or
+    .yaml, and its checkpoint is the next word; others are a checkpoint with its config inside, or
+    the name of a trained model.
+
+    Raises:
+        UserError: it is none of them.
+    """
+    words = list(more)
+    if model.endswith(EXPORTED):
+        return ModelFiles(exported=local_path(model).expanduser()), words
+    if model.endswith(CONFIGS):
+        if not words:
+            raise UserError(f'{model} is a config; its checkpoint comes next')
+        return ModelFiles(checkpoint=words[0], config=model), words[1:]
+    path = Path(model).expanduser()
+    if path.suffix.lower() in IMAGE_ENDINGS:
+        raise UserError(f'{model} is an image; the model comes first, then the images')
+    if path.is_file():
+        return ModelFiles(checkpoint=str(path)), words
+    if is_address(model):
+        return ModelFiles(checkpoint=model), words
+    if model in TRAINED:
+        trained = TRAINED[model]
+        return ModelFiles(checkpoint=trained.url, config=str(trained.config_path)), words
+    similar = similar_name(model)
+    if similar:
+        raise UserError(f'no model at {model}; did you mean {similar}?')
+    raise UserError(f'no model at {model}; a model is {KINDS}')
+
+
+def open_model(
+    files: ModelFiles,
+    *,
+    device: Optional[str] = None,
+    score_thr: Optional[float] = None,
+    size: Optional[int] = None,
+    backend: Optional[str] = None,
+    threads: int = 1,
+    dtype: str = 'float32',
+    cfg_options: Sequence[str] = (),
+) -> Model:
+    """Open a model.
+
+    Args:
+        files: see `resolve_model`.
+        device: 'cpu', or what PyTorch, onnxruntime or OpenVINO call a device.
+        score_thr: leave out boxes with a lower score; None takes the model's own threshold.
+        size: shorter side of the input in pixels, of an exported model; None takes its own.
+        backend: of an exported model, 'onnxruntime' or 'openvino'.
+        threads: that will call `predict` of an exported model at the same time.
+        dtype: of a model of OpenMMLab, float32 or bfloat16.
+        cfg_options: override settings of a config.
+
+    Raises:
+        UserError: it cannot be opened; one line that says why.
+    """
+    check_score_thr(score_thr)
+    model: Model
+    if files.exported is not None:
+        if dtype != 'float32' or cfg_options:
+            raise UserError(
+                f'dtype and cfg_options are for models of OpenMMLab; {files.exported} is exported'
+            )
+        if backend == 'onnxruntime' and files.exported.suffix == '.xml':
+            raise UserError(f'{files.exported} is a model of OpenVINO; leave out onnxruntime')
+        backend = backend or 'onnxruntime'
+        exported = ExportedModel(files.exported, backend, device, threads, score_thr)
+        model = exported if size is None else exported.with_size(size)
+    else:
+        if size is not None or backend is not None:
+            raise UserError(
+                f'size and backend are for exported models; {files.checkpoint} is a checkpoint, '
+                'whose config has a size'
+            )
+        try:
+            from .openmmlab.model import open_trained
+        except ImportError as error:
+            raise UserError(
+                f'{files.config or files.checkpoint} is not an exported model '
+                f'({", ".join(EXPORTED)}), and others need torch and OpenMMLab; run make setup in '
+                f"a clone of cpvt_pyramid, or pip install '.[mm]' there ({error})"
+            ) from error
+        assert files.checkpoint is not None
+        model = open_trained(
+            files.checkpoint,
+            files.config,
+            cfg_options=cfg_options,
+            device=device,
+            dtype=dtype,
+            score_thr=score_thr,
+        )
+    check_score_thr(score_thr, model.kind)
+    return model

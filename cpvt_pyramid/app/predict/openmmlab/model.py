@@ -1,0 +1,257 @@
+"""Models of OpenMMLab, from a config and a checkpoint to the predictions for images."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import cv2
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
+from torch import Tensor, nn
+
+from ....acceleration.accelerate import accelerate, what_is_missing
+from ....mm.amp import replace_forward
+from ...config.check import check_settings
+from ...config.load import config_in_checkpoint, load_config, merge_options
+from ...config.parts import dataset_meta, kind_of, leaves, loaded_bands
+from ...images.rasters import ReadError
+from ...images.reading import picture, read_image
+from ...predictions.drawing import Color
+from ...predictions.kinds import Kind, Prediction
+from ...tooling.command import UserError
+from ..model import SCORE_THR, Prepared
+from ..tiles import Boxes, Suppression
+from .grouping import size_in_batch
+from .label_maps import predict_labels
+from .models import build_model, fetch_checkpoint, load_whole_model
+from .samples import data_sample, to_prediction
+
+
+class OpenMMLabModel:
+    """A detector or a segmentor with the test pipeline of its config; see `model.Model`. What is
+    wrong with the config becomes a UserError.
+
+    Args:
+        model: on its device, in evaluation mode.
+        cfg: its config.
+        meta: `classes` and `palette`.
+        score_thr: boxes of a lower score are left out.
+    """
+
+    threads = 1
+
+    def __init__(
+        self, model: nn.Module, cfg: Config, meta: dict, score_thr: float = SCORE_THR
+    ) -> None:
+        self.model: Any = model
+        self.cfg = cfg
+        self.classes: Sequence[str] = meta['classes']
+        self.palette: Sequence[Color] = meta['palette']
+        self.score_thr = score_thr
+        self.kind = kind_of_results(model, cfg)
+        self.bands = loaded_bands(cfg)
+        self.suppression = suppression_of(model, score_thr)
+        self.pipeline = image_pipeline(cfg)
+        if self.kind == 'detections':
+            leave_out_low_scores(model, score_thr)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def read(self, path: Path) -> np.ndarray:
+        return read_image(path, self.bands)
+
+    def prepare(self, image: np.ndarray) -> Prepared:
+        height, width, channels = image.shape
+        if self.bands and channels != len(self.bands):  # a frame of a video
+            raise ReadError(f'the model takes {len(self.bands)} bands, got {channels}')
+        try:
+            data = self.pipeline({'img': self.as_loaded(image), 'img_id': 0})
+        except cv2.error as error:
+            if error.code != cv2.Error.STS_ASSERT:
+                raise
+            raise ReadError(  # it would be resized to no pixels
+                f'{width} x {height} pixels are too thin to be resized as the test pipeline says'
+            ) from error
+        padded_size = None
+        if 'inputs' in data:  # not so of a wrong pipeline: the data preprocessor raises an error
+            padded_size = size_in_batch(self.model, data['inputs'])
+        return Prepared(picture(image), data, padded_size)
+
+    def as_loaded(self, image: np.ndarray) -> np.ndarray:
+        """An image as the pipelines load it, in BGR; bands are in their own order."""
+        return image if self.bands else np.ascontiguousarray(image[..., ::-1])
+
+    def predict(self, batch: Sequence[Prepared]) -> list[Prediction]:
+        """The predictions for images with one padded size."""
+        meta = {'classes': self.classes, 'palette': self.palette}
+        with errors_of_model(), torch.no_grad():
+            data = pseudo_collate([image.data for image in batch])
+            if self.kind == 'labels' and 'data_samples' in data:  # not so of a wrong pipeline
+                samples = predict_labels(self.model, data)
+            else:
+                samples = self.model.test_step(data)
+            if len(samples) != len(batch):
+                raise UserError(
+                    f'the model returned {len(samples)} results for {len(batch)} images'
+                )
+            return [
+                to_prediction(sample, image.image, meta, self.score_thr)
+                for sample, image in zip(samples, batch)
+            ]
+
+    def predict_tiles(self, tiles: Sequence[np.ndarray]) -> list[Union[np.ndarray, Boxes]]:
+        """Of the test pipeline, only the model's data preprocessor is applied."""
+        if self.kind == 'segments':
+            raise UserError(f'{type(self.model).__name__} is panoptic; run it without --tile')
+        inputs = [torch.from_numpy(self.as_loaded(tile)) for tile in tiles]
+        with errors_of_model(), torch.no_grad():
+            # A GPU gets all tiles before the first result is waited for.
+            if self.kind == 'detections':
+                found = [self.boxes_in(tile) for tile in inputs]
+                return [Boxes(*(part.cpu().numpy() for part in parts)) for parts in found]
+            scores = [self.scores_of(tile) for tile in inputs]
+            return [each.cpu().numpy() for each in scores]
+
+    def boxes_in(self, tile: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The boxes, scores and labels in a tile (h, w, N)."""
+        height, width = tile.shape[:2]
+        sample = data_sample(False, (height, width))
+        inputs = tile.permute(2, 0, 1).contiguous()
+        found = self.model.test_step({'inputs': [inputs], 'data_samples': [sample]})
+        instances = found[0].pred_instances
+        return instances.bboxes, instances.scores, instances.labels
+
+    def scores_of(self, tile: Tensor) -> Tensor:
+        """The scores (K, h, w) of a tile (h, w, N)."""
+        height, width = tile.shape[:2]
+        inputs = tile.permute(2, 0, 1).contiguous()
+        batch = {'inputs': [inputs], 'data_samples': [data_sample(True, (height, width))]}
+        data = self.model.data_preprocessor(batch, False)
+        metas = [sample.metainfo for sample in data['data_samples']]
+        scores = self.model.inference(data['inputs'], metas)
+        return scores[0, :, :height, :width].float()
+
+    def to_labels(self, scores: np.ndarray) -> np.ndarray:
+        if self.model.out_channels > 1:
+            return torch.from_numpy(scores).argmax(0).numpy()
+        threshold = self.model.decode_head.threshold
+        return (torch.from_numpy(scores[0]).sigmoid() > threshold).numpy()
+
+
+@contextmanager
+def errors_of_model() -> Iterator[None]:
+    """Inside this context, in which a model runs, too little GPU memory is a UserError."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        advice = 'use a smaller --batch-size or --tile'
+        raise UserError(f'too little GPU memory; {advice}') from error
+
+
+def is_panoptic(model: nn.Module) -> bool:
+    """Whether a detector predicts panoptic segments. Mask2Former can be one and still not do so."""
+    settings = getattr(model, 'test_cfg', None) or {}
+    return hasattr(model, 'panoptic_fusion_head') and settings.get('panoptic_on', True)
+
+
+def kind_of_results(model: nn.Module, cfg: Config) -> Kind:
+    """What a model's results are, as in the names of their files."""
+    if cfg.default_scope == 'mmseg':
+        return 'labels'
+    return 'segments' if is_panoptic(model) else 'detections'
+
+
+def leave_out_low_scores(model: Any, score_thr: float) -> None:
+    """Let a detector with two stages leave out boxes with a score below `score_thr` before it
+    computes their masks, in place. No other box changes: non-maximum suppression goes from high
+    scores to low."""
+    settings = getattr(getattr(model, 'roi_head', None), 'test_cfg', None) or {}
+    if 'score_thr' in settings:  # it keeps boxes with a higher one
+        below = float(np.nextafter(np.float32(score_thr), np.float32(-1)))
+        settings['score_thr'] = max(settings['score_thr'], below)
+
+
+def suppression_of(model: Any, score_thr: float) -> Suppression:
+    """A detector's non-maximum suppression, from the `test_cfg` of its last stage."""
+    settings = getattr(model, 'test_cfg', None) or {}
+    settings = settings.get('rcnn') or settings
+    nms = settings.get('nms')
+    if not isinstance(nms, dict):
+        return Suppression()
+    threshold: float = nms.get('iou_threshold', Suppression().iou_threshold)
+    agnostic = bool(nms.get('class_agnostic', False))
+    method = nms.get('method', 'linear')
+    if nms.get('type') != 'soft_nms' or method == 'naive':
+        return Suppression(threshold, agnostic)
+    least = max(nms.get('min_score', 0.0), score_thr)
+    return Suppression(threshold, agnostic, method, nms.get('sigma', 0.5), least)
+
+
+def image_pipeline(cfg: Config) -> Compose:
+    """The config's test pipeline, for images in memory and without annotations."""
+    transforms = []
+    dataset: Any = next(leaves(cfg.test_dataloader.dataset))
+    for transform in dataset.pipeline:
+        kind = kind_of(transform)
+        if kind.endswith(('LoadBands', 'LoadImageFromFile')):
+            to_float32 = kind.endswith('LoadBands') or transform.get('to_float32', False)
+            transforms.append({'type': 'LoadImageFromNDArray', 'to_float32': to_float32})
+        elif not re.search(r'Load\w*Annotations$', kind):
+            transforms.append(transform)
+    return Compose(transforms)
+
+
+def open_trained(
+    checkpoint: str,
+    config: Optional[str] = None,
+    *,
+    cfg_options: Sequence[str] = (),
+    device: Optional[str] = None,
+    dtype: str = 'float32',
+    score_thr: Optional[float] = None,
+) -> OpenMMLabModel:
+    """Build a model and load its weights.
+
+    Args:
+        checkpoint: the weights, a path or an address.
+        config: a file; by default the config inside the checkpoint.
+        cfg_options: override settings of the config file.
+        device: of PyTorch; None takes a GPU if there is one.
+        dtype: float32 or bfloat16, see `cpvt infer`.
+        score_thr: boxes of a lower score are left out; by default 0.3.
+
+    Raises:
+        UserError: the model cannot be loaded; one line that says why.
+    """
+    model, cfg, weights = load_trained(checkpoint, config, cfg_options, device)
+    if dtype == 'bfloat16':
+        replace_forward(model)
+    elif not what_is_missing():
+        accelerate(model)  # on a CPU
+    meta = dataset_meta(cfg, weights)
+    return OpenMMLabModel(model, cfg, meta, SCORE_THR if score_thr is None else score_thr)
+
+
+def load_trained(
+    checkpoint: str, config: Optional[str], cfg_options: Sequence[str], device: Optional[str]
+) -> tuple[nn.Module, Config, dict]:
+    """The model in evaluation mode with its weights, its config, and its checkpoint; see
+    `open_trained`."""
+    if config is None:
+        weights = fetch_checkpoint(checkpoint)
+        cfg = config_in_checkpoint(weights, checkpoint)
+        merge_options(cfg, cfg_options)
+        check_settings(cfg, 'test_dataloader')
+    else:
+        cfg = load_config(config, cfg_options)
+        check_settings(cfg, 'test_dataloader')
+        weights = fetch_checkpoint(checkpoint)
+    model = build_model(cfg, device)
+    load_whole_model(model, weights, checkpoint)
+    return model, cfg, weights

@@ -1,0 +1,272 @@
+"""Opening a model file in onnxruntime or OpenVINO."""
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Optional, Protocol
+
+import numpy as np
+
+from ...padding.batching import padded_size
+from ..tooling.command import UserError, one_line
+from ..tooling.threads import usable_cores
+
+KEY, TEST_KEY = 'cpvt_pyramid', 'cpvt_pyramid_test'  # of the metadata and the test data
+# Execution providers of onnxruntime
+CPU, CUDA = 'CPUExecutionProvider', 'CUDAExecutionProvider'
+TENSORRT = 'TensorrtExecutionProvider'
+# What --device calls the processors of each backend.
+DEVICES = {
+    'onnxruntime': {'cpu': CPU, 'cuda': CUDA},
+    'openvino': {'cpu': 'CPU', 'gpu': 'GPU'},
+}
+NAMES = {'images', 'valid', 'original', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
+
+
+class SessionError(UserError):
+    """A backend failed on some input, which may be too large for it."""
+
+
+class Session(Protocol):
+    """A model file, ready to run."""
+
+    metadata: Optional[str]  # JSON text of the exporter; None if the file has none
+    test: Optional[str]  # test data, see `self_test.py`
+    device: str  # the backend and what it runs on, for people
+    names: list[str]  # of the outputs
+    shapes: dict[str, list[Optional[int]]]  # of the inputs; None for a dimension of any length
+    dtypes: dict[str, np.dtype]  # of the inputs
+    requests: int  # the number of threads that `run` serves at the same time; others wait
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
+
+
+class OnnxRuntime:
+    """A session of onnxruntime. The device is an execution provider, by default a GPU if
+    onnxruntime-gpu finds one, which serves one thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        device: Optional[str] = None,
+        requests: int = 1,
+    ) -> None:
+        os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')  # else onnxruntime reports its use
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors
+        available = onnxruntime.get_available_providers()
+        wanted = [device or CUDA, CPU]
+        if device == TENSORRT:  # which leaves other operators to the GPU
+            wanted.insert(1, CUDA)
+        providers = [name for name in dict.fromkeys(wanted) if name in available]
+        self.requests = requests if providers == [CPU] else 1
+        self.turns = threading.Semaphore(self.requests)
+        if self.requests > 1:  # which compute, too, and share the session's other threads
+            options.intra_op_num_threads = max(usable_cores() - self.requests + 1, 1)
+        self.session = onnxruntime.InferenceSession(str(path), options, providers)
+        used = self.session.get_providers()  # without those that could not be started
+        check_device('onnxruntime', device or used[0], used if device in available else available)
+        entries = self.session.get_modelmeta().custom_metadata_map
+        self.metadata = entries.get(KEY)
+        self.test = entries.get(TEST_KEY)
+        self.provider = used[0]
+        self.device = f'onnxruntime on {self.provider}'
+        self.names = [output.name for output in self.session.get_outputs()]
+        self.shapes = {}
+        self.dtypes = {}
+        for value in self.session.get_inputs():
+            self.shapes[value.name] = [n if isinstance(n, int) else None for n in value.shape]
+            self.dtypes[value.name] = dtype_of(value.type)
+
+        self.run_options = onnxruntime.RunOptions()
+        self.run_options.log_severity_level = 4  # an error is raised, and need not be printed
+        if self.provider == CPU:  # else the memory of the largest image is kept
+            self.run_options.add_run_config_entry('memory.enable_memory_arena_shrinkage', 'cpu:0')
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with self.turns:
+            results = self.session.run(self.names, inputs, self.run_options)
+        return dict(zip(self.names, results))
+
+
+class OpenVino:
+    """A model compiled by OpenVINO in float32, from ONNX or OpenVINO's own format. The device is by
+    default the CPU; others, such as 'GPU', serve one thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        device: Optional[str] = None,
+        requests: int = 1,
+    ) -> None:
+        model = read_openvino(path)
+        self.metadata = _entry(model, KEY)
+        self.test = _entry(model, TEST_KEY)
+        core = openvino_core()
+        device = device or 'CPU'
+        check_device('openvino', device, core.available_devices)
+        self.place = device
+        self.device = f'openvino on {device}'
+        # On processors with bfloat16, OpenVINO's default is less precise.
+        settings: dict[str, object] = {'INFERENCE_PRECISION_HINT': 'f32'}
+        self.requests = requests if device == 'CPU' else 1
+        if self.requests > 1:
+            settings['PERFORMANCE_HINT'] = 'THROUGHPUT'
+            settings['PERFORMANCE_HINT_NUM_REQUESTS'] = self.requests
+        self.model = core.compile_model(model, device, settings)
+        self.free: SimpleQueue[Any] = SimpleQueue()  # requests, each for one thread at a time
+        for _ in range(self.requests):
+            self.free.put(self.model.create_infer_request())
+        self.names = [_name(output.get_names()) for output in self.model.outputs]
+        self.shapes = {}
+        self.dtypes = {}
+        for value in self.model.inputs:
+            name = _name(value.get_names())
+            shape = value.partial_shape
+            self.shapes[name] = [n.get_length() if n.is_static else None for n in shape]
+            kind = value.get_element_type()
+            is_known = kind.get_type_name() != 'bf16'  # which OpenVINO calls float16
+            self.dtypes[name] = np.dtype(kind.to_dtype() if is_known else object)
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        request = self.free.get()
+        try:
+            results = request.infer(inputs, share_inputs=True)
+            return {name: results[i] for i, name in enumerate(self.names)}
+        finally:
+            if self.place == 'CPU' and self.requests == 1:
+                self.model.release_memory()  # else that of the largest image is kept
+            self.free.put(request)
+
+
+def read_openvino(path: Path) -> Any:
+    """An `openvino.Model` from an ONNX file or OpenVINO's own format."""
+    from openvino.frontend import FrontEndManager
+
+    # `Core.read_model` tries all of its formats on a damaged file, and some print to stderr.
+    reader = FrontEndManager().load_by_framework('ir' if path.suffix == '.xml' else 'onnx')
+    return reader.convert(reader.load(str(path)))
+
+
+@cache
+def openvino_core() -> Any:
+    """The only `openvino.Core` of this process: when a second one ends, it restores signal handlers
+    that the first one has freed, and the next Ctrl-C crashes the process (OpenVINO 2026.4)."""
+    import openvino
+
+    return openvino.Core()
+
+
+def _entry(model: Any, key: str) -> Optional[str]:
+    """An entry of the metadata of a file; None if it has none."""
+    place = ['framework', key]
+    return model.get_rt_info(place).astype(str) if model.has_rt_info(place) else None
+
+
+def _name(names: set[str]) -> str:
+    """The name that an input or output has in the file. OpenVINO adds those of values that it finds
+    to be the same."""
+    return min(NAMES & names or names)
+
+
+def dtype_of(tensor: str) -> np.dtype:
+    """The NumPy type of onnxruntime's name of a type, such as `tensor(float16)`."""
+    name = tensor.removeprefix('tensor(').removesuffix(')')
+    try:
+        return np.dtype({'float': 'float32', 'double': 'float64'}.get(name, name))
+    except TypeError:  # such as a sequence of tensors
+        return np.dtype(object)
+
+
+def check_device(backend: str, device: str, available: Sequence[str]) -> None:
+    if device not in available:
+        raise UserError(f'{backend} cannot use {device}; choose from {", ".join(available)}')
+
+
+def open_session(
+    path: Path, backend: str, device: Optional[str] = None, requests: int = 1
+) -> Session:
+    """Open a model file in 'onnxruntime' or 'openvino', which an .xml file always needs, for this
+    number of threads that will run it at the same time. The device is 'cpu', or a name that the
+    backend knows; see `OnnxRuntime` and `OpenVino`.
+
+    Raises:
+        UserError: no such file, backend, device or package, or not a complete model.
+        PermissionError: the file cannot be read.
+    """
+    kinds: dict[str, Any] = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}
+    if backend not in kinds:
+        raise UserError(f'backend must be one of {", ".join(kinds)}, got {backend!r}')
+    if not path.is_file():
+        raise UserError(f'no model at {path}')
+    path.open('rb').close()  # the backends take a file without permission for a damaged one
+    try:
+        backend = 'openvino' if path.suffix == '.xml' else backend
+        if device is not None:
+            device = DEVICES[backend].get(device, device)
+        return kinds[backend](path, device, requests)
+    except UserError:
+        raise
+    except ImportError as error:
+        raise UserError(f'cannot import {backend}; pip install {backend} ({error})') from error
+    except Exception as error:  # the backends' own kinds
+        raise UserError(f'{path} is not a complete model: {one_line(error)}') from error
+
+
+def padded_input(
+    size: tuple[int, int], shapes: Mapping[str, Sequence[Optional[int]]], stride: int
+) -> tuple[int, int]:
+    """Height and width of an image after padding to multiples of the stride, or to the fixed size
+    of a file's input. A file that is not told the true sizes would take padding for image, so that
+    its batches have images of one size."""
+    if 'valid' not in shapes:
+        return size
+    height, width = padded_size(size, stride)
+    fixed_height, fixed_width = shapes['images'][2:]
+    return fixed_height or height, fixed_width or width
+
+
+def padded_inputs(
+    images: Sequence[np.ndarray],
+    shapes: Mapping[str, Sequence[Optional[int]]],
+    originals: Optional[Sequence[Sequence[int]]] = None,
+) -> dict[str, np.ndarray]:
+    """The inputs of a model, of these shapes (see `Session`), for images (H, W, 3) in one batch,
+    with their heights and widths before they were resized, if they were."""
+    sizes = np.array([image.shape[:2] for image in images])
+    fixed_count, _, fixed_height, fixed_width = shapes['images']
+    height = fixed_height or sizes[:, 0].max()
+    width = fixed_width or sizes[:, 1].max()
+    count = fixed_count or len(images)
+    batch = np.zeros((count, 3, height, width), np.float32)
+    for place, image in zip(batch, images):
+        place[:, : image.shape[0], : image.shape[1]] = image.transpose(2, 0, 1)
+    # The rows of a batch of fixed size that hold no image are of one pixel.
+    valid = np.ones((count, 2), np.int64)
+    valid[: len(images)] = sizes
+    original = valid.copy()
+    if originals:
+        original[: len(images)] = originals
+    inputs = {'images': batch, 'valid': valid, 'original': original}
+    return {name: inputs[name] for name in shapes}
+
+
+def run_session(
+    path: Path, session: Session, inputs: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The outputs of an opened file.
+
+    Raises:
+        SessionError: the backend failed.
+    """
+    try:
+        return session.run(inputs)
+    except Exception as error:  # the backends' own kinds
+        raise SessionError(
+            f'{path} failed on images of {inputs["images"].shape}: {one_line(error, 100)}'
+        ) from error

@@ -1,0 +1,452 @@
+"""A command-line tool from a plain function: its options, its errors, its exit status.
+
+A tool declares each option once, in the signature and the `Args:` of the docstring of a function.
+`run_command(measure, argv)` calls
+
+    def measure(image: str, *, size: tuple[int, int] = (512, 512), amp: bool = False) -> None:
+
+with the options of `measure IMAGE [--size SIZE SIZE] [--amp]`. The text above the options in
+`--help` is the docstring of the module. A parameter becomes:
+
+    positional                            a positional argument
+    keyword-only                          an option; without a default it is required
+    bool = False                          a flag
+    bool | str = False                    a flag with an optional value, --flag=VALUE; True without
+    Sequence[T]                           one or more values
+    tuple[T, T]                           as many values
+    Literal['a', 'b']                     a choice
+    Optional[T] = None                    as T
+
+Importing this file imports neither torch nor mm, so that `--help` is quick; a tool imports them
+inside its function.
+"""
+
+import errno
+import inspect
+import os
+import re
+import signal
+import sys
+import tempfile
+import traceback
+import types
+import warnings
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from collections import abc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+ROOT = Path(__file__).resolve().parents[3]  # the checkout, or site-packages
+PACKAGE = __name__.partition('.')[0]
+# The process index, from the variable that each launcher sets.
+RANKS = {'pytorch': 'RANK', 'slurm': 'SLURM_PROCID', 'mpi': 'OMPI_COMM_WORLD_RANK'}
+# How OpenMP's threads wait. SPIN_COUNT is in steps of libgomp's loop, 10000 take about 0.3 ms.
+WAIT_VARIABLES = frozenset({'OMP_WAIT_POLICY', 'GOMP_SPINCOUNT', 'KMP_BLOCKTIME'})
+SPIN_COUNT = '10000'
+# Exit statuses, as shells report them.
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+FAILED = 2
+BROKEN_PIPE = 128 + 13  # SIGPIPE, which Windows does not have
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command can continue
+LONGEST = 300  # letters of a message; of a longer one, its beginning and its end are shown
+# Warnings of mm and torch about settings that are intended.
+IGNORED_WARNINGS = (
+    'faster_coco_eval is not|The draw is False|`reduce_zero_label`|.*avg_non_ignore|'
+    '`broadcast_buffers`|Image size .* exceeds limit'
+)
+
+
+class UserError(Exception):
+    """An error that the user can fix. Its message is one line: what is wrong and what to do.
+
+    Commands print it and end with exit status 2.
+
+    Examples:
+        >>> try:
+        ...     Predictor('nowhere.onnx')
+        ... except UserError as error:
+        ...     print(error)
+        no model at nowhere.onnx
+    """
+
+    status = FAILED  # of the process
+
+
+class Preempted(UserError):
+    """Ends a training that was told to stop and has written a checkpoint."""
+
+    status = STOPPED
+
+
+def run_command(
+    function: Callable[..., Optional[int]],
+    argv: Optional[Sequence[str]] = None,
+    interrupted: str = 'nothing was written',
+) -> int:
+    """Call a function with options from the command line.
+
+    Any exception ends it with one line on stderr. A `UserError`, an interrupt, a full disk, a file
+    without permission and a missing package need no more; the line of any other exception names a
+    file with its traceback. Warnings of this package are one line, too.
+
+    Args:
+        function: declares the options, see above; it may return an exit status.
+        argv: the arguments, by default those of the process.
+        interrupted: shown after an interrupt or on a full disk, with values of options: `{name}`.
+    """
+    prepare_for_torch()
+    name = program_name(function)
+    try:
+        options = vars(parser_of(function).parse_args(argv))
+    except KeyboardInterrupt:
+        print(f'{name}: interrupted; nothing was written', file=sys.stderr)
+        return INTERRUPTED
+    return run_tool(name, function, options, interrupted.format(**options))
+
+
+def program_name(function: Callable) -> str:
+    """The name with which the lines of a tool begin, such as `cpvt train`."""
+    package, _, module = function.__module__.rpartition('.')
+    if package in (PACKAGE, f'{PACKAGE}.app.commands'):
+        return f'cpvt {module.replace("_", "-")}'
+    if module == '__main__':
+        file = Path(sys.argv[0])
+        return file.parent.name if file.stem == '__main__' else file.stem
+    return module
+
+
+def prepare_for_torch() -> None:
+    """Set what torch, OpenMP and onnxruntime read when they start, unless the environment sets it.
+
+    The threads of libgomp spin for about 10 ms after each of a pass's hundreds of parallel regions,
+    and on a busy machine keep others from the core that they wait for. If they sleep at once, they
+    must be woken for each region, up to a fifth of a pass. In between is GOMP_SPINCOUNT=10000,
+    about 0.3 ms. Large pages are faster to touch first. onnxruntime would report its use.
+    """
+    if not WAIT_VARIABLES & os.environ.keys():
+        os.environ['GOMP_SPINCOUNT'] = SPIN_COUNT
+    os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
+    os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')
+
+
+def run_tool(
+    name: str, function: Callable[..., Optional[int]], options: dict, interrupted: str
+) -> int:
+    """Call a tool's function; the line of an error, see `run_command`, begins with `name`."""
+    default = signal.signal(signal.SIGTERM, exit_on_signal)
+    try:
+        with warnings.catch_warnings():  # restores the filters and `showwarning`
+            warnings.filterwarnings('ignore', IGNORED_WARNINGS)
+            warnings.showwarning = partial(show_warning, name, warnings.showwarning)
+            status = function(**options) or 0
+            print(end='', flush=True)
+            return status
+    except BrokenPipeError:  # of `cpvt infer ... | head`; nothing reads what is left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except BaseException as error:
+        ending = expected_ending(error, interrupted)
+        if ending is None:
+            if not isinstance(error, Exception):
+                raise
+            ending = Ending(line_with_traceback(error))
+    finally:
+        signal.signal(signal.SIGTERM, default)
+    if rank() == 0 or ending.status == FAILED:  # another process may be the only one with an error
+        where = f'rank {rank()}: ' if rank() else ''
+        print(f'{name}: {where}{ending.line}', file=sys.stderr)
+    return ending.status
+
+
+def show_warning(
+    tool: str,
+    others: Callable[..., None],
+    message: Union[Warning, str],
+    category: type[Warning],
+    filename: str,
+    *rest: Any,
+    **named: Any,
+) -> None:
+    """`warnings.showwarning` of a tool: a warning of this package is one line; `others` shows those
+    of other packages."""
+    if filename.startswith(str(Path(__file__).parents[2])):
+        print(f'{tool}: {message}', file=sys.stderr)
+    else:
+        others(message, category, filename, *rest, **named)
+
+
+# Errors
+
+
+class Ending(NamedTuple):
+    """How a tool that fails ends."""
+
+    line: str
+    status: int = FAILED
+
+
+def expected_ending(error: BaseException, interrupted: str = '') -> Optional[Ending]:
+    """The line and the exit status for an error that needs no traceback; None for others."""
+    if isinstance(error, UserError):
+        return Ending(str(error), error.status)
+    # mmengine has a bare `except` that replaces a KeyboardInterrupt by another error.
+    causes = list(contexts(error))
+    if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
+        return Ending(f'interrupted; {interrupted}', INTERRUPTED)
+    if any(isinstance(cause, SystemExit) and cause.code == TERMINATED for cause in causes):
+        return Ending(f'terminated; {interrupted}', TERMINATED)
+    for cause in causes:
+        if is_disk_full(cause):
+            where = f' for {cause.filename}' if cause.filename else ''
+            return Ending(f'no space left on the disk{where}; {interrupted}')
+    if isinstance(error, PermissionError) and error.filename:
+        return Ending(f'permission denied for {error.filename}')
+    if line := missing_package(error):
+        return Ending(line)
+    return None
+
+
+@contextmanager
+def tracebacks_in(folder: Union[str, Path]) -> Iterator[None]:
+    """Inside this context the file with the traceback of an error is in `folder`, and not in the
+    system's folder for temporary files; see `run_command`."""
+    try:
+        yield
+    except (UserError, BrokenPipeError):
+        raise
+    except Exception as error:
+        if expected_ending(error):
+            raise
+        raise UserError(line_with_traceback(error, folder)) from error
+
+
+def line_with_traceback(error: Exception, folder: Union[str, Path, None] = None) -> str:
+    """The class and the message of an error, and the file into which its traceback is written.
+
+    Without a message, the line of code that raised the error is shown.
+    """
+    text = ' '.join(str(error).split())
+    if not text:
+        text = traceback.extract_tb(error.__traceback__)[-1].line or ''
+    if len(text) > LONGEST:  # an error in a data worker has its traceback before its message
+        text = f'{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}'
+    line = f'{type(error).__name__}: {text}'
+    try:
+        path = write_traceback(error, folder)
+    except OSError:
+        traceback.print_exception(type(error), error, error.__traceback__)
+        return line
+    return f'{line} (traceback: {path})'
+
+
+def write_traceback(error: Exception, folder: Union[str, Path, None]) -> Path:
+    """Write the traceback of an error to a file in a folder, by default the system's for temporary
+    files; returns its path."""
+    if folder is None:
+        number, name = tempfile.mkstemp('.txt', 'traceback-')
+        os.close(number)
+        path = Path(name)
+    else:
+        path = Path(folder, f'traceback.{rank()}.txt' if rank() else 'traceback.txt')
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    # Names of files need not be UTF-8.
+    path.write_text(''.join(lines), encoding='utf-8', errors='backslashreplace')
+    return path
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the disk, a quota or `ulimit -f` leaves no space for a file."""
+    full = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+    return isinstance(error, OSError) and error.errno in full
+
+
+def check_at_least(option: str, value: Optional[float], least: float) -> None:
+    """Raise a UserError if an option is below its bound; None is an option that was not given."""
+    if value is not None and not value >= least:  # refuses nan too
+        raise UserError(f'{option} must be at least {least}, got {value}')
+
+
+@contextmanager
+def imports_of(tool: str, extra: str = '') -> Iterator[None]:
+    """For imports at the top of a tool: exit with one line if a package is not installed.
+
+    Args:
+        tool: begins the line.
+        extra: the extra of pyproject.toml with what is imported, if there is one.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except ImportError as error:
+        if line := missing_package(error):
+            if extra:
+                line = f"{one_line(error)}; pip install '.[{extra}]'"
+            print(f'{tool}: {line}', file=sys.stderr)
+            sys.exit(2)
+        raise
+
+
+def missing_package(error: BaseException) -> str:
+    """What to do if an import failed because a package is not installed, or in a version without
+    what is imported; '' for other errors."""
+    if not isinstance(error, ImportError):
+        return ''
+    first = [cause for cause in contexts(error) if isinstance(cause, ImportError)][-1]
+    package = (first.name or '').partition('.')[0]
+    if package in ('', PACKAGE) or package in sys.builtin_module_names:
+        return ''
+    advice = 'cpvt doctor tells what to install'
+    if Path(sys.prefix) != ROOT / '.venv' and (ROOT / 'tools/setup_env.sh').exists():
+        advice = f'run this tool with {ROOT / ".venv/bin/python"}, which `make setup` creates'
+    problem = f'{package} is not installed for {sys.executable}, or does not fit'
+    return f'{one_line(first)}: {problem}; {advice}'
+
+
+def optional_package(name: str, user: str, requirement: str = '') -> types.ModuleType:
+    """Import a package; a UserError that names its user if it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        fix = f'pip install {requirement or name}'
+        raise UserError(f'{user} needs {name}; {fix} ({one_line(error)})') from error
+
+
+def contexts(error: Optional[BaseException]) -> Iterator[BaseException]:
+    """An exception, the one that was being handled when it was raised, and so on."""
+    while error is not None:
+        yield error
+        error = error.__context__
+
+
+def exit_on_signal(signum: int, frame: Optional[types.FrameType]) -> None:
+    """Unwind the stack on SIGTERM, so that context managers remove partial files."""
+    raise SystemExit(TERMINATED)
+
+
+def rank() -> int:
+    """The index of this process among those of its run."""
+    return int(next((os.environ[name] for name in RANKS.values() if name in os.environ), 0))
+
+
+def one_line(error: Exception, length: int = 300) -> str:
+    """The message of an error without line breaks, cut to `length`."""
+    text = ' '.join(str(error).split())
+    return text if len(text) <= length else text[:length] + ' ...'
+
+
+# Options
+
+
+class OneLineParser(ArgumentParser):
+    """Reports a mistake in one line, without the usage. Flags with an optional value take it as
+    --flag=VALUE alone, so that they never take the next argument."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+        self.flags: set[str] = set()  # with an optional value
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args(
+            [f'{word}=' if word in self.flags else word for word in words], namespace
+        )
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith('the following arguments are required'):
+            message += ' (options of several values take all that follows them)'
+        if message.startswith('unrecognized arguments') and self.flags:
+            message += f' ({", ".join(sorted(self.flags))} takes a value after =)'
+        self.exit(2, f'{self.prog}: {message}; see --help\n')
+
+
+def parser_of(function: Callable) -> OneLineParser:
+    """The parser of the options that a function declares."""
+    parser = OneLineParser(
+        prog=program_name(function),
+        description=sys.modules[function.__module__].__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    texts = documented_arguments(function)
+    kinds = get_type_hints(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        settings = argparse_settings(kinds[name])
+        text = texts.get(name, '').replace('%', '%%')  # none with `python -OO`
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            if 'choices' not in settings:
+                settings['metavar'] = name.upper()
+            if parameter.default is not parameter.empty:
+                settings['nargs'] = '?'
+            parser.add_argument(name, help=text, **settings)
+            continue
+        is_required = parameter.default is parameter.empty
+        if not is_required:
+            settings['default'] = parameter.default
+            text += shown_default(parameter.default)
+        flag = f'--{name.replace("_", "-")}'
+        if settings.get('nargs') == '?':
+            parser.flags.add(flag)
+            settings['metavar'] = f'={name.upper()}'
+        parser.add_argument(flag, required=is_required, help=text, **settings)
+    return parser
+
+
+def shown_default(value: Any) -> str:
+    """A default in --help; '' if there is none to show."""
+    if value is None or value is False:
+        return ''
+    if isinstance(value, (list, tuple)):
+        value = ' '.join(map(str, value))
+    return f' (default: {value})'.replace('%', '%%') if value != '' else ''
+
+
+def argparse_settings(kind: Any) -> dict[str, Any]:
+    """The settings of argparse for a type; see the docstring of this file."""
+    origin = get_origin(kind)
+    inner = get_args(kind)
+    if origin in (Union, getattr(types, 'UnionType', Union)):  # Python 3.10 has the second
+        (member,) = (k for k in inner if k not in (bool, type(None)))
+        settings = argparse_settings(member)
+        if bool in inner:
+            settings |= {'nargs': '?', 'type': lambda text: text or True}
+        return settings
+    if kind is bool:
+        return {'action': 'store_true'}
+    if origin is Literal:
+        return {'choices': inner, 'type': type(inner[0])}
+    if origin is abc.Sequence:
+        return argparse_settings(inner[0]) | {'nargs': '+'}
+    if origin is tuple:
+        return argparse_settings(inner[0]) | {'nargs': len(inner)}
+    return {'type': given_text if kind is str else kind}
+
+
+def given_text(text: str) -> str:
+    """Text of the command line. A variable of a shell that is not set leaves it empty, which would
+    be the current folder, or all addresses.
+    """
+    if not text:
+        raise ArgumentTypeError('it is empty')
+    return text
+
+
+def documented_arguments(function: Callable) -> dict[str, str]:
+    """Each argument's description in a function's docstring, in one line."""
+    section = re.search(r'^Args:\n((?: +.*\n|\n)*)', f'{inspect.getdoc(function)}\n', re.M)
+    entries = re.findall(r'^ {4}(\w+): (.*\n(?: {5,}.*\n)*)', section[1], re.M) if section else []
+    return {name: ' '.join(text.split()).removesuffix('.') for name, text in entries}

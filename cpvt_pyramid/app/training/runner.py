@@ -1,0 +1,55 @@
+"""mmengine's Runner as the commands use it."""
+
+import logging
+import re
+from typing import Any, Optional, Union
+
+from mmengine.device import get_device
+from mmengine.logging import MMLogger
+from mmengine.runner import Runner
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ...acceleration.accelerate import accelerate, what_is_missing
+from ..images.formats import without_ghostscript
+
+# What mmengine logs at length: kept in the log file, not shown in the terminal.
+FILE_ONLY = re.compile(
+    r'\n-{20}|Config:\n|Hooks will be executed|Distributed training is not used|'
+    r'paramwise_options -- |'
+    r'"(FileClient|HardDiskBackend)"'
+)
+
+
+class CommandRunner(Runner):
+    """mmengine's Runner, with a short log in the terminal; it trains as that does.
+
+    On a CPU the model is accelerated.
+    """
+
+    def build_logger(self, *args: Any, **options: Any) -> MMLogger:
+        logger = super().build_logger(*args, **options)
+        for handler in logger.handlers:
+            if isinstance(handler, logging.FileHandler):
+                # Else a full disk is a traceback for each line.
+                handler.handleError = raise_active  # type: ignore[method-assign]
+            else:
+                handler.addFilter(lambda record: not FILE_ONLY.match(record.getMessage()))
+        return logger
+
+    @staticmethod
+    def build_dataloader(dataloader: Union[DataLoader, dict], **options: Any) -> DataLoader:
+        without_ghostscript()  # mmcv opens masks by Pillow, in any of its formats
+        loader = Runner.build_dataloader(dataloader, **options)
+        if not len(loader.dataset):  # over which an InfiniteSampler would iterate forever
+            raise ValueError('there are no images in the data set, or all are filtered out')
+        return loader
+
+    def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
+        if get_device() == 'cpu' and not what_is_missing():
+            accelerate(model)  # before DDP reads the memory formats of the weights
+        return super().wrap_model(model_wrapper_cfg, model)
+
+
+def raise_active(record: logging.LogRecord) -> None:
+    raise  # logging calls this while it handles an error

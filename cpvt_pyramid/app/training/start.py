@@ -1,0 +1,173 @@
+"""Where a training starts: at a checkpoint that it resumes, or with weights."""
+
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+import torch
+from mmengine.config import Config
+from torch import Tensor, nn
+
+from ...checkpoints import LoadsCheckpoints
+from ...checkpoints.loading import fit_checkpoint
+from ..config.check import is_pretrained
+from ..config.load import config_in_checkpoint
+from ..predict.openmmlab.models import FROM_SCRATCH, fetch_checkpoint
+from ..tooling.command import UserError, rank
+
+# Settings that a checkpoint replaces when a training resumes: mmengine restores the optimizer with
+# its learning rates, and the whole state of each schedule.
+RESTORED = (
+    'optim_wrapper.optimizer',
+    'optim_wrapper.paramwise_cfg',
+    'param_scheduler',
+    'auto_scale_lr.enable',
+)
+
+
+class Start(NamedTuple):
+    """Where a training continues."""
+
+    path: Path
+    checkpoint: dict
+
+
+def find_start(cfg: Config, work_dir: Path, resume: Union[bool, str]) -> Optional[Start]:
+    """The checkpoint that a training resumes; None if it begins.
+
+    Args:
+        cfg: the config, whose own `resume` and `load_from` count if `resume` is False.
+        work_dir: of the training.
+        resume: a path; True for the last complete checkpoint in the work dir, if there is one.
+
+    Raises:
+        UserError: not a checkpoint of a training; or checkpoints in the work dir, which a training
+            that begins would mix with its own.
+    """
+    if cfg.get('resume') and not resume:
+        resume = cfg.get('load_from') or True
+    if not resume:
+        if any(work_dir.glob('*.pth')):
+            raise UserError(
+                f'{work_dir} already has checkpoints of a training; continue it with --resume or '
+                'choose another --work-dir'
+            )
+        return None
+    path = last_checkpoint(work_dir) if resume is True else Path(resume)
+    if path is None:
+        if rank() == 0:
+            print(f'no complete checkpoint in {work_dir}: training from the start')
+        return None
+    if not path.is_file():
+        raise UserError(f'no checkpoint at {path}')
+    checkpoint = read_training(path)
+    if checkpoint is None:
+        raise UserError(f'{path} is not a complete checkpoint of a training')
+    return Start(path, checkpoint)
+
+
+def read_training(path: Union[str, Path]) -> Optional[dict]:
+    """The checkpoint of a training at `path`, or None if it is something else or truncated."""
+    try:
+        # torch 2.1 takes no Path here.
+        checkpoint = torch.load(str(path), map_location='cpu', mmap=True, weights_only=False)
+    except (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError):
+        return None
+    is_training = isinstance(checkpoint, dict) and {'meta', 'optimizer'} <= checkpoint.keys()
+    return checkpoint if is_training else None
+
+
+def last_checkpoint(folder: Path) -> Optional[Path]:
+    """The last complete checkpoint of a training in `folder`, if there is one.
+
+    mmengine's own file `last_checkpoint` may be truncated or out of date after a kill.
+    """
+    written = {}
+    for path in folder.glob('*.pth'):
+        if checkpoint := read_training(path):
+            written[checkpoint['meta']['time'], checkpoint['meta']['iter']] = path
+    return written[max(written)] if written else None
+
+
+def resume_from(cfg: Config, start: Optional[Start]) -> None:
+    """Set a config to resume a training; None is one that begins.
+
+    Raises:
+        UserError: the config has another optimizer or schedule than the checkpoint.
+    """
+    cfg.resume = start is not None
+    if start is None:
+        return
+    check_restored(cfg, start)
+    cfg.load_from = str(start.path)
+    # mmengine restores the seed only after it has made the order of the samples.
+    cfg.randomness = {**(cfg.get('randomness') or {}), 'seed': start.checkpoint['meta']['seed']}
+
+
+def check_restored(cfg: Config, start: Start) -> None:
+    """Check that a resumed training is the one that its config describes: other settings than those
+    of the checkpoint would have no effect."""
+    try:
+        before = config_in_checkpoint(start.checkpoint, start.path)
+    except UserError:  # written by another program
+        return
+    changed = [path for path in RESTORED if setting_text(cfg, path) != setting_text(before, path)]
+    if changed:
+        raise UserError(
+            f'{start.path} restores its own {", ".join(changed)}, and the config has another. '
+            'Resume with the settings of the checkpoint, or start another training from its '
+            f'weights, in another --work-dir: --cfg-options load_from={start.path}'
+        )
+
+
+def setting_text(cfg: Config, path: str) -> str:
+    """The setting at a path as in --cfg-options, as mmengine writes it into checkpoints."""
+    value: Any = cfg
+    for key in path.split('.'):
+        value = (value or {}).get(key)
+    return Config({'value': value}).pretty_text
+
+
+# Weights
+
+
+def check_weights(model: nn.Module, load_from: Optional[str]) -> None:
+    """Check that the checkpoints a training starts from are complete and fit its backbones."""
+    for name, module in model.named_modules():
+        if not isinstance(module, LoadsCheckpoints):
+            continue
+        init_cfg: Any = getattr(module, 'init_cfg', None)
+        if is_pretrained(init_cfg):
+            prefix = init_cfg.get('prefix') or ''
+            if prefix and not prefix.endswith('.'):
+                prefix += '.'
+            tensors = fetch_checkpoint(init_cfg['checkpoint'], FROM_SCRATCH)['state_dict']
+            check_backbone(module, tensors, prefix, init_cfg['checkpoint'])
+        if load_from:
+            check_load_from(module, f'{name.removeprefix("module.")}.', str(load_from))
+
+
+def check_load_from(backbone: LoadsCheckpoints, prefix: str, path: str) -> None:
+    """Check a `load_from` against the backbone whose parameters have this prefix."""
+    tensors = fetch_checkpoint(path)['state_dict']
+    tensors = {key.removeprefix('module.'): value for key, value in tensors.items()}
+    if any(key.startswith(prefix) for key in tensors):
+        check_backbone(backbone, tensors, prefix, path)
+        return
+    check_backbone(backbone, tensors, '', path)
+    raise UserError(
+        f'{path} holds only a backbone: instead of load_from, set model.{prefix}init_cfg='
+        f"dict(type='Pretrained', checkpoint='{path}')"
+    )
+
+
+def check_backbone(
+    backbone: LoadsCheckpoints, tensors: dict[str, Tensor], prefix: str, path: str
+) -> None:
+    inner = {k[len(prefix) :]: value for k, value in tensors.items() if k.startswith(prefix)}
+    if not inner:  # of another part of the model
+        return
+    try:
+        fit_checkpoint(backbone, inner)
+    except ValueError as error:
+        raise UserError(f'{path}: {error}') from error

@@ -1,0 +1,122 @@
+"""`cpvt train`: load a config, apply the options, check what is certain, train."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Optional, Union
+
+from mmengine.config import Config
+from mmengine.device import get_device
+
+from ..config import check
+from ..config.load import load_config, work_dir_of
+from ..config.parts import kind_of
+from ..data.checks import check_before_run
+from ..predict.openmmlab.models import load_whole_model, trusted_checkpoints
+from ..tooling.command import Preempted, UserError, rank, tracebacks_in
+from ..tooling.files import locked, make_folder
+from .hooks import StopOnDivergenceHook
+from .processes import connect, leave_processes, use_launcher
+from .runner import CommandRunner
+from .start import Start, check_weights, find_start, resume_from
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+SPLITS = 'train', 'val'
+LOCK_TIMEOUT = 15  # seconds
+
+
+def run_training(
+    config: str,
+    *,
+    work_dir: Optional[str] = None,
+    amp: bool = False,
+    resume: Union[bool, str] = False,
+    auto_scale_lr: bool = False,
+    cfg_options: Sequence[str] = (),
+    launcher: str = 'none',
+) -> None:
+    """Train the model of a config; see `cpvt train` for the arguments."""
+    cfg = load_config(config, cfg_options)
+    check_training(cfg)
+    cfg.work_dir = work_dir or str(work_dir_of(cfg, config))
+    if amp:
+        use_mixed_precision(cfg)
+    if auto_scale_lr:
+        scale_learning_rate(cfg)
+    use_launcher(cfg, launcher)
+    folder = make_folder(cfg.work_dir)
+    lock = lock_work_dir(folder)
+    start = find_start(cfg, folder, resume)
+    resume_from(cfg, start)
+    connect(launcher, cfg.get('env_cfg') or {})
+    with tracebacks_in(folder), trusted_checkpoints():
+        check_before_run(cfg, *SPLITS, folder=folder)
+        runner = build_runner(cfg, start)
+        try:
+            runner.train()
+        except Preempted:  # in all processes
+            leave_processes()
+            raise
+        finally:
+            runner.visualizer.close()
+            if lock:
+                lock.release()
+    leave_processes()
+
+
+def check_training(cfg: Config) -> None:
+    """Check what can be checked before the data are read and the model is built."""
+    check.check_settings(cfg, 'train_cfg', 'train_dataloader', 'optim_wrapper')
+    check.check_optimizer(cfg)
+    check.check_data(cfg, *SPLITS)
+    check.check_checkpoints(cfg)
+
+
+def use_mixed_precision(cfg: Config) -> None:
+    """float16 with a dynamic loss scale on a GPU, bfloat16 on a CPU, unless the config itself names
+    an optimizer wrapper for mixed precision."""
+    kind = kind_of(cfg.optim_wrapper) or 'OptimWrapper'
+    if kind in ('AmpOptimWrapper', 'BFloat16OptimWrapper'):
+        return
+    if kind != 'OptimWrapper':
+        raise UserError(f'--amp needs an OptimWrapper in the config, got {kind}')
+    is_on_cpu = get_device() == 'cpu'
+    cfg.optim_wrapper.type = 'BFloat16OptimWrapper' if is_on_cpu else 'AmpOptimWrapper'
+
+
+def scale_learning_rate(cfg: Config) -> None:
+    """Let mmengine scale the learning rate by the images in an iteration."""
+    settings = cfg.get('auto_scale_lr') or {}
+    if not settings.get('base_batch_size'):
+        raise UserError(
+            '--auto-scale-lr needs auto_scale_lr.base_batch_size in the config, the number of '
+            'images in an iteration of its recipe'
+        )
+    cfg.auto_scale_lr.enable = True
+
+
+def lock_work_dir(work_dir: Path) -> Optional['BaseFileLock']:
+    """Keep other trainings from this work dir, until this process ends. The data workers of a
+    killed training hold its lock for some seconds."""
+    if rank() != 0:
+        return None
+    try:
+        return locked(work_dir / '.lock', timeout=LOCK_TIMEOUT)
+    except BlockingIOError:
+        raise UserError(
+            f'another training is running in {work_dir}; choose another --work-dir'
+        ) from None
+
+
+def build_runner(cfg: Config, start: Optional[Start]) -> CommandRunner:
+    """The runner of a training, after it has been checked that weights and classes fit."""
+    runner = CommandRunner.from_cfg(cfg)
+    if start:
+        load_whole_model(runner.model, start.checkpoint, start.path)
+    else:
+        check_weights(runner.model, cfg.get('load_from'))
+    check.check_classes(cfg, runner.model, *SPLITS)
+    if not any(isinstance(hook, StopOnDivergenceHook) for hook in runner.hooks):
+        runner.register_hook(StopOnDivergenceHook())  # it checks, and changes nothing
+    return runner

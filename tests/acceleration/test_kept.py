@@ -1,0 +1,125 @@
+"""What an accelerated layer keeps for the gradient, against its formula's."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import kept
+from torch import nn
+
+from cpvt_pyramid import accelerate
+from cpvt_pyramid.acceleration import attention, products
+from cpvt_pyramid.acceleration.attention import attention_in_parts, grouped_attention, groups_for
+from cpvt_pyramid.acceleration.patches import PatchConv
+from cpvt_pyramid.model import MLP, GlobalAttention, Grid, PatchEmbed
+from tests.models.ours import BACKBONES
+
+
+def values_kept(function, *inputs, but_for):
+    """How many values a call keeps for its gradient, without those of some tensors."""
+    own = {x.untyped_storage().data_ptr() for x in but_for}
+    found = {}
+    for x in kept(function, *inputs):
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes() // x.itemsize
+    return sum(found.values())
+
+
+def test_an_mlp_keeps_its_wide_map_once(monkeypatch):
+    """And a large one not at all."""
+    mlp = MLP(8, 64)
+    x = torch.randn(1, 10, 10, 8, requires_grad=True)
+    own = [x, *mlp.parameters()]
+    assert values_kept(mlp, x, None, but_for=own) == 2 * 100 * 64
+    accelerate(mlp)
+    assert values_kept(mlp, x, None, but_for=own) == 100 * 64
+    monkeypatch.setattr(products, 'AT_A_TIME', 50 * 64)
+    assert values_kept(mlp, x, None, but_for=own) == 0
+
+
+def test_patches_are_not_kept():
+    embed = PatchEmbed(3, 8, 4, norm=False)
+    x = torch.randn(1, 16, 16, 3, requires_grad=True)
+    accelerate(embed)
+    assert type(embed.proj) is PatchConv
+    assert values_kept(embed, x, but_for=[x, *embed.parameters()]) == 0
+
+
+def test_attention_keeps_no_scores(monkeypatch):
+    monkeypatch.setattr(attention, 'mkl_is_slow', lambda: True)
+    layer = accelerate(GlobalAttention(8, 1, sr_ratio=1))
+    x = torch.randn(1, 32, 64, 8, requires_grad=True)
+    assert 2048**2 >= attention.WORTH_ONEDNN
+    sizes = [y.numel() for y in kept(layer, x, Grid(x))]
+    assert sizes and max(sizes) <= 2 * 2048 * 8
+
+
+@pytest.mark.parametrize('slow', [False, True], ids=['fast-MKL', 'slow-MKL'])
+@pytest.mark.parametrize('sides', [(5, 9), (9, 5), (5, 5)])
+def test_gradients_of_weights(monkeypatch, sides, slow):
+    monkeypatch.setattr(products, 'mkl_is_slow', lambda: slow)
+    grad, x = (torch.randn(2, 7, side) for side in sides)
+    found = products.summed_outer(grad, x)
+    torch.testing.assert_close(found, torch.einsum('abo,abi->oi', grad, x))
+
+
+def test_gradients_lie_as_their_weights():
+    """Which DDP asks for."""
+    for build in BACKBONES.values():
+        model = accelerate(build().train())
+        sum(y.sum() for y in model(torch.randn(1, 3, 64, 64))).backward()
+        for module in model.modules():
+            is_patch = isinstance(module, PatchConv) and module.kernel_size != (1, 1)
+            if is_patch or isinstance(module, nn.Linear):
+                assert module.weight.grad.stride() == module.weight.stride()
+
+
+def formula(q, k, v, hidden):
+    scores = q.double() @ k.double().transpose(2, 3) / q.shape[-1] ** 0.5
+    if hidden is not None:
+        scores = scores + hidden[:, None, None].double()
+    return (scores.softmax(-1) @ v.double()).float()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    batch=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    queries=st.integers(1, 40),
+    keys=st.integers(1, 20),
+    masked=st.booleans(),
+    threads=st.integers(1, 9),
+)
+def test_attention_is_the_formula(batch, heads, queries, keys, masked, threads):
+    q = torch.randn(batch, queries, heads, 8, requires_grad=True)
+    kv = torch.randn(batch, keys, 2, heads, 8, requires_grad=True)
+    hidden = None
+    if masked:
+        hidden = torch.where(torch.rand(batch, keys) < 0.4, -30_000.0, 0.0)
+        hidden[:, 0] = 0  # no image is all padding
+    inputs = (q.transpose(1, 2), *(x.transpose(1, 2) for x in kv.unbind(2)))
+    slow = formula(*inputs, hidden)
+    noise = torch.randn_like(slow)
+    expected = torch.autograd.grad(slow, (q, kv), noise)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, 'AT_A_TIME', 32)
+        patch.setattr(attention, 'MIN_GROUP', 2)
+        patch.setattr(torch, 'get_num_threads', lambda: threads)
+        keys_hidden = None if hidden is None else hidden[:, None, None]
+        found = [
+            attention.PartsOfAttention.apply(*inputs, hidden),
+            grouped_attention(*inputs, keys_hidden),
+        ]
+        with torch.no_grad():
+            torch.testing.assert_close(attention_in_parts(*inputs, hidden), slow)
+    for out in found:
+        torch.testing.assert_close(out, slow)
+        grads = torch.autograd.grad(out, (q, kv), noise)
+        torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_groups_keep_threads_busy():
+    assert groups_for(heads=1, queries=10_000, threads=2) == 2
+    assert groups_for(heads=4, queries=10_000, threads=2) == 1
+    assert groups_for(heads=1, queries=800, threads=8) == 1  # too few for two groups

@@ -1,0 +1,297 @@
+"""The sample data set in every layout becomes a config that loads, builds and trains."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import layouts
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from small_data import CLASSES
+from support import ROOT, load_tool
+
+from cpvt_pyramid.app.config import check as checks
+from cpvt_pyramid.app.config.load import load_config
+from cpvt_pyramid.app.data.defects import Defects
+from cpvt_pyramid.app.data.folder import Files, split_of
+from cpvt_pyramid.app.data.label_maps import kinds_and_keys
+from cpvt_pyramid.app.data.new_config import (
+    Code,
+    new_config,
+    set_classes,
+    text_of_settings,
+)
+from cpvt_pyramid.app.data.readers import read_data
+from cpvt_pyramid.app.data.recipes import Scales, adapted_recipe
+from cpvt_pyramid.app.tooling.command import UserError
+
+BASES = ROOT / 'configs'
+DETECTOR = BASES / 'demo/pages_retinanet_cpvt_nano.py'
+SEGMENTOR = BASES / 'demo/pages_semantic_fpn_cpvt_nano.py'
+
+
+def made(data: Path, base: Path, out: Path) -> Config:
+    """The loaded config for a folder."""
+    new_config(data, base, out, skip_bad=False, overwrite=False)
+    return load_config(out)
+
+
+def test_coco(sample_dataset, tmp_path):
+    """A file is used where it is, unless its categories have another order than those of the others
+    or it has to be divided, which is done by image, and each time in the same way."""
+    root = shutil.copytree(sample_dataset / 'coco', tmp_path / 'data')
+    train, val = (root / f'annotations/instances_{split}2017.json' for split in ('train', 'val'))
+    cfg = made(root, DETECTOR, tmp_path / 'my.py')
+    assert Path(cfg.data_root, cfg.train_dataloader.dataset.ann_file).samefile(train)
+    assert not (tmp_path / 'my_data').exists()
+    assert cfg.model.bbox_head.num_classes == 10
+    assert cfg.train_dataloader.dataset.filter_cfg == dict(filter_empty_gt=False, min_size=1)
+
+    content = json.loads(val.read_text())
+    content['categories'].reverse()
+    val.write_text(json.dumps(content))
+    found = [split.content for split in read_data(Files(root), Defects()).splits.values()]
+    assert [c['categories'][0]['name'] for c in found] == ['ant', 'ant']
+    counts = [sum(a['category_id'] == 1 for a in c['annotations']) for c in (content, found[1])]
+    assert counts[0] == counts[1] > 0
+
+    val.unlink()
+    train.rename(root / 'all of it.json')
+    parts = []
+    for number in range(2):
+        lines = new_config(root, DETECTOR, tmp_path / f'my{number}.py', False, False)
+        assert any('no validation data: 1 training images' in line for line in lines)
+        files = [tmp_path / f'my{number}_data/{split}.json' for split in ('train', 'val')]
+        parts.append([json.loads(file.read_text()) for file in files])
+    assert parts[0] == parts[1]
+    ids = [{image['id'] for image in part['images']} for part in parts[0]]
+    assert len(ids[0]) == 7 and len(ids[1]) == 1 and not ids[0] & ids[1]
+    for part, own in zip(parts[0], ids):
+        assert part['annotations'] and {a['image_id'] for a in part['annotations']} <= own
+
+
+# Label maps
+
+
+def test_ade_layout(sample_dataset, tmp_path):
+    base = tmp_path / 'base.py'
+    weights = 'model = dict(decode_head=dict(loss_decode=dict(class_weight=[0.1] * 6)))'
+    base.write_text(f"_base_ = '{SEGMENTOR}'\n{weights}\n")
+    cfg = made(sample_dataset / 'ade', base, tmp_path / 'my.py')
+    assert cfg.metainfo.classes == ('background', *CLASSES)
+    assert len(cfg.metainfo.palette) == 1 + len(CLASSES) and len(cfg.metainfo.palette[0]) == 3
+    dataset = cfg.train_dataloader.dataset
+    assert dataset.reduce_zero_label and dataset.data_prefix.img_path.endswith('images')
+    assert cfg.model.decode_head.loss_decode.class_weight is None  # was for other classes
+
+
+def test_names(tmp_path):
+    """Which files belong together, and to which split. Folders of images say what is an image."""
+    for pair in (
+        ('CamVid/train/0001.png', 'CamVid/train_labels/0001_L.png'),
+        ('valid/a_jpg.rf.12.jpg', 'valid/a_jpg.rf.12_mask.png'),
+        ('scene 1/images/a b.tif', 'scene 1/masks/a b.tif'),
+        ('images/play_ground.jpg', 'masks/play_ground.png'),
+        ('images/a_seg.jpg', 'masks/a_seg_mask.png'),
+        ('images/a_img.jpg', 'masks/a.png'),
+        ('train/on_target.jpg', 'train_masks/on_target.png'),
+        ('images/a.jpg', 'images/a_mask.png'),
+    ):
+        (tmp_path / 'README').touch()
+        (image_kind, image_key), (label_kind, label_key) = kinds_and_keys(pair, Files(tmp_path))
+        assert (image_kind, label_kind) == ('image', 'label') and image_key == label_key, pair
+    names = ['instances_train2017.json', 'a/valid/x.json', 'TestSet/x.json', 'constrain.json', '']
+    assert list(map(split_of, names)) == ['train', 'val', 'test', None, None]
+
+
+# Configs
+
+
+@pytest.mark.parametrize(
+    'base, write',
+    [
+        ('retinanet_svt_s.py', layouts.voc_of_2007),
+        ('mask_rcnn_cpvt_s_3x.py', layouts.yolo_of_roboflow),
+        ('dino_cpvt_s.py', layouts.yolo_of_splits),
+        ('mask2former_cpvt_s.py', layouts.maps_in_colors),
+        ('semantic_fpn_columnar_cpvt_ti.py', layouts.maps_in_gray),
+        ('upernet_cpvt_s.py', layouts.maps_of_mmseg),
+    ],
+)
+def test_heads_and_data_of_every_recipe_agree(base, write, tmp_path):
+    write(tmp_path / 'data')
+    cfg = made(tmp_path / 'data', BASES / base, tmp_path / 'mon été.py')
+    checks.check_data(cfg, 'train', 'val', 'test')
+    init_default_scope(cfg.default_scope)
+    with torch.device('meta'):
+        model = MODELS.build(cfg.model)
+    checks.check_classes(cfg, model, 'train', 'val', 'test')
+
+
+@pytest.mark.parametrize(
+    'base, write, options',
+    [
+        (
+            DETECTOR,
+            layouts.voc_of_2007,
+            ['train_cfg.max_epochs=1', 'param_scheduler.0.total_steps=1'],
+        ),
+        (
+            SEGMENTOR,
+            layouts.maps_in_colors,
+            ['train_cfg.max_iters=1', 'model.backbone.init_cfg=None'],
+        ),
+    ],
+)
+def test_training(base, write, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # mmengine formats the config three times, which takes longer than this training.
+    monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, True))
+    root = tmp_path / 'data'
+    write(root)
+    tool = load_tool('new_config')
+    assert tool.main([str(root), '--base', str(base), '--out', 'configs here/my.py']) == 0
+    settings = 'num_workers=0', 'persistent_workers=False', 'batch_size=1', 'dataset.indices=1'
+    workers = [f'{split}_dataloader.{s}' for split in ('train', 'val') for s in settings]
+    command = ['configs here/my.py', '--work-dir', 'run', '--cfg-options', *workers, *options]
+    assert load_tool('train').main(command) == 0
+    assert list(Path('run').glob('*_1.pth'))
+
+
+def test_nothing_is_overwritten_without_being_told(tmp_path):
+    """Nor written for a base that does not fit the data."""
+    root = tmp_path / 'data'
+    layouts.voc_of_folders(root)
+    out, files = root / 'my.py', {*root.iterdir()}  # what is written to the folder is no data
+    for base, complaint in (
+        (BASES / 'mask_rcnn_cpvt_s.py', 'trains masks, but the Pascal VOC data have boxes only'),
+        (SEGMENTOR, 'has objects .Pascal VOC., but .* segments images; choose a detector'),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            new_config(root, base, out, False, False)
+        assert {*root.iterdir()} == files
+    new_config(root, DETECTOR, out, False, False)
+    before = out.read_text(), (root / 'my_data/train.json').read_text()
+    with pytest.raises(UserError, match='--overwrite'):
+        new_config(root, DETECTOR, out, False, False)
+    (root / 'my_data/thesis.txt').write_text('mine')
+    new_config(root, DETECTOR, out, False, True)
+    assert (out.read_text(), (root / 'my_data/train.json').read_text()) == before
+    assert (root / 'my_data/thesis.txt').read_text() == 'mine'
+
+
+def test_classes_of_nested_heads():
+    """Of a cascade and of a panoptic head, whose last weight is that of no object."""
+    weights = [1.0] * 133 + [0.1]
+    model = dict(
+        backbone=dict(num_classes=1000),
+        rpn_head=dict(num_classes=1),
+        roi_head=dict(bbox_head=[dict(num_classes=80), dict(num_classes=80)]),
+        panoptic_head=dict(
+            num_things_classes=80, num_stuff_classes=53, loss_cls=dict(class_weight=weights)
+        ),
+    )
+    set_classes(model, 3)
+    assert model['backbone']['num_classes'] == 1000 and model['rpn_head']['num_classes'] == 1
+    assert [head['num_classes'] for head in model['roi_head']['bbox_head']] == [3, 3]
+    panoptic = model['panoptic_head']
+    assert (panoptic['num_things_classes'], panoptic['num_stuff_classes']) == (3, 0)
+    assert panoptic['loss_cls']['class_weight'].text == '[1.0] * 3 + [0.1]'
+
+
+def test_schedules():
+    detection = Config.fromfile(BASES / 'mask_rcnn_cpvt_s.py')
+    small, large = (adapted_recipe(detection, images) for images in (500, 118_000))
+    settings = small.settings
+    assert settings['optim_wrapper']['optimizer']['lr'] == 2.5e-5  # 2 images instead of 16
+    assert settings['train_cfg']['max_epochs'] == 96 and '24000 iterations' in small.line
+    assert settings['param_scheduler'][0]['end'] == 500  # the warm-up
+    assert settings['param_scheduler'][1]['milestones'] == [64, 88]
+    assert large.line.startswith('training: 12 epochs, 708000 iterations')
+    upernet = Config.fromfile(BASES / 'upernet_cpvt_s.py')
+    tiny = adapted_recipe(upernet, 10).settings  # 300 epochs of 5 steps
+    assert tiny['train_cfg']['max_iters'] == 1500
+    assert [(s['begin'], s['end']) for s in tiny['param_scheduler']] == [(0, 14), (14, 1500)]
+
+
+def test_configs_do_not_depend_on_the_machine(tmp_path, monkeypatch):
+    """Neither on its GPU nor on its number of cores."""
+    layouts.coco_of_splits(tmp_path / 'data')
+    texts = []
+    for number, cores in enumerate((1, 64)):
+        monkeypatch.setattr(os, 'cpu_count', lambda cores=cores: cores)
+        monkeypatch.setattr(torch.cuda, 'is_available', lambda cores=cores: cores > 1)
+        gpu = SimpleNamespace(total_memory=80 * 2**30)
+        monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda _, gpu=gpu: gpu)
+        new_config(tmp_path / 'data', DETECTOR, tmp_path / 'my.py', overwrite=number > 0)
+        texts.append((tmp_path / 'my.py').read_text())
+    assert texts[0] == texts[1]
+
+
+def test_eight_images_are_no_reason_for_thousands_of_epochs():
+    cfg = Config.fromfile(BASES / 'retinanet_cpvt_s.py')
+    cfg.train_dataloader.batch_size = 8
+    recipe = adapted_recipe(cfg, 8)
+    assert recipe.settings['train_cfg']['max_epochs'] == 300
+    cfg.train_cfg.max_epochs = 500  # that of the base, if it is longer
+    assert adapted_recipe(cfg, 8).settings['train_cfg']['max_epochs'] == 500
+
+
+def test_everything_that_counts_is_scaled():
+    """Loops and schedulers, by one factor; warm-ups in iterations stay, if there is time."""
+    cfg = Config.fromfile(BASES / 'retinanet_cpvt_s.py')
+    cfg.auto_scale_lr.base_batch_size = 4
+    cfg.train_cfg.update(max_epochs=12, val_interval=2, val_begin=6, dynamic_intervals=[(10, 1)])
+    cfg.param_scheduler = [
+        dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=500),
+        dict(type='CosineRestartLR', periods=[4, 8], restart_weights=[1, 0.5], by_epoch=True),
+        dict(type='StepLR', step_size=3, begin=1, end=12),
+        dict(type='ExponentialLR', gamma=0.9),
+    ]
+    settings = adapted_recipe(cfg, 200).settings  # 60 epochs of 100 steps
+    loop = settings['train_cfg']
+    assert loop['max_epochs'] == 60 and loop['val_interval'] == 10 and loop['val_begin'] == 30
+    assert loop['dynamic_intervals'] == [[50, 5]]
+    assert settings['default_hooks']['checkpoint']['interval'] == 10
+    warm_up, restarts, steps, decay = settings['param_scheduler']
+    assert warm_up['end'] == 500 and restarts['periods'] == [20, 40]
+    assert (steps['step_size'], steps['begin'], steps['end']) == (15, 5, 60)
+    assert decay['gamma'] ** 60 == pytest.approx(0.9**12)
+
+
+@pytest.mark.parametrize(
+    'resize, before, after',
+    [
+        (dict(type='Resize', scale=(1333, 800)), (1333, 800), (833, 500)),
+        (dict(type='Resize', scale=800), (800, 800), 667),
+        (dict(type='ResizeShortestEdge', scale=800, max_size=1333), (1333, 800), 500),
+        (dict(type='Resize', scale=0.5), (), 0.5),
+    ],
+)
+def test_scales_of_one_number(resize, before, after):
+    """For images of 400 x 300 pixels, which would be enlarged by more than 5/3."""
+    loader = dict(dataset=dict(pipeline=[resize]))
+    scales = Scales.of(Config({'val_dataloader': loader}), np.array([[300, 400]] * 3), 'detection')
+    assert scales.before == before
+    assert scales.pipeline([resize], False)[0].get('scale') == after
+    line = scales.line(np.array([[300, 400]]), np.array([[20, 300, 400]]))
+    assert ('resized to' in line) == bool(before)
+
+
+def test_text_can_be_read_back():
+    value = dict(
+        a=[dict(type='X', scales=[(n, 1333) for n in range(40)])],
+        b=(1,),
+        c='ö \'" {x}',
+        d=[],
+        e={'with space': None, '1': True},
+        f=tuple('long name' for _ in range(20)),
+    )
+    text = text_of_settings({'x': value, 'y': Code('x')}, {'x': 'two\n# lines'})
+    read = Config.fromstring(text, '.py')
+    assert read.x == value and read.y == value and '\n# two\n# lines\nx = ' in text

@@ -1,0 +1,106 @@
+"""Names of trained models in commands."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support import load_tool
+from tiny_onnx import model as model
+
+from cpvt_pyramid.__main__ import main
+from cpvt_pyramid.app.export import exporting
+from cpvt_pyramid.app.page.server import Server
+from cpvt_pyramid.app.tooling.command import UserError
+from cpvt_pyramid.trained import TRAINED
+
+NAME = 'segformer_b0_ade20k'
+
+
+def test_export_takes_the_config_and_the_weights_of_a_name(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def open_trained(*arguments: object) -> None:
+        asked.append(arguments)
+        raise UserError('enough')
+
+    monkeypatch.setattr(exporting, 'open_trained_source', open_trained)
+    out = ['--out', str(tmp_path / 'model.onnx')]
+    (tmp_path / 'best.pth').touch()
+    path = str(tmp_path / 'best.pth')
+    trained = TRAINED[NAME]
+    for command in ([NAME], ['a.py', 'b.pth'], [path]):
+        assert main(['export', *command, *out]) == 2
+    assert asked == [
+        (trained.url, str(trained.config_path), ()),
+        ('b.pth', 'a.py', ()),
+        (path, None, ()),
+    ]
+    assert capsys.readouterr().err == 3 * 'cpvt export: enough\n'
+
+
+@pytest.mark.parametrize(
+    'command, line',
+    [
+        (['segformer_b0_ade20'], f'no model at segformer_b0_ade20; did you mean {NAME}?'),
+        (['a.py'], 'a.py is a config; its checkpoint comes next'),
+        (['pcpvt_nano'], 'pcpvt_nano is an architecture; its checkpoint comes next'),
+        ([NAME, 'b.pth'], f'{NAME} has its own weights; leave out b.pth'),
+        (['model.onnx'], 'model.onnx is exported already'),
+    ],
+    ids=lambda value: ' '.join(value) if isinstance(value, list) else '',
+)
+def test_what_export_does_not_take(command, line, tmp_path, capsys):
+    assert main(['export', *command, '--out', str(tmp_path / 'model.onnx')]) == 2
+    assert capsys.readouterr().err.startswith(f'cpvt export: {line}')
+
+
+def test_the_page_exports_a_name_once(model, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def export(name: str, *, out: str) -> int:
+        asked.append(name)
+        shutil.copy(model('labels'), out)
+        return 0
+
+    def run(server: Server, _sockets: list) -> None:
+        asked.append(server.page.about()['name'])
+        server.listener.close()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(load_tool('export'), 'export', export)
+    monkeypatch.setattr(Server, 'run', run)
+    for _ in range(2):
+        assert main(['app', NAME, '--port', '0']) == 0
+    assert asked == [NAME, f'{NAME}.onnx', f'{NAME}.onnx']
+    assert capsys.readouterr().out.startswith(f'exporting {NAME} to {NAME}.onnx, once\nhttp://')
+
+
+@pytest.mark.parametrize('backend, status', [('onnxruntime', 0), ('openvino', 2)])
+def test_the_page_refuses_a_file_that_its_export_found_wrong(
+    backend, status, model, tmp_path, monkeypatch, capsys
+):
+    """When it is exported, and when the page is opened again."""
+
+    def export(name: str, *, out: str) -> int:
+        shutil.copy(model('labels'), out)
+        checks = [
+            {'runtime': 'onnxruntime', 'passed': True},
+            {'runtime': 'openvino', 'passed': False},
+        ]
+        Path(out).with_suffix('.report.json').write_text(json.dumps({'checks': checks}))
+        return 3
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(load_tool('export'), 'export', export)
+    monkeypatch.setattr(Server, 'run', lambda server, _: server.listener.close())
+    for _ in range(2):
+        assert main(['app', NAME, '--port', '0', '--backend', backend]) == status
+        error = capsys.readouterr().err
+        assert ('other results than PyTorch in openvino' in error) == bool(status)
+
+
+def test_the_page_suggests_a_name(capsys):
+    assert main(['app', 'segformer_b0']) == 2
+    line = f'cpvt app: no model at segformer_b0; did you mean {NAME}?\n'
+    assert capsys.readouterr().err == line

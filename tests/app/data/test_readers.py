@@ -1,0 +1,825 @@
+"""What the readers of each format make of odd but valid data, and say about mistakes."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Optional
+
+import layouts
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layouts import CLASSES, MORE, SCENES, SIZE, fill, label_map, scene, write, yolo
+from mmengine.config import Config
+from PIL import Image
+from support import ROOT, load_tool, save_tiff
+
+from cpvt_pyramid.app.data.checks import check_dataset
+from cpvt_pyramid.app.data.coco import Objects, read_coco
+from cpvt_pyramid.app.data.defects import Defects
+from cpvt_pyramid.app.data.folder import Files, NotRecognized, assigned_splits
+from cpvt_pyramid.app.data.label_maps import LabelMaps, check_label_maps
+from cpvt_pyramid.app.data.new_config import new_config
+from cpvt_pyramid.app.data.readers import read_data
+from cpvt_pyramid.app.data.recipes import Scales
+from cpvt_pyramid.app.images.label_maps import read_label_map
+from cpvt_pyramid.app.tooling.command import UserError
+
+DETECTOR = ROOT / 'configs/demo/pages_retinanet_cpvt_nano.py'
+SEGMENTOR = ROOT / 'configs/demo/pages_semantic_fpn_cpvt_nano.py'
+
+
+def objects_in(root: Path, assigned: Optional[dict] = None) -> tuple[Objects, list[str]]:
+    """What is read of a folder, and the problems."""
+    defects = Defects()
+    found = read_data(Files(root, assigned), defects)
+    return found, list(map(str, defects.problems()))
+
+
+def maps_in(root: Path) -> tuple[LabelMaps, list[str]]:
+    defects = Defects()
+    found = read_data(Files(root), defects, 'segmentation')
+    return found, list(map(str, defects.problems()))
+
+
+def counts(found: Objects) -> dict[str, tuple[int, int]]:
+    """The number of images and objects of each split."""
+    return {
+        split: (len(content['images']), len(content['annotations']))
+        for split, (content, _, _) in found.splits.items()
+    }
+
+
+@pytest.fixture
+def coco(tmp_path):
+    """A folder with four images, and the content of a COCO file for them."""
+    fill(tmp_path, SCENES, 'images/{}.png')
+    return tmp_path, layouts.coco_content(SCENES)
+
+
+# COCO
+
+
+@pytest.mark.parametrize('place', ['category', 'attribute', 'description'])
+def test_coco_with_the_word_caption(place, coco):
+    """Files of captions and of panoptic segments have other annotations, and are not used."""
+    root, content = coco
+    if place == 'category':
+        content['categories'][0].update(name='caption', supercategory=['page'])
+    elif place == 'attribute':
+        content['annotations'][0]['attributes'] = {'caption': '', 'segments_info': []}
+    else:
+        content['info'] = {'description': 'caption'}
+    write(root / 'instances.json', json.dumps(content))
+    captions = [3, {'id': 1, 'image_id': 0, 'caption': 'a cat'}]
+    segments = [{'image_id': 0, 'file_name': '0.png', 'segments_info': []}]
+    for name, annotations in (('captions', captions), ('panoptic', segments)):
+        write(root / f'{name}.json', json.dumps({**content, 'annotations': annotations}))
+    found, problems = objects_in(root)
+    assert counts(found) == {'train': (4, 8)} and not problems
+
+
+def test_coco_with_a_byte_order_mark(coco):
+    """pycocotools does not read it."""
+    root, content = coco
+    path = root / 'instances_train.json'
+    path.write_text(json.dumps(content), encoding='utf-8-sig')
+    found, problems = objects_in(root)
+    assert found.splits['train'].path is None and not problems
+    assert 'instances_train.json is copied, with no byte order mark' in found.notes
+    with pytest.raises(UserError, match='instances_train.json begins with a byte order mark'):
+        read_coco(path)
+
+
+def test_coco_with_half_a_character(coco):
+    """Python reads it, and cannot print it."""
+    root, content = coco
+    content['images'][0]['file_name'] = '\ud800.png'
+    write(root / 'all.json', json.dumps(content))
+    with pytest.raises(UserError, match='all.json is not complete JSON: .*surrogates not allowed'):
+        objects_in(root)
+
+
+def test_coco_with_whole_numbers_as_floats(coco):
+    """As pandas writes them."""
+    root, content = coco
+    for record in (*content['images'], *content['categories'], *content['annotations']):
+        record.update({key: float(n) for key, n in record.items() if isinstance(n, int)})
+    write(root / 'all.json', json.dumps(content))
+    found, problems = objects_in(root)
+    assert counts(found) == {'train': (4, 8)} and not problems
+    content['annotations'][0]['image_id'] = 0.5
+    write(root / 'all.json', json.dumps(content))
+    assert 'images that are not listed' in objects_in(root)[1][0]
+
+
+def test_coco_of_lvis(coco):
+    root, content = coco
+    for image in content['images']:
+        image['coco_url'] = 'http://images.cocodataset.org/val2017/' + image.pop('file_name')
+    for annotation in content['annotations']:
+        del annotation['iscrowd']
+    write(root / 'lvis.json', json.dumps(content))
+    (root / 'images').rename(root / 'val2017')
+    found, problems = objects_in(root)
+    assert counts(found) == {'train': (4, 8)} and not problems
+    assert 'file names from coco_url, iscrowd 0' in found.notes[0]
+    assert found.splits['train'].content['images'][0]['file_name'] == 'val2017/000.png'
+
+
+def test_coco_without_areas_and_ids_from_0(coco):
+    """pycocotools counts a detection of the object with the id 0 as wrong."""
+    root, content = coco
+    for number, annotation in enumerate(content['annotations']):
+        annotation['id'] = number
+        del annotation['area']
+    path = root / 'all.json'
+    write(path, json.dumps(content))
+    found, problems = objects_in(root)
+    assert not problems and found.splits['train'].path is None  # a copy is used
+    read = found.splits['train'].content['annotations']
+    assert [a['id'] for a in read] == list(range(1, 9))
+    assert all(a['area'] == a['bbox'][2] * a['bbox'][3] for a in read)
+    for annotation in content['annotations']:
+        del annotation['id']
+    write(path, json.dumps(content))
+    assert [a['id'] for a in objects_in(root)[0].splits['train'].content['annotations']] == [
+        *range(1, 9)
+    ]
+
+
+def test_coco_with_ids_of_two_types(coco):
+    root, content = coco
+    for annotation in content['annotations']:
+        annotation['image_id'] = str(annotation['image_id'])
+    write(root / 'all.json', json.dumps(content))
+    defects = Defects()
+    read_data(Files(root), defects)
+    kind = 'annotations whose image_id is a string, but the ids of images are numbers'
+    assert defects.problems()[0].kind == kind
+    for image in content['images']:
+        image['id'] = str(image['id'])
+    write(root / 'all.json', json.dumps(content))
+    assert counts(objects_in(root)[0]) == {'train': (4, 8)}
+
+
+def test_images_are_in_one_folder(coco):
+    """Without folders of another split; the only one that has all of them."""
+    root, content = coco
+    path = root / 'train.json'
+    write(path, json.dumps(content))
+    fill(root, SCENES, 'val/images/{}.png')
+    assert objects_in(root)[0].splits['train'].folder == root / 'images'
+    fill(root, SCENES, 'copies/{}.png')
+    several = 'of train.json are in several folders: copies .{} of 4., images .{} of 4.; keep one'
+    with pytest.raises(UserError, match=several.format(4, 4)):
+        objects_in(root)
+    (root / 'copies/001.png').unlink()
+    assert objects_in(root)[0].splits['train'].folder == root / 'images'
+    (root / 'images/003.png').unlink()
+    with pytest.raises(UserError, match='as in copies/a.jpg') as raised:
+        objects_in(root)
+    assert re.search(several.format(3, 3), str(raised.value))
+    for image in content['images']:  # as the error says
+        image['file_name'] = f'copies/{image["file_name"]}'
+    write(path, json.dumps(content))
+    found, problems = objects_in(root)
+    assert found.splits['train'].folder == root
+    assert problems[0] == 'error: images that are missing: 001.png (train.json)'
+
+
+def test_images_of_another_split_if_there_are_no_others(coco):
+    """Two files can divide the images of one folder; but an image that is missing for training is
+    not one of the validation data."""
+    root, content = coco
+    (root / 'images').rename(root / 'train')
+    write(root / 'val.json', json.dumps(content))
+    write(root / 'train.json', json.dumps(content))
+    assert objects_in(root)[0].splits['val'].folder == root / 'train'
+    fill(root, SCENES, 'val/{}.png')
+    (root / 'train/000.png').unlink()
+    found, problems = objects_in(root)
+    assert [split.folder.name for split in found.splits.values()] == ['train', 'val']
+    assert problems[0] == 'error: images that are missing: 000.png (train.json)'
+
+
+def test_images_of_another_machine(coco):
+    """Folders before the names are left out, as few as possible; those inside are kept."""
+    root, content = coco
+    fill(root, SCENES, 'images/a/{}.png')
+    fill(root, SCENES, 'images/b/{}.png')
+    for number, image in enumerate(content['images']):
+        image['file_name'] = f'/home/me/{"ab"[number % 2]}/{image["file_name"]}'
+    write(root / 'all.json', json.dumps(content))
+    (root / 'images/a/000.png').unlink()
+    found, problems = objects_in(root)
+    names = [image['file_name'] for image in found.splits['train'].content['images']]
+    assert names == ['images/b/001.png', 'images/a/002.png', 'images/b/003.png']
+    assert problems[0] == 'error: images that are missing: 000.png (all.json)'
+
+
+def test_many_images_of_one_name(tmp_path):
+    """None of which is where the file says: finding out takes no longer than reading it."""
+    for number in range(2000):
+        write(tmp_path / f'run_{number}/left.png', '')
+    files = Files(tmp_path)
+    start = time.monotonic()
+    assert not any(files.find_images([f'run{i}/left.png' for i in range(2000)], 'all.json'))
+    assert time.monotonic() - start < 3  # not each with each
+    found = files.find_images([f'D:\\run_{i}\\left.png' for i in range(2000)], 'all.json')
+    assert found == [f'run_{i}/left.png' for i in range(2000)]
+
+
+def test_annotations_of_two_sites_with_the_same_names(tmp_path):
+    for site in ('a', 'b'):
+        fill(tmp_path / site, SCENES, 'pictures/{}.png', layouts.voc, 'xml/{}.xml')
+    advice = 'keep one of them, or put the annotations next to their images'
+    with pytest.raises(UserError, match=f'a/pictures .4 of 4., b/pictures .4 of 4.; {advice}'):
+        objects_in(tmp_path)
+    for site in ('a', 'b'):
+        for path in (tmp_path / site / 'xml').iterdir():
+            path.rename(tmp_path / site / 'pictures' / path.name)
+    assert counts(objects_in(tmp_path)[0]) == {'train': (8, 16)}
+
+
+def test_coco_objects_that_mm_leaves_out(coco):
+    """Without an area or to be ignored; if all are crowds, nothing is left."""
+    root, content = coco
+    content['annotations'][0]['area'] = 0
+    content['annotations'][1]['ignore'] = 1
+    write(root / 'all.json', json.dumps(content))
+    assert objects_in(root)[1] == [
+        'warning: objects whose area is 0, which OpenMMLab leaves out: annotation 1 of 000.png '
+        '(all.json)',
+        'warning: objects with "ignore", which OpenMMLab leaves out: annotation 2 of 000.png '
+        '(all.json)',
+    ]
+    for annotation in content['annotations']:
+        annotation['iscrowd'] = 1
+    write(root / 'all.json', json.dumps(content))
+    with pytest.raises(UserError, match='all objects .* are crowds or difficult'):
+        new_config(root, DETECTOR, root / 'x.py')
+
+
+def test_coco_with_shares_instead_of_pixels(coco):
+    """mm would leave out all objects."""
+    root, content = coco
+    for annotation in content['annotations']:
+        left, top, width, height = annotation['bbox']
+        annotation['bbox'] = [left / 80, top / 60, width / 80, height / 60]
+    write(root / 'all.json', json.dumps(content))
+    with pytest.raises(UserError, match='in pixels, but no number is above 1'):
+        objects_in(root)
+
+
+def test_coco_box_that_is_not_around_its_polygon(coco):
+    root, content = coco
+    content['annotations'][2]['bbox'][0] += 5
+    content['annotations'][3]['bbox'][0] += 1  # rounding
+    write(root / 'all.json', json.dumps(content))
+    problem = 'warning: boxes that are not around their own polygons: annotation 3 of 001.png'
+    assert [p.partition(' (')[0] for p in objects_in(root)[1]] == [problem]
+
+
+def test_classes_of_validation_data_that_training_data_lack(tmp_path):
+    layouts.coco_of_splits(tmp_path)
+    path = tmp_path / 'annotations/instances_val2017.json'
+    write(path, path.read_text().replace('"cat"', '"Cat "'))
+    found, problems = objects_in(tmp_path)
+    assert problems == [
+        "warning: classes with almost the same name: 'cat' and 'Cat '",
+        'warning: classes without objects in the training data: Cat  (2 in the val data)',
+    ]
+
+
+def test_category_that_was_added_after_the_config(tmp_path):
+    """Its objects are not trained: the check of a config names it."""
+    layouts.coco_of_splits(tmp_path)
+    path = tmp_path / 'annotations/instances_train2017.json'
+    content = json.loads(path.read_text())
+    content['categories'].append({'id': 9, 'name': 'yak'})
+    content['annotations'][0]['category_id'] = 9
+    content['annotations'][1]['category_id'] = 9
+    write(path, json.dumps(content))
+    files = dict(ann_file='annotations/instances_train2017.json', data_prefix=dict(img='train2017'))
+    data = dict(type='CocoDataset', data_root=str(tmp_path), metainfo=dict(classes=CLASSES))
+    cfg = Config(dict(default_scope='mmdet', train_dataloader=dict(dataset=data | files)))
+    (problem,) = check_dataset(cfg, 'train', cfg.train_dataloader.dataset).problems
+    assert not problem.is_error and problem.items == ['yak (2 objects)']
+
+
+# YOLO
+
+
+def darknet(root: Path) -> None:
+    fill(root, SCENES[:3], 'obj_train_data/{}.png', yolo, 'obj_train_data/{}.txt')
+    fill(root, [scene(8, 'v')], 'obj_train_data/{}.png', yolo, 'obj_train_data/{}.txt')
+    fill(root, [scene(9, 'w')], 'obj_train_data/{}.png', yolo, 'obj_train_data/{}.txt')
+    for name, images in (('train', ['000', '001', '002']), ('valid', ['v'])):
+        text = ''.join(f'data/obj_train_data/{image}.png\n' for image in images)
+        write(root / f'{name}.txt', text)
+    write(root / 'my.names', '\n'.join(CLASSES))
+    lines = 'classes = 3', 'train = data/train.txt', 'valid= data/valid.txt', 'names=my.names'
+    write(root / 'obj.data', '\r\n'.join(lines))
+
+
+def test_yolo_of_darknet_with_splits(tmp_path):
+    darknet(tmp_path)
+    found, problems = objects_in(tmp_path)
+    assert counts(found) == {'train': (3, 6), 'val': (1, 2)} and not problems
+    assert found.classes == list(CLASSES)
+    assert found.notes == ['1 labelled images are left out: no list has them']
+
+
+@pytest.mark.parametrize(
+    'first, second, is_wrong',
+    [
+        ('train/labels', 'val/labels', True),
+        ('', 'train', True),
+        ('train', 'val', False),
+    ],
+)
+def test_yolo_with_two_files_of_classes(first, second, is_wrong, tmp_path):
+    """In another order; or the first ones of the other."""
+    for split, scenes in layouts.SPLITS:
+        fill(tmp_path, scenes, f'{split}/images/{{}}.png', yolo, f'{split}/labels/{{}}.txt')
+    write(tmp_path / first / 'classes.txt', 'cat\ndog' + '\nowl' * is_wrong)
+    write(tmp_path / second / 'classes.txt', 'dog\ncat\nowl' if is_wrong else 'cat\ndog\nowl\n')
+    if is_wrong:
+        with pytest.raises(UserError, match='classes.txt and .* number the classes differently'):
+            objects_in(tmp_path)
+    else:
+        assert objects_in(tmp_path)[0].classes == list(CLASSES)
+
+
+def test_yolo_with_an_empty_line_in_the_classes(tmp_path):
+    layouts.yolo_without_yaml(tmp_path)
+    write(tmp_path / 'classes.txt', '\ufeffcat\r\n\r\ndog\r\nowl\r\n\r\n')
+    with pytest.raises(UserError, match='classes.txt: line 2 is empty'):
+        objects_in(tmp_path)
+
+
+def test_files_are_parsed_once(tmp_path, monkeypatch):
+    layouts.yolo_of_splits(tmp_path)
+    parsed = []
+    safe_load = yaml.safe_load
+    monkeypatch.setattr('yaml.safe_load', lambda text: parsed.append(text) or safe_load(text))
+    objects_in(tmp_path)
+    assert len(parsed) == len({*parsed}) == 2  # config.yaml and data.yaml
+
+
+def test_yolo_with_names_in_a_data_yaml_without_lists(tmp_path):
+    layouts.yolo_without_yaml(tmp_path)
+    (tmp_path / 'classes.txt').unlink()
+    write(tmp_path / 'data.yaml', f'nc: 3\nnames: {list(CLASSES)}')
+    found, _ = objects_in(tmp_path)
+    assert found.classes == list(CLASSES) and counts(found)['train'] == (4, 8)
+
+
+def test_yolo_with_images_in_other_folders(tmp_path):
+    """Their labels are next to them; a list there names them relative to itself."""
+    root = tmp_path / 'data'
+    fill(root, SCENES, 'images/{}.png', yolo, 'labels/{}.txt')
+    fill(tmp_path, MORE, 'other/images/{}.png', yolo, 'other/labels/{}.txt')
+    write(tmp_path / 'other/list.txt', './images/000.png\nimages/001.png')
+    names = f'names: {list(CLASSES)}'
+    write(root / 'data.yaml', f'train: images\nval: ../other/images\n{names}')
+    found, problems = objects_in(root)
+    assert counts(found) == {'train': (4, 8), 'val': (4, 8)} and not problems
+    write(root / 'data.yaml', f'train: images\nval: {tmp_path}/other/list.txt\n{names}')
+    found, problems = objects_in(root)
+    assert counts(found) == {'train': (4, 8), 'val': (2, 4)} and not problems
+
+
+def test_yolo_with_another_order_than_data_yaml(tmp_path):
+    layouts.yolo_of_splits(tmp_path)
+    write(tmp_path / 'classes.txt', 'dog\ncat\nowl')
+    assert 'files with the classes in another order than data.yaml' in objects_in(tmp_path)[1][0]
+
+
+def test_yolo_of_corners(tmp_path):
+    """They are an error as in COCO files, if there are enough to be certain."""
+
+    def corners(path: Path, picture: layouts.Scene) -> None:
+        height, width = SIZE
+        lines = [
+            f'{label} {x / width} {y / height} {(x + w) / width} {(y + h) / height}'
+            for label, x, y, w, h in picture.boxes
+        ]
+        write(path, '\n'.join(lines))
+
+    fill(tmp_path, list(map(scene, range(9))), '{}.png', corners, '{}.txt')
+    with pytest.raises(UserError, match='center x, center y, .* but these are x1, y1, x2, y2'):
+        objects_in(tmp_path)
+
+
+def test_yolo_poses(tmp_path):
+    """data.yaml says it; only their boxes are used."""
+
+    def pose(path: Path, picture: layouts.Scene) -> None:
+        write(path, '0 0.25 0.3 0.16 0.1 0.2 0.3 1 0.22 0.3 0')
+
+    fill(tmp_path, SCENES, 'images/{}.png', pose, 'labels/{}.txt')
+    names = 'train: images\nval: images\nnames: [cat]\n'
+    write(tmp_path / 'data.yaml', names + 'kpt_shape: [2, 3]')
+    found, problems = objects_in(tmp_path)
+    assert not problems and 'only the boxes are used' in found.notes[0]
+    annotations = found.splits['train'].content['annotations']
+    assert [a['bbox'] for a in annotations] == [[13.6, 15, 12.8, 6]] * 4
+
+
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        ('train: images\nnames: {}', 'data.yaml: names must be a list of names, or number them'),
+        ('train: images\nval: {}', 'data.yaml: val must be a path or a list of paths'),
+        ('train: images\npath: {}', 'data.yaml: path must be a path'),
+        ('train: images\nnames: {{1000000000000: cat}}', 'names must number the classes from 0'),
+    ],
+)
+def test_yaml_bombs(text, message, tmp_path):
+    """A few lines that stand for gigabytes, and numbers that stand for lists."""
+    layouts.yolo_of_splits(tmp_path)
+    levels = [f'l{n}: &l{n} [{", ".join([f"*l{n - 1}"] * 9)}]' for n in range(1, 9)]
+    bomb = '\n'.join(['l0: &l0 [lol, lol]', *levels, text.format('*l8')])
+    write(tmp_path / 'data.yaml', bomb)
+    with pytest.raises(UserError, match=message) as raised:
+        objects_in(tmp_path)
+    assert len(str(raised.value)) < 400
+
+
+def test_yolo_of_windows(tmp_path):
+    """Backslashes and line ends; and a list of CreateML, which is no torn COCO file."""
+    for split, scenes in layouts.SPLITS:
+        fill(tmp_path, scenes, f'images/{split}/{{}}.PNG', yolo, f'labels/{split}/{{}}.txt')
+    settings = 'train: images\\train\r\nval: images\\val\r\nnames: [cat, dog, owl]\r\n'
+    write(tmp_path / 'data.yaml', settings)
+    write(tmp_path / 'a.json', '[{"image": "000.PNG", "annotations": [{"label": "cat"}]}]')
+    found, problems = objects_in(tmp_path)
+    assert counts(found) == {'train': (4, 8), 'val': (4, 8)} and not problems
+    for path in tmp_path.rglob('labels/*/*'):
+        path.unlink()
+    (tmp_path / 'data.yaml').unlink()
+    with pytest.raises(NotRecognized):
+        objects_in(tmp_path)
+
+
+def test_voc_of_another_size_than_its_images(tmp_path):
+    layouts.voc_of_folders(tmp_path)
+    path = tmp_path / 'c/other.xml'
+    path.write_text(path.read_text().replace('<width>80', '<width>160'))
+    assert 'with another size than their image: c/other.xml' in objects_in(tmp_path)[1][-1]
+
+
+def test_xml_and_json_of_other_tools(tmp_path, capsys):
+    """They are named as what they are."""
+    for picture in SCENES:
+        layouts.voc(tmp_path / f'{picture.name}.xml', picture)
+        picture.write(tmp_path / f'{picture.name}.png')
+    path = tmp_path / '000.xml'
+    path.write_text(path.read_text().replace('annotation>', 'Annotation>'))
+    assert objects_in(tmp_path)[1] == [
+        'error: XML files with the root <Annotation> in place of <annotation>: 000.xml'
+    ]
+    for path in tmp_path.glob('*.xml'):
+        path.unlink()
+    write(tmp_path / 'annotations.xml', '<annotations><version>1.1</version></annotations>')
+    with pytest.raises(NotRecognized, match='annotations.xml is of CVAT; export the task as COCO'):
+        objects_in(tmp_path)
+    (tmp_path / 'annotations.xml').unlink()
+    write(tmp_path / '000.json', '{"version": "5.0", "shapes": [], "imagePath": "000.png"}')
+    with pytest.raises(NotRecognized, match='000.json is of LabelMe; convert its files to COCO'):
+        objects_in(tmp_path)
+
+
+def test_pipes_and_broken_links(tmp_path):
+    """They are no files: reading a pipe would wait for ever."""
+    layouts.coco_of_splits(tmp_path)
+    os.mkfifo(tmp_path / 'pipe.json')
+    os.mkfifo(tmp_path / 'train2017/pipe.png')
+    (tmp_path / 'lost.json').symlink_to('nowhere.json')
+    (tmp_path / 'self.json').symlink_to('self.json')
+    found, problems = objects_in(tmp_path)
+    assert counts(found) == {'train': (4, 8), 'val': (4, 8)} and not problems
+
+
+def test_names_that_are_not_utf8(tmp_path, capsys):
+    """They are shown escaped, and left out."""
+    layouts.voc_of_2007(tmp_path)
+    for suffix in ('xml', 'png'):
+        folder = tmp_path / 'VOC2007' / ('Annotations' if suffix == 'xml' else 'JPEGImages')
+        shutil.copy(folder / f'000.{suffix}', os.fsencode(folder) + b'/\xff.' + suffix.encode())
+    command = [str(tmp_path), '--base', str(DETECTOR), '--out', str(tmp_path / 'my.py')]
+    assert load_tool('new_config').main(command) == 0
+    printed = capsys.readouterr()
+    assert printed.err == '' and 'not UTF-8: left out: ' in printed.out and 'udcff' in printed.out
+
+
+# Label maps
+
+
+def soft_colors(path: Path, picture: layouts.Scene) -> None:
+    label_map(path, picture, 'colors')
+    mask = Image.open(path)
+    mask.resize((27, 20), Image.Resampling.BILINEAR).resize(SIZE[::-1], 2).save(path)
+
+
+def test_colors_need_a_table(tmp_path):
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'colors')
+    with pytest.raises(
+        UserError, match='add a class_dict.csv, .* The colours are 0,0,0 '
+    ) as raised:
+        maps_in(tmp_path)
+    assert '200,60,0' in str(raised.value) and '\n' not in str(raised.value)
+    layouts.color_table(tmp_path, ('ground', *CLASSES), [(0, 0, 0), *layouts.COLORS.tolist()])
+    found, problems = maps_in(tmp_path)
+    assert found.classes == ['ground', *CLASSES] and not problems and found.ignored == 0
+    table = tmp_path / 'class_dict.csv'
+    table.write_bytes(b'\xef\xbb\xbf' + table.read_bytes().replace(b'\n', b'\r'))
+    assert maps_in(tmp_path)[0].classes == ['ground', *CLASSES]
+    fill(tmp_path, SCENES[:1], 'images/{}.png', soft_colors, 'masks/{}.png')
+    found, (problem,) = maps_in(tmp_path)
+    assert 'colours that are in no list: ignored: masks/000.png (' in problem and found.ignored > 0
+
+
+@pytest.mark.parametrize(
+    'values, message',
+    [
+        ([0, 255], 'are 0 and 255 only, and 255 is ignored'),
+        (
+            [0, 85, 170],
+            'have the values 0 85 170, and no file says of which classes: add a classes',
+        ),
+        ([1, 2], 'have the values 1 2, and no file says of which classes'),
+        ([0, 300], 'have values up to 300, above 255'),
+    ],
+)
+def test_values_that_are_not_certainly_indices(values, message, tmp_path):
+    fill(tmp_path, SCENES, 'images/{}.png')
+    (tmp_path / 'masks').mkdir()
+    for picture in SCENES:
+        labels = np.resize(values, SIZE).astype(np.uint16 if max(values) > 255 else np.uint8)
+        Image.fromarray(labels).save(tmp_path / f'masks/{picture.name}.png')
+    with pytest.raises(UserError, match=message):
+        maps_in(tmp_path)
+
+
+def test_masks_of_two_scales(tmp_path):
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'binary')
+    for name in ('000', '001'):
+        path = tmp_path / f'masks/{name}.png'
+        Image.fromarray(np.array(Image.open(path)) // 255).save(path)
+    _, problems = maps_in(tmp_path)
+    assert problems == [
+        'warning: segmentation masks of 0 and 255 only, whose 255 is ignored: masks/002.png, '
+        'masks/003.png'
+    ]
+
+
+def test_masks_of_fractions(tmp_path):
+    """They are no colours."""
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    path = tmp_path / 'masks/000.png'
+    Image.fromarray(np.array(Image.open(path), np.float32)).save(path.with_suffix('.tif'))
+    path.unlink()
+    _, problems = maps_in(tmp_path)
+    assert problems == [
+        'error: segmentation masks of fractions; write them as whole numbers of 8 bits: '
+        'masks/000.tif'
+    ]
+
+
+def test_share_of_ignored_pixels(tmp_path):
+    """It shows that 255 is taken for no class."""
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    labels = np.full(SIZE, 255, np.uint8)
+    labels[:, : SIZE[1] // 5] = 1
+    Image.fromarray(labels).save(tmp_path / 'masks/000.png')
+    found, _ = maps_in(tmp_path)
+    assert found.ignored == pytest.approx(0.2)
+
+
+def test_maps_that_pillow_finds_too_large(tmp_path, monkeypatch):
+    """GDAL reads a TIFF of any size: for a config, and for its check."""
+    fill(tmp_path, SCENES, 'images/{}.tif', label_map, 'masks/{}.tif')
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', SIZE[0] * SIZE[1] // 2 - 1)
+    found, problems = maps_in(tmp_path)
+    assert not problems and len(found.splits['train']) == 4
+    assert len(found.classes) == 4 and sum(found.pixels) == 4 * SIZE[0] * SIZE[1]
+    labels = read_label_map(tmp_path / 'masks/000.tif').values
+    save_tiff(tmp_path / 'masks/000.tif', np.stack([labels, *[labels + 9] * 4], 2))
+    assert maps_in(tmp_path)[0].pixels == found.pixels  # the first of five bands
+    (tmp_path / 'masks').rename(tmp_path / 'old')
+    fill(tmp_path, SCENES, 'images/{}.tif', label_map, 'masks/{}.tif', 'colors')
+    shutil.rmtree(tmp_path / 'old')
+    layouts.color_table(tmp_path, ('ground', *CLASSES), [(0, 0, 0), *layouts.COLORS.tolist()])
+    in_colors, problems = maps_in(tmp_path)
+    assert not problems and in_colors.pixels == found.pixels
+
+
+@pytest.mark.parametrize('text', ['a,b\n1,' + 'x' * 200_000, 'größe\n1'.encode('latin-1')])
+def test_tables_of_other_things_than_classes(text, tmp_path):
+    """Of any encoding, with cells of any length."""
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    (tmp_path / 'notes.csv').write_bytes(text if isinstance(text, bytes) else text.encode())
+    found, problems = maps_in(tmp_path)
+    assert len(found.classes) == 4 and not problems
+    (tmp_path / 'notes.csv').write_text('name,r,g,b\n' + 'x' * 200_000 + ',1,2,3')
+    with pytest.raises(UserError, match='notes.csv must be a table of classes: field larger'):
+        maps_in(tmp_path)
+
+
+@pytest.mark.parametrize('names', ['cat\ndog\nowl', 'cat'])
+def test_maps_with_too_few_names(names, tmp_path):
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    write(tmp_path / 'classes.txt', names)
+    with pytest.raises(UserError, match='classes have names; each needs one, also the background'):
+        maps_in(tmp_path)
+
+
+def test_maps_that_are_0(tmp_path):
+    """One of them may be background only; if all are, nothing can be learned."""
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    Image.new('L', SIZE[::-1]).save(tmp_path / 'masks/000.png')
+    warning = 'warning: segmentation masks that are 0 everywhere: masks/000.png'
+    assert maps_in(tmp_path)[1] == [warning]
+    for path in (tmp_path / 'masks').iterdir():
+        Image.new('L', SIZE[::-1]).save(path)
+    with pytest.raises(UserError, match='are 0 everywhere'):
+        maps_in(tmp_path)
+    data = dict(type='BaseSegDataset', data_root=str(tmp_path), metainfo=dict(classes=CLASSES))
+    prefix = dict(img_path='images', seg_map_path='masks')
+    data = Config(data | dict(data_prefix=prefix, img_suffix='.png'))
+    (problem,) = check_label_maps(data, 'mmseg').problems
+    assert problem.kind == 'segmentation masks with one label only' and not problem.is_error
+
+
+def test_names_of_images_like_those_of_label_maps(tmp_path):
+    names = 'play_ground', 'on_target', 'a_gt', 'b_seg', 'a'
+    scenes = [scene(i, name) for i, name in enumerate(names)]
+    fill(tmp_path, scenes, 'images/{}.png', label_map, 'masks/{}.png')
+    found, problems = maps_in(tmp_path)
+    assert not problems
+    pairs = [(f'images/{name}.png', f'masks/{name}.png') for name in sorted(names)]
+    assert sorted(found.splits['train']) == sorted(pairs)
+
+
+# Splits by name
+
+
+def test_splits_can_be_assigned(tmp_path):
+    """Folders that only sound like splits; what was decided is said."""
+    fill(tmp_path, SCENES, 'site_dev/{}.png', yolo, 'site_dev/{}.txt')
+    fill(tmp_path, MORE, 'crash test 2023/{}.png', yolo, 'crash test 2023/{}.txt')
+    found, _ = objects_in(tmp_path)
+    assert found.by_name == {'site_dev': 'val', 'crash test 2023': 'test'}
+    with pytest.raises(UserError, match='only val and test .crash test 2023 is test, site_dev is'):
+        new_config(tmp_path, DETECTOR, tmp_path / 'x.py')
+    new_config(tmp_path, DETECTOR, tmp_path / 'x.py', assigned={'site_dev': 'train'})
+    assert 'x_data/test.json' in (tmp_path / 'x.py').read_text()
+    assigned = assigned_splits(['site_dev=train', 'crash test 2023/=train'])
+    found, _ = objects_in(tmp_path, assigned)
+    assert counts(found) == {'train': (8, 16)} and not found.by_name
+    with pytest.raises(UserError, match='no folder or file of this name'):
+        objects_in(tmp_path, {'site': 'train'})
+    with pytest.raises(UserError, match='--assign takes FOLDER=train, val or test'):
+        assigned_splits(['site_dev'])
+    layouts.voc_of_2007(tmp_path / 'voc')
+    found, _ = objects_in(tmp_path / 'voc', {'000': 'val'})
+    assert counts(found)['train'][0] == 1
+
+
+# new_config.py
+
+
+def made(data: Path, base: Path, out: Path) -> int:
+    return load_tool('new_config').main([str(data), '--base', str(base), '--out', str(out)])
+
+
+@pytest.fixture(autouse=True)
+def _unformatted(monkeypatch) -> None:
+    monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, True))
+
+
+@pytest.mark.parametrize('call', range(4))
+def test_full_disk(call, tmp_path, monkeypatch, capsys):
+    """At each file: one line, nothing is left, and the next call works."""
+    root, out = tmp_path / 'data', tmp_path / 'x.py'
+    layouts.yolo_of_splits(root)
+    write_text = Path.write_text
+    left = [call]
+
+    def full(self: Path, *arguments, **options) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            self.touch()
+            raise OSError(errno.ENOSPC, 'No space left on device')
+        return write_text(self, *arguments, **options)
+
+    def no_copy(*paths: str) -> None:
+        raise OSError(errno.ENOSPC, 'No space left on device', paths[1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, 'write_text', full)
+        patch.setattr(shutil, 'copy2', no_copy)
+        status = made(root, DETECTOR, out)
+    printed = capsys.readouterr().err
+    if status:
+        assert printed.count('\n') == 1 and 'no space left on the disk' in printed
+        assert [path.name for path in tmp_path.iterdir()] == ['data']
+    assert bool(status) == (call < 3)  # train.json, val.json and the config
+    if status:
+        assert made(root, DETECTOR, out) == 0
+
+
+def test_bases_and_arguments_that_do_not_fit(tmp_path, capsys):
+    layouts.yolo_of_splits(tmp_path / 'boxes')
+    layouts.maps_of_mmseg(tmp_path / 'maps')
+    image = tmp_path / 'boxes/images/train/000.png'
+    out = tmp_path / 'x.py'
+    for data, base, said in (
+        (tmp_path / 'boxes', SEGMENTOR, 'segments images; choose a detector as the base'),
+        (tmp_path / 'maps', DETECTOR, 'detects objects; choose a segmentor as the base'),
+        (DETECTOR, tmp_path / 'boxes', 'the data and --base are swapped'),
+        (tmp_path / 'boxes', tmp_path / 'boxes', '--base must be a config with the suffix .py'),
+        (tmp_path / 'boxes', image, '--base must be a config with the suffix .py'),
+        (image, DETECTOR, 'the data must be a folder, got the file'),
+    ):
+        assert made(data, base, out) == 2
+        printed = capsys.readouterr().err
+        assert said in printed and printed.count('\n') == 1
+
+
+@pytest.mark.skipif(not Path('/proc/self').exists(), reason='needs the folder /proc of Linux')
+def test_folders_in_which_nothing_can_be_created(tmp_path, capsys):
+    layouts.yolo_of_splits(tmp_path)
+    assert made(tmp_path, DETECTOR, Path('/proc/x.py')) == 2
+    said = 'cpvt new-config: cannot write to the folder /proc: No such file or directory\n'
+    assert capsys.readouterr().err == said
+
+
+def test_names_that_mmengine_would_replace(tmp_path):
+    layouts.yolo_without_yaml(tmp_path / 'data')
+    write(tmp_path / 'data/classes.txt', 'cat\n{{ fileDirname }}\nowl')
+    with pytest.raises(UserError, match='must not have {{, got'):
+        new_config(tmp_path / 'data', DETECTOR, tmp_path / 'x.py')
+    assert not (tmp_path / 'x.py').exists()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(32, 2000), st.integers(32, 2000))
+def test_training_at_the_resolution_of_tests(height, width):
+    """A base whose tests do not resize images trains them at their size, whatever it is; crops do
+    not grow."""
+    train = [
+        dict(type='RandomResize', scale=(384, 384), ratio_range=(0.75, 1.5)),
+        dict(type='RandomCrop', crop_size=(256, 256)),
+    ]
+    val = [dict(type='Resize', scale_factor=1.0)]
+    cfg = Config(
+        dict(
+            train_dataloader=dict(dataset=dict(pipeline=train)),
+            val_dataloader=dict(dataset=dict(pipeline=val)),
+        )
+    )
+    scales = Scales.of(cfg, np.array([[height, width]] * 3, float), 'detection')
+    resize, crop = scales.pipeline(train, False)
+    factor = min(
+        max(resize['scale']) / max(height, width), min(resize['scale']) / min(height, width)
+    )
+    assert factor == pytest.approx(1, abs=0.02) or max(height, width) < 33
+    assert max(crop['crop_size']) <= 256
+    assert scales.pipeline(val, False, is_test=True) == val
+
+
+def test_images_with_more_objects_than_metrics_count(tmp_path):
+    layouts.coco_of_splits(tmp_path / 'data')
+    content = layouts.coco_content(MORE)
+    annotation = content['annotations'][0]
+    content['annotations'] = [{**annotation, 'id': i} for i in range(1, 103)]
+    write(tmp_path / 'data/annotations/instances_val2017.json', json.dumps(content))
+    lines = new_config(tmp_path / 'data', DETECTOR, tmp_path / 'my.py')
+    assert any('an image of the val data has 102 objects' in line for line in lines)
+
+
+@pytest.mark.parametrize('annotate, suffix', [(yolo, 'txt'), (layouts.voc, 'xml')])
+def test_files_can_be_assigned(annotate, suffix, tmp_path):
+    """Without lists and folders for splits."""
+    fill(
+        tmp_path,
+        [*SCENES, *(m._replace(name=f'm{m.name}') for m in MORE)],
+        '{}.png',
+        annotate,
+        f'{{}}.{suffix}',
+    )
+    write(tmp_path / 'classes.txt', '\n'.join(CLASSES))
+    found = read_data(Files(tmp_path, {'m001': 'val', '002.png': 'val'}), Defects())
+    images = found.splits['val'].content['images']
+    assert {Path(image['file_name']).stem for image in images} == {'m001', '002'}
+    assert len(found.splits['train'].content['images']) == 6

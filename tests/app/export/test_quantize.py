@@ -1,0 +1,416 @@
+"""cpvt quantize: a small segmentor in 8 bits, what it says about itself, and what is refused."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import openvino
+import pytest
+from PIL import Image
+from support import ROOT
+
+from cpvt_pyramid.app.commands import quantize as tool
+from cpvt_pyramid.app.commands import verify as verify_tool
+from cpvt_pyramid.app.export import quantization
+from cpvt_pyramid.app.export.accuracy import CocoTruth, LabelTruth, agreement_of
+from cpvt_pyramid.app.export.quantization import (
+    Latency,
+    computed_products,
+    evenly_spaced,
+    float32_model,
+    split_images,
+)
+from cpvt_pyramid.app.export.self_test import draw, own_test, pack, verify_session
+from cpvt_pyramid.app.predict import Predictor
+from cpvt_pyramid.app.predict.sessions import OpenVino, read_openvino
+from cpvt_pyramid.app.predictions.kinds import Detections, LabelMap
+from cpvt_pyramid.app.tooling.command import UserError
+
+CLASSES = ('red', 'green', 'blue')
+DIM = 8
+# A patch embedding, a block, a PEG and a head, for pixels; the class is the brightest channel.
+BODY = """
+    shifted = Sub(images, mean)
+    pixels = Div(shifted, std)
+    embedded = Conv<pads = [1, 1, 1, 1]>(pixels, backbone.patch_embeds.0.proj.weight)
+    tokens = Transpose<perm = [0, 2, 3, 1]>(embedded)
+    normed = LayerNormalization<axis = -1>(tokens, scale)
+    hidden = MatMul(normed, fc1)
+    biased = Add(hidden, backbone.blocks.0.0.mlp.fc1.bias)
+    active = Relu(biased)
+    output = MatMul(active, fc2)
+    branch = Add(output, backbone.blocks.0.0.mlp.fc2.bias)
+    block = Add(tokens, branch)
+    map = Transpose<perm = [0, 3, 1, 2]>(block)
+    position = Conv<group = 8, pads = [1, 1, 1, 1]>(map, backbone.pos_block.0.proj.0.weight)
+    map_0 = Add(map, position)
+    logits = Conv(map_0, decode_head.conv_seg.weight)
+    sizes = Abs(logits)
+    clipped = Min(logits, sizes)
+    probabilities = Softmax<axis = 1>(clipped)
+"""
+
+
+def write_segmentor(path: str = 'model.onnx', **changes: object) -> Path:
+    body = BODY
+    random = np.random.default_rng(0)
+    identity = np.eye(3, DIM)
+    embedding = 0.01 * random.normal(size=(DIM, 3, 3, 3))
+    embedding[:, :, 1, 1] += identity.T
+    head = 3 * identity + 0.1 * random.normal(size=(3, DIM))
+    weights = {
+        'mean': np.full((1, 3, 1, 1), 127),
+        'std': np.full((1, 3, 1, 1), 64),
+        'scale': np.ones(DIM),
+        'backbone.patch_embeds.0.proj.weight': embedding,
+        'fc1': 0.2 * random.normal(size=(DIM, 2 * DIM)),
+        'backbone.blocks.0.0.mlp.fc1.bias': np.zeros(2 * DIM),
+        'fc2': 0.1 * random.normal(size=(2 * DIM, DIM)),
+        'backbone.blocks.0.0.mlp.fc2.bias': np.zeros(DIM),
+        'backbone.pos_block.0.proj.0.weight': 0.05 * random.normal(size=(DIM, 1, 3, 3)),
+        'decode_head.conv_seg.weight': head[..., None, None],
+    }
+    for number, name in enumerate(weights):  # the parser's names have no dots
+        body = body.replace(name, f'w{number}') if '.' in name else body
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> '
+        f'tiny (float[B,3,H,W] images) => (float[B,3,H,W] probabilities) {{{body}}}'
+    )
+    for number, (name, values) in enumerate(weights.items()):
+        for node in model.graph.node:
+            for place, given in enumerate(node.input):
+                if given == f'w{number}':
+                    node.input[place] = name
+        array = onnx.numpy_helper.from_array(values.astype(np.float32), name)
+        model.graph.initializer.append(array)
+    about = {
+        'format': 1,
+        'task': 'segmentation',
+        'classes': CLASSES,
+        'palette': [[255, 0, 0], [0, 255, 0], [0, 0, 255]],
+        'resize': {'short': 40, 'long': 60},
+        'stride': 1,
+        'masks': None,
+        'score_thr': 0.3,
+        'dtype': 'float32',
+    }
+    entries = {'cpvt_pyramid': json.dumps(about | changes)}
+    onnx.helper.set_model_props(model, entries)
+    onnx.save(model, path)
+    entries['cpvt_pyramid_test'] = own_test(OpenVino(Path(path)), first_test())
+    onnx.helper.set_model_props(model, entries)
+    onnx.save(model, path)
+    return Path(path)
+
+
+def first_test() -> str:
+    """Test data of which `own_test` fills in the results."""
+    sample = {
+        'image': {'seed': np.array(3), 'size': np.array([37, 53]), 'original': np.array([37, 53])},
+        'shapes': {'probabilities': np.array([3, 37, 53])},
+        'stages': {'map_0': np.zeros(1)},
+    }
+    return pack([sample])
+
+
+pytestmark = pytest.mark.filterwarnings('ignore:few images to calibrate with')
+
+
+def write_photos(folder: Path) -> None:
+    """Images of several sizes, one grey and one of 16 bits."""
+    folder.mkdir()
+    for seed, size in enumerate([(40, 60), (60, 40), (45, 45), (80, 100), (30, 64), (40, 60)]):
+        Image.fromarray(draw(seed, *size)).save(folder / f'{seed}.png')
+    Image.fromarray(draw(7, 50, 50)[..., 0]).save(folder / '7.png')
+    deep = draw(8, 50, 50)[..., 0].astype(np.uint16) << 8
+    Image.fromarray(deep).save(folder / '8.png')
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of photographs, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path('photos')
+    write_photos(folder)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a segmentor, its quantized form, and photographs; tests only read them."""
+    folder = tmp_path_factory.mktemp('made')
+    write_photos(folder / 'photos')
+    path = write_segmentor(str(folder / 'model.onnx'))
+    assert tool.main([str(path), str(folder / 'photos'), '--agreement', '0.9']) == 0
+    return folder
+
+
+def left(folder: Path = Path()) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def error_of(capsys: pytest.CaptureFixture) -> str:
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_segmentor(photos, capsys):
+    path = write_segmentor()
+    (photos / 'damaged.jpg').write_bytes(b'\xff\xd8')
+    (photos / 'notes.txt').write_text('no image')
+    warnings.filterwarnings('always', 'few images to calibrate with')
+    assert tool.main(['model.onnx', 'photos', '--agreement', '0.9']) == 0
+    shown = capsys.readouterr()
+    assert 'cpvt quantize: skipped photos/damaged.jpg: ' in shown.err
+    assert 'cpvt quantize: few images to calibrate with: 4;' in shown.err
+    assert 'calibrating with 4 images, comparing on 4 others' in shown.out
+    assert 'times as fast' in shown.out
+    files = ['model-int8.bin', 'model-int8.report.json', 'model-int8.xml']
+    assert left() == [*files, 'model.onnx', 'photos']
+
+    report = json.loads(Path('model-int8.report.json').read_text())
+    assert report['agreement'] > 0.9 and report['accuracy'] is None
+    assert report['latency_ms'].keys() == {'float32', 'int8', 'size', 'cores'}
+    expected = Predictor(path)('photos/3.png')
+    predictor = Predictor('model-int8.xml')
+    assert agreement_of(predictor('photos/3.png'), expected).share > 0.9
+    assert predictor.model.about['dtype'] == 'int8'
+    assert predictor.model.about['quantized']['agreement'] == report['agreement']
+    checks = verify_session(predictor.model.path, predictor.model.session)
+    assert all(check.passed for check in checks)
+
+    # 7 bits: a processor without VNNI adds two products in 16 bits, but for depthwise convolutions.
+    weights = [n for n in read_openvino(Path('model-int8.xml')).get_ops() if is_weight(n)]
+    paired = [node for node in weights if len(node.get_output_shape(0)) < 5]
+    assert (len(weights), len(paired)) == (5, 4)
+    assert all(np.abs(node.get_data()).max() <= 64 for node in paired)
+
+    # Nothing is overwritten, nor quantized twice.
+    assert tool.main(['model.onnx', 'photos']) == 2
+    assert 'model-int8.xml exists; remove it' in error_of(capsys)
+    assert tool.main(['model-int8.xml', 'photos', '--out', 'again.xml']) == 2
+    assert 'model-int8.xml is quantized already' in capsys.readouterr().err
+
+
+def is_weight(node) -> bool:
+    return node.get_type_name() == 'Constant' and node.get_element_type().get_type_name() == 'i8'
+
+
+SMALL = ('--size', '40', '60', '--batch-size', '2')
+
+
+def test_verify_allows_the_steps_of_8_bits_and_finds_a_wrong_layer(made, tmp_path, capsys):
+    path = made / 'model-int8.xml'
+    assert verify_tool.main([str(path), *SMALL]) == 0
+    assert 'its results where it was quantized' in capsys.readouterr().out
+    model = read_openvino(path)
+    for node in filter(is_weight, model.get_ordered_ops()):
+        halved = openvino.op.Constant(node.get_data() // 2)
+        for target in node.output(0).get_target_inputs():
+            target.replace_source_output(halved.output(0))
+    openvino.save_model(model, tmp_path / 'wrong.xml')
+    assert verify_tool.main([str(tmp_path / 'wrong.xml'), *SMALL]) == 1
+    assert 'FAILED' in capsys.readouterr().out
+
+
+def test_a_processor_without_vnni_has_the_same_results(made, tmp_path):
+    path, photo = made / 'model-int8.xml', made / 'photos/3.png'
+    code = (
+        'import sys\n'
+        'from cpvt_pyramid.app.predict import Predictor\n'
+        'Predictor(sys.argv[1])(sys.argv[2]).labels.tofile(sys.argv[3])'
+    )
+    command = [sys.executable, '-c', code, path, photo, tmp_path / 'labels']
+    subprocess.run(command, env=os.environ | {'ONEDNN_MAX_CPU_ISA': 'AVX512_CORE'}, check=True)
+    expected = Predictor(path)(photo).labels
+    labels = np.fromfile(tmp_path / 'labels', expected.dtype).reshape(expected.shape)
+    assert (labels == expected).mean() > 0.99
+
+
+def test_annotations_decide(photos, capsys):
+    """The label maps are the model's own, so that it has 100%."""
+    path = write_segmentor()
+    Path('maps').mkdir()
+    for name in ('0', '2', '4'):
+        labels = Predictor(path)(photos / f'{name}.png').labels
+        Image.fromarray((labels + 1).astype(np.uint8)).save(f'maps/{name}.png')
+    command = ['model.onnx', 'photos', '--compare', 'photos', '--annotations', 'maps']
+    command += ['--drop', '10']
+    assert tool.main(command) == 2
+    assert 'add --zero-is-ignored' in capsys.readouterr().err
+    assert tool.main([*command, '--zero-is-ignored']) == 0
+    report = json.loads(Path('model-int8.report.json').read_text())
+    assert report['accuracy']['float32'] == 100 and 90 < report['accuracy']['int8'] < 100
+    assert (report['calibration_images'], report['compared_images']) == (8, 3)
+    assert tool.main(['model.onnx', 'photos', '--out', 'b.xml', *command[4:]]) == 2
+    assert 'images to compare on is annotated' in capsys.readouterr().err
+
+
+def test_a_model_that_loses_too_much_is_not_written(photos, capsys):
+    write_segmentor()
+    assert tool.main(['model.onnx', 'photos', '--agreement', '1']) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith('cpvt quantize: model-int8.xml was not written: it has agreement 9')
+    assert 'but 100.00% is wanted' in line
+    assert left() == ['model.onnx', 'photos']
+
+
+def test_a_model_that_8_bits_make_slower_is_told_in_the_last_line(photos, capsys, monkeypatch):
+    write_segmentor()
+    for times, ending in (
+        (Latency(84.0, 100.0, (50, 50), 1), '0.84 times as fast: use model.onnx here'),
+        (Latency(100.0, 84.0, (50, 50), 1), 'model-int8.report.json'),
+    ):
+        monkeypatch.setattr(quantization, 'measure_latency', lambda *_, times=times: times)
+        assert tool.main(['model.onnx', 'photos', '--agreement', '0']) == 0
+        assert capsys.readouterr().out.splitlines()[-1].endswith(ending)
+        for path in Path().glob('model-int8.*'):
+            path.unlink()
+
+
+def test_refusals(photos, capsys):
+    write_segmentor()
+    write_segmentor('task.onnx', task='features')
+    Path('empty').mkdir()
+    foreign = onnx.load('model.onnx')
+    del foreign.metadata_props[:]
+    onnx.save(foreign, 'foreign.onnx')
+    for command, message in [
+        (['model.onnx', 'photos/0.png'], 'at least 2 images are needed'),
+        (['model.onnx', 'photos', '--out', 'model.onnx'], '--out must end in .xml'),
+        (['model.onnx', 'empty'], 'no images or videos in the folder empty'),
+        (['model.onnx', 'photos', '--drop', 'nan'], '--drop must be at least 0'),
+        (['foreign.onnx', 'photos'], 'export the model with cpvt export'),
+        (['task.onnx', 'photos'], 'its task must be one of'),
+        (['photos/0.png', 'photos'], 'is not a complete model'),
+        (['model.onnx', 'photos', '--annotations', 'photos/0.png'], 'a folder of segmentation'),
+        (['model.onnx', 'photos', '--agreement', '95'], '--agreement must be in [0, 1]'),
+    ]:
+        assert tool.main(command) == 2
+        assert message in error_of(capsys)
+    assert left() == ['empty', 'foreign.onnx', 'model.onnx', 'photos', 'task.onnx']
+
+
+def test_nothing_is_left_of_an_interrupted_run(photos, capsys, monkeypatch):
+    write_segmentor()
+
+    def interrupt(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(quantization, 'measure_latency', interrupt)
+    assert tool.main(['model.onnx', 'photos', '--agreement', '0']) == 130
+    assert 'interrupted; nothing was written' in capsys.readouterr().err
+    assert left() == ['model.onnx', 'photos']
+
+
+def test_nncf_is_named_if_it_is_not_installed(photos, capsys, monkeypatch):
+    write_segmentor()
+    monkeypatch.setitem(sys.modules, 'nncf', None)
+    assert tool.main(['model.onnx', 'photos']) == 2
+    assert "cpvt quantize needs nncf; pip install '.[quantize]'" in error_of(capsys)
+
+
+def test_images_are_split():
+    paths = [Path(str(number)) for number in range(5)]
+    assert split_images(paths) == ([paths[0], paths[2], paths[4]], [paths[1], paths[3]])
+    assert evenly_spaced(paths, 3) == [paths[0], paths[2], paths[4]]
+    assert evenly_spaced(paths, 9) == paths
+
+
+def detections(*rows: Sequence[float]) -> Detections:
+    """Of rows x1, y1, x2, y2, score, label."""
+    table = np.array(rows, np.float32).reshape(-1, 6)
+    image = np.zeros((50, 50, 3), np.uint8)
+    labels = table[:, 5].astype(int)
+    return Detections(image, CLASSES, [(0, 0, 0)] * 3, table[:, :4], table[:, 4], labels)
+
+
+def test_agreement_of_boxes():
+    expected = detections((0, 0, 10, 10, 0.9, 0), (20, 20, 30, 30, 0.5, 1))
+    cases = [
+        (expected, 1.0),
+        (detections((1, 0, 10, 10, 0.85, 0), (20, 20, 30, 30, 0.5, 1)), 1.0),
+        (detections((6, 0, 16, 10, 0.9, 0), (20, 20, 30, 30, 0.5, 1)), 0.5),  # IoU 0.25
+        (detections((0, 0, 10, 10, 0.7, 0), (20, 20, 30, 30, 0.5, 1)), 0.5),  # score
+        (detections((0, 0, 10, 10, 0.9, 0), (20, 20, 30, 30, 0.5, 2)), 0.5),  # label
+        (detections((0, 0, 10, 10, 0.9, 0)), 2 / 3),
+        (detections(), 0.0),
+    ]
+    assert [agreement_of(found, expected).share for found, _ in cases] == [x for _, x in cases]
+    assert agreement_of(detections(), detections()).share == 1
+
+
+def test_accuracy_with_annotations(tmp_path):
+    box = {'id': 1, 'image_id': 4, 'category_id': 9, 'bbox': [0, 0, 10, 10], 'area': 100}
+    data = {
+        'images': [{'id': 4, 'file_name': 'sub/a.jpg', 'height': 50, 'width': 50}],
+        'annotations': [box | {'iscrowd': 0}],
+        'categories': [{'id': 9 - i, 'name': name} for i, name in enumerate(CLASSES)],
+    }
+    file = tmp_path / 'coco.json'
+    file.write_text(json.dumps(data))
+    truth = CocoTruth(file, CLASSES)
+    path = Path('photos/a.jpg')
+    assert truth.has(path) and not truth.has(Path('b.jpg'))
+    right = truth.summary(path, detections((0, 0, 10, 10, 0.9, 0)))
+    wrong = truth.summary(path, detections((0, 0, 10, 10, 0.9, 1)))
+    assert truth.measure({path: right}) == pytest.approx(100)
+    assert truth.measure({path: wrong}) == truth.measure({path: []}) == 0
+    with pytest.raises(UserError, match='it lacks cat'):
+        CocoTruth(file, ['cat'])
+    file.write_text('[]')
+    with pytest.raises(UserError, match='is not in COCO format'):
+        CocoTruth(file, CLASSES)
+
+    annotated = np.array([[0, 0], [1, 255]], np.uint8)
+    Image.fromarray(annotated).save(tmp_path / 'a.png')
+    labels = LabelTruth(tmp_path, CLASSES, zero_is_ignored=False)
+    image = np.zeros((2, 2, 3), np.uint8)
+    found = LabelMap(image, CLASSES, [(0, 0, 0)] * 3, np.array([[0, 1], [1, 2]]))
+    assert labels.measure({path: labels.summary(path, found)}) == pytest.approx(50)
+    Image.new('RGB', (2, 2)).save(tmp_path / 'a.png')
+    with pytest.raises(UserError, match='a.png must have one channel of class indices'):
+        labels.summary(path, found)
+    (tmp_path / 'a.png').write_text('torn')
+    with pytest.raises(UserError, match='a.png: not a complete image'):
+        labels.summary(path, found)
+
+
+def test_logging_is_as_before(photos):
+    level = logging.getLogger('nncf').level
+    nncf = quantization.import_nncf()
+    with quantization.quiet(nncf):
+        print('not shown')
+    assert logging.getLogger('nncf').level in (level, logging.INFO)
+
+
+def test_clipping_is_never_quantized(made):
+    """Interpolation clips coordinates, and 8 bits would move pixels."""
+    model = read_openvino(made / 'model-int8.xml')
+    (clip,) = [node for node in model.get_ops() if node.get_type_name() == 'Minimum']
+    kinds = [value.get_node().get_type_name() for value in clip.input_values()]
+    assert 'FakeQuantize' not in kinds
+
+
+def test_products_of_queries_keys_and_values_stay_in_float32():
+    model = float32_model(ROOT / 'examples/trees.onnx')
+    products = [node for node in model.get_ordered_ops() if node.get_type_name() == 'MatMul']
+    assert len(products) == 66
+    assert len(computed_products(model)) == 16  # two in each of eight blocks
+
+
+def test_a_quantized_file_runs_in_8_bits(made):
+    """A change to the graph, even folding constants, would turn the weights into float32."""
+    session = Predictor(made / 'model-int8.xml').model.session
+    kinds = set()
+    for node in session.model.get_runtime_model().get_ops():
+        if node.get_rt_info()['layerType'].astype(str) in ('FullyConnected', 'Convolution'):
+            kinds.add(node.get_rt_info()['runtimePrecision'].astype(str))
+    assert kinds & {'i8', 'u8'}

@@ -1,0 +1,95 @@
+"""Graphs for OpenVINO: the same results from other shapes, or in another precision."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from cpvt_pyramid.app.export.openvino_graph import to_rows
+from cpvt_pyramid.app.export.quantization import to_float32
+from cpvt_pyramid.app.predict.sessions import openvino_core, read_openvino
+
+DIM = 6
+# A residual branch of a norm and a product, for maps (B, H, W, C), and a sum that broadcasts.
+BODY = """
+    normed = LayerNormalization<axis = -1>(x, scale, bias)
+    branch = MatMul(normed, weight)
+    sum = Add(x, branch)
+    means = ReduceMean<keepdims = 1>(sum, sides)
+    total = Add(sum, means)
+"""
+
+
+def write(shape: str, dtype: type = np.float32) -> Path:
+    """A file with float32 inputs and outputs that computes in `dtype`."""
+    code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> '
+        f'tiny (float[{shape}] images) => (float[{shape}] y) {{'
+        'sides = Constant<value: tensor = int64[2] {1, 2}>()'
+        f'x = Cast<to = {code}>(images){BODY}y = Cast<to = 1>(total)}}'
+    )
+    random = np.random.default_rng(0)
+    for name, size in (('scale', [DIM]), ('bias', [DIM]), ('weight', [DIM, DIM])):
+        values = random.normal(size=size).astype(dtype)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    path = Path('tiny.onnx')
+    onnx.save(model, path)
+    return path
+
+
+def run(model, x: np.ndarray) -> np.ndarray:
+    compiled = openvino_core().compile_model(model, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'})
+    (y,) = compiled([x]).values()
+    return np.array(y)
+
+
+def ranks(model, kind: str) -> list[int]:
+    nodes = [node for node in model.get_ordered_ops() if node.get_type_name() == kind]
+    return [len(node.get_output_partial_shape(0)) for node in nodes]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize('shape', [f'B,H,W,{DIM}', f'2,5,7,{DIM}'])
+def test_norms_and_residuals_take_rows(shape):
+    x = np.random.default_rng(1).normal(size=(2, 5, 7, DIM)).astype(np.float32)
+    path = write(shape)
+    expected = run(read_openvino(path), x)
+    model = read_openvino(path)
+    assert to_rows(model) == 2  # the sum that broadcasts stays
+    assert ranks(model, 'MVN') == [3]
+    assert [output.get_any_name() for output in model.outputs] == ['y']
+    np.testing.assert_allclose(run(model, x), expected, rtol=1e-5, atol=1e-6)
+    assert to_rows(model) == 0
+
+
+def test_a_value_inside_keeps_its_name_and_shape():
+    path = write(f'B,H,W,{DIM}')
+    x = np.random.default_rng(1).normal(size=(1, 5, 7, DIM)).astype(np.float32)
+    model = read_openvino(path)
+    model.add_outputs(['sum'])
+    to_rows(model)
+    assert [output.get_any_name() for output in model.outputs] == ['y', 'sum']
+    results = openvino_core().compile_model(model, 'CPU')([x])
+    assert results['sum'].shape == x.shape
+
+
+@pytest.mark.parametrize('shape', [f'H,W,{DIM}', f'B,T,H,W,{DIM}'])
+def test_other_ranks_stay(shape):
+    assert to_rows(read_openvino(write(shape))) == 0
+
+
+def test_float16_becomes_float32():
+    x = np.random.default_rng(1).normal(size=(1, 5, 7, DIM)).astype(np.float32)
+    path = write(f'B,H,W,{DIM}', np.float16)
+    model = read_openvino(path)
+    expected = run(model, x)
+    to_float32(model)
+    types = {node.get_output_element_type(0).get_type_name() for node in model.get_ordered_ops()}
+    assert types == {'f32', 'i64'}
+    np.testing.assert_allclose(run(model, x), expected, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,324 @@
+"""Command lines from functions, and how they end."""
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal, Optional, Union
+from unittest import mock
+
+import pytest
+from support import ROOT, run
+from torch._utils import ExceptionWrapper
+
+from cpvt_pyramid.app.tooling import command, files
+from cpvt_pyramid.app.tooling.command import (
+    UserError,
+    check_at_least,
+    parser_of,
+    run_command,
+    run_tool,
+    tracebacks_in,
+)
+
+
+@pytest.mark.parametrize('signum, said, status', [(2, 'interrupted', 130), (15, 'terminated', 143)])
+def test_signals_unwind_and_give_the_status(signum, said, status, tmp_path, capsys):
+    def write() -> None:
+        with files.atomic_write(tmp_path / 'file') as partial:
+            partial.write_text('ha')
+            try:
+                signal.raise_signal(signum)
+            except:  # noqa: E722 as mmengine does while it formats a config
+                raise SyntaxError from None
+
+    assert run_tool('tool', write, {}, 'try again') == status
+    assert capsys.readouterr().err == f'tool: {said}; try again\n'
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_during_imports_is_no_traceback(tmp_path):
+    for module in ('argparse', 'mmengine'):
+        folder = tmp_path / module
+        folder.mkdir()
+        (folder / f'{module}.py').write_text('raise KeyboardInterrupt')
+        paths = f'{folder}:{ROOT}'
+        ended = run(sys.executable, ROOT / 'tools/test.py', 'x.py', 'x.pth', PYTHONPATH=paths)
+        assert ended.returncode == 130 and ended.stderr.count('\n') <= 1, module
+
+
+def test_an_interrupt_while_options_are_read_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(command, 'parser_of', mock.Mock(side_effect=KeyboardInterrupt))
+    assert run_command(measure, []) == 130
+    assert capsys.readouterr().err == 'test_command: interrupted; nothing was written\n'
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, capsys):
+    (tmp_path / 'file').write_text('before')
+
+    def build() -> None:
+        try:
+            with files.atomic_write(tmp_path / 'file'), open('/dev/full', 'w') as full:
+                full.write('ha')
+        except OSError as error:  # as registries of mm do with what a constructor raises
+            raise type(error)(f'in Hook: {error}') from None
+
+    assert run_tool('tool', build, {}, 'try again') == 2
+    said = f'tool: no space left on the disk for {tmp_path}/file; try again\n'
+    assert capsys.readouterr().err == said
+    assert [path.read_text() for path in tmp_path.iterdir()] == ['before']
+
+
+def test_status_and_error(capsys, monkeypatch):
+    def raises(error: Exception) -> None:
+        raise error
+
+    for function, status, said in (
+        (lambda: raises(UserError('no image at x')), 2, 'no image at x'),
+        (lambda: raises(PermissionError(13, '', 'photos')), 2, 'permission denied for photos'),
+        (lambda: 1, 1, ''),
+        (lambda: None, 0, ''),
+    ):
+        for rank, name in (('0', 'tool'), ('3', 'tool: rank 3')):
+            monkeypatch.setenv('RANK', rank)
+            assert run_tool('tool', function, {}, 'try again') == status
+            assert capsys.readouterr().err == (said and f'{name}: {said}\n')
+
+
+def measure(
+    image: str,
+    kinds: Sequence[Literal['a', 'b']],
+    *,
+    size: tuple[int, int] = (512, 640),
+    resume: Union[bool, str] = False,
+    amp: bool = False,
+    scale: Optional[float] = None,
+    to_file: str,
+) -> None:
+    """Measure an image.
+
+    Args:
+        image: an image, 100%
+            of it.
+        kinds: what to measure.
+        size: height and width.
+        resume: resume: from this file, if given.
+        amp: mixed precision.
+        scale: factor.
+        to_file: where to write to.
+
+    Returns:
+        Nothing: really.
+    """
+
+
+def test_options_come_from_the_signature(capsys):
+    given = {
+        'image': 'x',
+        'kinds': ['b'],
+        'to_file': 'y',
+        'resume': False,
+        'amp': False,
+        'scale': None,
+        'size': (512, 640),
+    }
+    for line, options in (
+        ('x a b --to-file y', {'kinds': ['a', 'b']}),
+        ('x b --to-file y --size 3 4 --amp --scale -2', {'size': [3, 4], 'amp': True, 'scale': -2}),
+        ('x b --to-file y --resume', {'resume': True}),
+        ('x b --resume --to-file y', {'resume': True}),
+        ('x b --to-file=y --resume=p', {'resume': 'p'}),
+        ('--to-file=y --resume x b', {'resume': True}),
+        ('- b --to-file -', {'image': '-', 'to_file': '-'}),
+    ):
+        assert vars(parser_of(measure).parse_args(line.split())) == given | options
+    for line, said in (
+        ('x.png a', '--to-file'),
+        ('x a c --to-file y', "'c'"),
+        ('x a --to-file y --siez 3 4', '--siez'),
+        ('x a --to-file y --scal 3', '--scal'),
+        ('x a b --to-file y --resume p', 'p (--resume takes a value after =)'),
+        ('x a --to-file y --size 3', '--size: expected 2'),
+        ('x a --to-file y --size 3.5 4', "'3.5'"),
+        ('x a --to-file y --scale much', "'much'"),
+    ):
+        with pytest.raises(SystemExit, match='2'):
+            run_command(measure, line.split())
+        error = capsys.readouterr().err
+        assert error.startswith('test_command: ') and error.endswith('; see --help\n')
+        assert said in error and error.count('\n') == 1, line
+
+
+def test_help_comes_from_the_docstrings(capsys):
+    with pytest.raises(SystemExit, match='0'):
+        run_command(measure, ['--help'])
+    said = ' '.join(capsys.readouterr().out.split())
+    assert said.startswith('usage: test_command [-h] [--size SIZE SIZE] [--resume [=RESUME]]')
+    assert 'Command lines from functions, and how they end.' in said
+    for text in (
+        'IMAGE an image, 100% of it',
+        'height and width (default: 512 640)',
+        '--resume [=RESUME] resume: from this file, if given --amp mixed precision --scale SCALE',
+    ):
+        assert text in said
+    assert 'really' not in said
+
+
+def test_help_without_docstrings():
+    """As `python -OO`, or PYTHONOPTIMIZE=2, leaves them out."""
+    ended = run(
+        sys.executable, '-OO', '-m', 'cpvt_pyramid', 'train', '--help', PYTHONPATH=str(ROOT)
+    )
+    assert ended.returncode == 0 and '--work-dir' in ended.stdout, ended.stderr
+
+
+def test_failing_imports(capsys):
+    for code, line in (
+        ('import no_such.part', "No module named 'no_such': no_such is not installed for "),
+        (
+            'try: import no_such\nexcept ImportError: raise ImportError from None',
+            "No module named 'no_such': no_such is not installed for ",
+        ),
+        ('import torch.no_such', "No module named 'torch.no_such': torch is not installed for "),
+        ('from torch import no_such', "cannot import name 'no_such' from 'torch'"),
+    ):
+        assert run_tool('tool', lambda code=code: exec(code), {}, '') == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f'tool: {line}') and error.count('\n') == 1
+    for code in ('import cpvt_pyramid.no_such', 'raise ImportError("no name")'):
+        assert run_tool('tool', lambda code=code: exec(code), {}, '') == 2
+        assert ' (traceback: ' in capsys.readouterr().err
+
+
+def raise_in_a_worker() -> None:
+    """As a data loader raises the error of one of its processes."""
+    try:
+        int('a')
+    except ValueError:
+        wrapper = ExceptionWrapper(where='in DataLoader worker process 0')
+    wrapper.reraise()
+
+
+def raise_without_a_message() -> None:
+    assert not 'x'
+
+
+def raise_surrogates() -> None:
+    raise ValueError(os.fsdecode(b'caf\xe9.jpg'))
+
+
+@pytest.mark.parametrize(
+    'function, line',
+    [
+        (
+            raise_in_a_worker,
+            'ValueError: Caught ValueError in DataLoader worker .* inva.*',
+        ),
+        (raise_without_a_message, "AssertionError: assert not 'x'"),
+        (raise_surrogates, r'ValueError: caf\\udce9\.jpg'),
+    ],
+)
+def test_the_traceback_of_an_unexpected_error_is_in_a_file(function, line, tmp_path, capsys):
+    def call_with(folder: Path) -> None:
+        with tracebacks_in(folder):
+            function()
+
+    sys.stderr.reconfigure(errors='backslashreplace')  # as Python's own
+    open_files = os.listdir('/proc/self/fd')
+    for call in (function, partial(call_with, tmp_path), partial(call_with, '/proc')):
+        assert run_tool('tool', call, {}, '') == 2
+        said = capsys.readouterr().err
+        if '(traceback: ' not in said:  # nothing can be written into that folder
+            assert said.startswith('Traceback (most recent call last):') and 'Error' in said
+            continue
+        found = re.fullmatch(rf'tool: {line} \(traceback: (.*)\)\n', said)
+        path = Path(found[1])
+        assert path.read_text().startswith('Traceback') and function.__name__ in path.read_text()
+        assert (path == tmp_path / 'traceback.txt') == (call is not function)
+    assert os.listdir('/proc/self/fd') == open_files
+
+
+def interrupt() -> None:
+    """mmengine and data loaders may raise another error while they handle it."""
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        raise RuntimeError('worker exited unexpectedly') from None
+
+
+@pytest.mark.parametrize(
+    'function, line',
+    [
+        (interrupt, 'interrupted; try again'),
+        (lambda: Path('/dev/full').write_text('x'), 'no space left on the disk; try again'),
+        (lambda: __import__('nothing_like_it'), "No module named 'nothing_like_it': "),
+        (lambda: check_at_least('--drop', -1, 0), '--drop must be at least 0, got -1'),
+    ],
+)
+def test_expected_errors_have_no_traceback(function, line, tmp_path, capsys):
+    def call() -> None:
+        with tracebacks_in(tmp_path):
+            function()
+
+    run_tool('tool', call, {}, 'try again')
+    said = capsys.readouterr().err
+    assert said.startswith(f'tool: {line}') and said.count('\n') == 1 and 'traceback' not in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_warnings_of_this_package_are_one_line(monkeypatch, capsys):
+    others = mock.Mock()
+    monkeypatch.setattr(warnings, 'showwarning', others)
+
+    def warn() -> None:
+        warnings.simplefilter('always')
+        warnings.warn('all images are gray', stacklevel=1)
+        warnings.warn_explicit('gray', UserWarning, command.__file__, 1)
+
+    assert run_tool('tool', warn, {}, '') == 0
+    assert capsys.readouterr().err == 'tool: gray\n'
+    assert str(others.call_args.args[0]) == 'all images are gray'
+    assert warnings.showwarning is others
+
+
+@pytest.mark.parametrize('unbuffered', ['', '1'])
+def test_nothing_reads_the_output(unbuffered):
+    """As in `cpvt infer ... | head`."""
+    code = 'from cpvt_pyramid.app.tooling.command import run_tool; import sys; '
+    code += "sys.exit(run_tool('tool', lambda: print('done'), {}, ''))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONUNBUFFERED': unbuffered}
+    with os.fdopen(writer, 'wb') as closed:
+        done = subprocess.run(
+            [sys.executable, '-c', code], env=environment, stdout=closed, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr) == (141, b'')
+
+
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EFBIG])
+def test_no_space(number, capsys):
+    def write() -> None:
+        raise OSError(number, 'no space', 'a.jpg')
+
+    assert run_tool('tool', write, {}, 'others are written') == 2
+    told = 'tool: no space left on the disk for a.jpg; others are written\n'
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize('arguments', [[''], ['a.png', '--crops', '']])
+def test_an_empty_argument_is_an_unset_variable(arguments, capsys):
+    """And not the current folder, or all addresses of this machine."""
+
+    def measure(image: str, *, crops: Sequence[str] = ()) -> None:
+        raise AssertionError('it is called')
+
+    with pytest.raises(SystemExit, match='2'):
+        run_command(measure, arguments)
+    assert capsys.readouterr().err.endswith(': it is empty; see --help\n')

@@ -1,0 +1,44 @@
+"""Memory of this process and of the machine."""
+
+import sys
+
+import psutil
+import pytest
+from support import ROOT, run
+
+from cpvt_pyramid.app.tooling import memory
+
+IN_A_PROCESS = """
+from cpvt_pyramid.app.tooling import memory
+
+MIB = 2**20
+memory.restart_peak()
+before = memory.resident()
+block = bytearray(64 * MIB)
+assert memory.resident() - before > 48 * MIB
+del block
+assert memory.peak() - before > 48 * MIB
+memory.restart_peak()
+assert memory.peak() < before + 32 * MIB
+"""
+
+
+def test_what_a_process_takes():
+    """In one of its own: threads of other tests take memory meanwhile."""
+    done = run(sys.executable, '-c', IN_A_PROCESS, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    'limit, anonymous, expected',
+    [(3000, 1000, 2000), (10**18, 1000, None), ('max', 1000, None), (3000, None, None)],
+)
+def test_a_container_has_the_memory_of_its_limit(limit, anonymous, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, 'GROUP', tmp_path)
+    (tmp_path / 'memory.max').write_text(f'{limit}\n')
+    if anonymous is not None:
+        (tmp_path / 'memory.stat').write_text(f'anon {anonymous}\nfile 7\nanon_thp 5\n')
+    if expected is not None:
+        assert memory.available() == expected
+    else:
+        assert memory.available() == pytest.approx(psutil.virtual_memory().available, rel=0.2)

@@ -159,7 +159,7 @@ def tried(names: Sequence[str]) -> list[Finding]:
     """Run trials in a second process; if it fails, each in one of its own."""
     code = (
         f'import sys; sys.path[:] = {[*sys.path, str(ROOT)]!r}\n'
-        f'import json; from cpvt_pyramid import doctor\n'
+        f'import json; from cpvt_pyramid.app import doctor\n'
         f'found = [doctor.TRIALS[name][0]() for name in {list(names)!r}]\n'
         f'print(); print(json.dumps(found))'
     )

@@ -6,12 +6,12 @@ from unittest import mock
 import pytest
 import torch
 from mmdet.structures import DetDataSample
-from predict.test_label_maps import predictions
 
 from cpvt_pyramid import accelerate
 from cpvt_pyramid.acceleration import accelerate as acceleration
 from cpvt_pyramid.acceleration import winograd
 from cpvt_pyramid.acceleration.winograd import winograd_conv
+from tests.app.predict.test_label_maps import predictions
 from tests.models.small import mask_rcnn
 
 

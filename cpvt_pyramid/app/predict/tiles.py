@@ -16,6 +16,7 @@ from typing import BinaryIO, Literal, NamedTuple, Optional
 
 import numpy as np
 
+from ..predictions.matching import box_intersection, box_ious
 from ..tooling.command import UserError
 
 ALIGN = 32  # the largest stride; in aligned tiles, map cells are where those of the image are
@@ -242,13 +243,12 @@ def same_objects(
             continue
         a = slice(stops[t] - counts[t], stops[t])
         b = slice(stops[u] - counts[u], stops[u])
-        shared = intersection(tiles[t], tiles[u])
-        first = intersection(found.boxes[a], shared)[:, None]
-        second = intersection(found.boxes[b], shared)
-        common = area(intersection(first, second))
-        iou = common / np.maximum(area(first) + area(second) - common, 1e-9)
+        shared = box_intersection(tiles[t], tiles[u])
+        iou = box_ious(
+            box_intersection(found.boxes[a], shared), box_intersection(found.boxes[b], shared)
+        )
         worse = np.minimum(found.scores[a][:, None], found.scores[b])
-        agree = (common > 0) & suppression.removes(iou, worse)
+        agree = (iou > 0) & suppression.removes(iou, worse)
         if not suppression.is_class_agnostic:
             agree &= found.labels[a][:, None] == found.labels[b]
         for i, j in np.argwhere(agree).tolist():
@@ -267,14 +267,3 @@ def meeting(tiles: Sequence[Span]) -> list[tuple[int, int]]:
     """The pairs of tiles along an axis that share pixels, including each with itself."""
     pairs = itertools.product(enumerate(tiles), repeat=2)
     return [(i, j) for (i, a), (j, b) in pairs if max(a[0], b[0]) < min(a[1], b[1])]
-
-
-def intersection(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The intersection of boxes (..., 4); empty if x2 <= x1 or y2 <= y1."""
-    low = np.maximum(a[..., :2], b[..., :2])
-    high = np.minimum(a[..., 2:], b[..., 2:])
-    return np.concatenate([low, high], axis=-1)
-
-
-def area(boxes: np.ndarray) -> np.ndarray:
-    return (boxes[..., 2:] - boxes[..., :2]).clip(0).prod(-1)

@@ -19,11 +19,11 @@ from cpvt_pyramid.app.predict.tiles import (
     Boxes,
     Suppression,
     TileGrid,
-    intersection,
     merged,
     ramps,
     spans,
 )
+from cpvt_pyramid.app.predictions.matching import box_intersection
 
 
 @dataclass
@@ -135,7 +135,7 @@ def as_tiles_see(things: Boxes, grid: TileGrid, visible: float = 4) -> Iterator[
     for top, bottom in grid.rows:
         for left, right in grid.columns:
             tile = np.array([left, top, right, bottom])
-            boxes = intersection(things.boxes, tile)
+            boxes = box_intersection(things.boxes, tile)
             enough = ((boxes[:, 2:] - boxes[:, :2]) > visible).all(1)
             shifted = (boxes - tile[[0, 1, 0, 1]]).astype(np.float32)
             parts = shifted, things.scores, things.labels

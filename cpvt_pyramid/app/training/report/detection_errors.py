@@ -24,6 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...predictions.matching import greedy_pairs
+
 ERRORS = ('classification', 'localization', 'both', 'duplicate', 'background', 'missed')
 CLASSIFICATION, LOCALIZATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(len(ERRORS))
 CORRECT = -1
@@ -155,12 +157,12 @@ def confusion_of(images: Sequence[Compared], classes: int, score_thr: float) -> 
         match = compared.match[chosen]
         free = np.ones(len(compared.truth), bool)
         free[match[match >= 0]] = False
+        wrong = np.flatnonzero(match < 0)  # of the chosen
+        overlap = compared.iou[chosen[wrong]]
+        for row, j in greedy_pairs(np.where(free & (overlap >= FOREGROUND_IOU), overlap, -np.inf)):
+            match[wrong[row]] = j
+            free[j] = False
         for i, j in zip(chosen, match):
-            if j < 0 and free.any():
-                overlap = np.where(free, compared.iou[i], -1)
-                if overlap.max() >= FOREGROUND_IOU:
-                    j = int(overlap.argmax())
-                    free[j] = False
             matrix[compared.truth[j] if j >= 0 else classes, compared.labels[i]] += 1
         missed = np.bincount(compared.truth[free], minlength=classes)
         matrix[:classes, classes] += missed

@@ -168,7 +168,8 @@ def merged(found: Sequence[Boxes], grid: TileGrid, suppression: Suppression) -> 
     The model's own suppression decides whether two boxes from two tiles are of the same object, by
     their parts within the pixels that the tiles share. In one tile it has decided already. If some
     tile contains the object whole, the best whole box is kept. An object too large for that has
-    only boxes cut by tile borders; it gets their bounding box and best score.
+    only boxes cut by tile borders; it gets their bounding box and best score. The suppression then
+    decides again about boxes that overlap such a bounding box.
     """
     tiles = np.array(
         [(left, top, right, bottom) for top, bottom in grid.rows for left, right in grid.columns]
@@ -206,7 +207,30 @@ def merged(found: Sequence[Boxes], grid: TileGrid, suppression: Suppression) -> 
     for best in best_first:
         own_boxes = boxes[parts_of_best[best]]
         hulls.append(np.concatenate([own_boxes[:, :2].min(0), own_boxes[:, 2:].max(0)]))
-    return Boxes(np.stack(hulls).astype(np.float32), scores[best_first], labels[best_first])
+    joined = np.array([len(parts_of_best[best]) > 1 for best in best_first])
+    objects_found = Boxes(
+        np.stack(hulls).astype(np.float32), scores[best_first], labels[best_first]
+    )
+    return without_suppressed(objects_found, joined, suppression)
+
+
+def without_suppressed(found: Boxes, joined: np.ndarray, suppression: Suppression) -> Boxes:
+    """The boxes, best first, without those that better ones suppress, where one of the two is
+    `joined` (N,) from parts. About other pairs the model or `same_objects` has decided."""
+    rivals: defaultdict[int, list[int]] = defaultdict(list)  # better boxes that suppress a box
+    for i in np.flatnonzero(joined).tolist():
+        iou = box_ious(found.boxes[i : i + 1], found.boxes)[0]
+        worse_score = np.minimum(found.scores[i], found.scores)
+        conflicts = (iou > 0) & suppression.removes(iou, worse_score)
+        if not suppression.is_class_agnostic:
+            conflicts &= found.labels == found.labels[i]
+        for j in np.flatnonzero(conflicts).tolist():
+            if i != j:
+                rivals[max(i, j)].append(min(i, j))
+    kept = np.ones(len(found.scores), bool)
+    for i, better in sorted(rivals.items()):
+        kept[i] = not kept[better].any()
+    return Boxes(*(part[kept] for part in found))
 
 
 def are_cut(boxes: np.ndarray, own: np.ndarray, grid: TileGrid) -> np.ndarray:

@@ -23,7 +23,7 @@ from cpvt_pyramid.app.predict.tiles import (
     ramps,
     spans,
 )
-from cpvt_pyramid.app.predictions.matching import box_intersection
+from cpvt_pyramid.app.predictions.matching import box_intersection, box_ious
 
 
 @dataclass
@@ -186,6 +186,41 @@ def test_a_box_cut_by_its_tile_is_replaced_by_the_whole_one():
     twice = found((1, 1, 20, 20, 0.9, 0), (2, 2, 20, 20, 0.8, 0))
     assert len(merged([twice], grid, Suppression()).scores) == 2
     assert merged([found()], grid, Suppression()).boxes.shape == (0, 4)
+
+
+def nms_by_class(found: Boxes, iou_threshold: float) -> list[int]:
+    """The indices of the boxes that are left, best first."""
+    iou = box_ious(found.boxes, found.boxes)
+    kept: list[int] = []
+    for i in np.argsort(-found.scores):
+        rivals = [j for j in kept if found.labels[j] == found.labels[i]]
+        if not (iou[i, rivals] > iou_threshold).any():
+            kept.append(i)
+    return kept
+
+
+@pytest.mark.parametrize('iou_threshold', [0.05, 0.5])
+def test_boxes_joined_from_parts_are_suppressed_again(iou_threshold):
+    """As the model would suppress them in the whole image: the tiles alone cannot see that two
+    objects overlap that are larger than tiles."""
+    grid = TileGrid((320, 320), 128, 32)
+    overlaps = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        corners = rng.uniform(0, 240, (12, 2))
+        sides = rng.uniform(10, 250, (12, 2))
+        boxes = np.concatenate([corners, np.minimum(corners + sides, 320)], axis=1)
+        things = Boxes(boxes, rng.uniform(0.3, 1, 12).astype(np.float32), rng.integers(0, 2, 12))
+        parts = []
+        for part in as_tiles_see(things, grid):
+            index = nms_by_class(part, iou_threshold)
+            parts.append(Boxes(*(values[index] for values in part)))
+        result = merged(parts, grid, Suppression(iou_threshold))
+        assert (np.diff(result.scores) <= 0).all()
+        iou = np.triu(box_ious(result.boxes, result.boxes), 1)
+        iou[result.labels[:, None] != result.labels] = 0
+        overlaps += int((iou > iou_threshold).sum())
+    assert overlaps == 0
 
 
 SETTINGS = {

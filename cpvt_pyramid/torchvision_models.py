@@ -147,11 +147,19 @@ def fcos(
     extra_levels: int = 2,
     **options: Any,
 ) -> FCOS:
-    """FCOS. Arguments are those of `retinanet`; out_channels a multiple of 32 (GroupNorm).
+    """FCOS. Arguments are those of `retinanet`; out_channels must be 64, 96, 128, ...
+
+    The head normalizes 32 groups of channels. A group of one channel has one value on a map of one
+    cell, which cannot be normalized.
 
     Examples:
         >>> model = fcos('pcpvt_nano', num_classes=10, out_channels=64)
     """
+    if out_channels % 32 or out_channels < 64:
+        raise ValueError(
+            f'out_channels must be a multiple of 32 and at least 64, got {out_channels}: the head '
+            'of FCOS normalizes 32 groups of several channels'
+        )
     parts = one_stage_parts(backbone, out_channels, extra_levels, [1], (1.0,))
     return assemble(FCOS, num_classes, parts | options)
 

@@ -309,6 +309,16 @@ def test_mistakes_name_the_way_out():
                 build('pcpvt_nano', num_classes=3, min_size=('96',))
 
 
+@pytest.mark.parametrize('out_channels', [32, 48])
+def test_fcos_needs_groups_of_several_channels(out_channels):
+    """With one channel a group, an image of up to 128 pixels a side failed in GroupNorm: its last
+    map has one cell."""
+    with pytest.raises(ValueError, match=f'at least 64, got {out_channels}: the head of FCOS'):
+        fcos('pcpvt_nano', num_classes=3, out_channels=out_channels)
+    options = dict(num_classes=3, out_channels=64, min_size=48, max_size=64)
+    assert len(fcos('pcpvt_nano', **options).eval()([torch.rand(3, 48, 64)])) == 1
+
+
 def test_torchvision_is_all_that_is_imported_besides_the_core():
     tree = ast.parse(Path(torchvision_models.__file__).read_text())
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]

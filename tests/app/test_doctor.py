@@ -232,10 +232,33 @@ def test_each_broken_package_is_reported(tmp_path) -> None:
         'torchvision==0.28.0',
         'opencv-python-headless',
         'MMCV_WITH_OPS=1',
-        'onedl-mmsegmentation==1.4.2',
         'setuptools<81',
     ):
         assert part in command
+    assert 'mmdet' not in command and 'mmseg' not in command  # they may be sound
+
+
+@pytest.mark.parametrize('lacks_mmcv', [True, False])
+def test_what_imports_mmcv_is_not_installed_again_for_its_sake(
+    machine, monkeypatch, lacks_mmcv
+) -> None:
+    versions = {**FORK, 'onedl_mmsegmentation': '1.4.2'}
+    if lacks_mmcv:
+        del versions['onedl_mmcv']
+    machine(torch='2.13.0', torchvision='0.28.0', **versions)
+
+    def tried(names: list[str]) -> list[doctor.Finding]:
+        fails = ('mmcv operators', 'mmdet imports')
+        return [
+            doctor.Finding('FAIL', '', [doctor.TRIALS[name][1]])
+            if name in fails
+            else doctor.Finding('ok', '')
+            for name in names
+        ]
+
+    monkeypatch.setattr(doctor, 'tried', tried)
+    again = [name for _, found in doctor.examined() for name in found.again]
+    assert again == ['mmcv']
 
 
 def test_a_trial_that_hangs_times_out(monkeypatch) -> None:

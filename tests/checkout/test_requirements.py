@@ -8,6 +8,7 @@ from importlib import metadata
 import pytest
 from support import ROOT, pyproject
 
+from cpvt_pyramid.app import doctor
 from cpvt_pyramid.app.doctor import installed
 
 # The extras for each part of the package, by the beginning of its path. The first one counts.
@@ -69,6 +70,7 @@ IMPORT_NAMES = {
     'onedl-mmdetection': 'mmdet',
     'onedl-mmengine': 'mmengine',
     'onedl-mmsegmentation': 'mmseg',
+    'opencv-python': 'cv2',
     'pillow': 'PIL',
     'pyyaml': 'yaml',
     'scikit-image': 'skimage',
@@ -123,7 +125,7 @@ def test_imports_are_declared(declared):
 def test_an_environment_of_openmmlab_has_the_rest(declared):
     """Where it is installed, for detection or segmentation, `pip install .` brings all that the
     commands need besides."""
-    theirs = {'torch', 'mmdet', 'mmseg'}
+    theirs = {'cv2', 'torch', 'torchvision', 'mmdet', 'mmseg'}
     for distribution in ('torch', 'onedl-mmengine' if installed('onedl-mmengine') else 'mmengine'):
         needed = [name for name in metadata.requires(distribution) if 'extra ==' not in name]
         theirs |= set(map(import_name, needed))
@@ -164,7 +166,15 @@ def test_extras_agree_on_the_oldest_torch():
     extras = pyproject()['project']['optional-dependencies']
     del extras['export']  # which needs a newer one
     found = {name for names in extras.values() for name in names if name.startswith('torch>')}
-    assert found == {*extras['torch']}
+    assert {name.partition(',')[0] for name in found} == {*extras['torch']}
+
+
+def test_the_extra_of_openmmlab_keeps_to_what_mmcv_compiles_with():
+    """And brings torchvision, which MMDetection imports, in the version of that torch."""
+    names = pyproject()['project']['optional-dependencies']['mm']
+    newest = '.'.join(map(str, doctor.NO_MMCV_FROM))
+    assert f'torch>=2.1,<{newest}' in names
+    assert any(name.startswith('torchvision') for name in names)
 
 
 def test_weights_that_configs_name_can_be_downloaded(declared):

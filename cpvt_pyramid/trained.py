@@ -2,13 +2,14 @@
 
 The table is trained.csv. Each row is a config of ours and a file that fits it: the tensors of
 MMDetection's or MMSegmentation's own model, which our backbone converts when they are loaded.
-`local_file` of `checkpoints` downloads the files.
+Whoever takes these names passes them through `weights_of`, and reads what it returns.
 """
 
 import csv
 import difflib
+import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 PACKAGE = Path(__file__).parent
 TABLE = PACKAGE / 'trained.csv'
@@ -64,6 +65,24 @@ def read_table() -> dict[str, Trained]:
 
 
 TRAINED = read_table()
+
+
+def weights_of(source: Union[str, Path]) -> Union[str, Path]:
+    """What `read_checkpoint` of `checkpoints` takes, from that or from the name of a trained model.
+
+    A file or folder comes before a model of its name.
+
+    Raises:
+        FileNotFoundError: there is no such file, but a trained model of a similar name.
+    """
+    name = str(source)
+    if '://' in name or os.path.exists(os.path.expanduser(name)):
+        return source
+    if name in TRAINED:
+        return TRAINED[name].url
+    if similar := similar_name(name):
+        raise FileNotFoundError(f'no checkpoint at {source}; there is a trained model {similar}')
+    return source
 
 
 def similar_name(name: str) -> str:

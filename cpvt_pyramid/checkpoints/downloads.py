@@ -1,19 +1,19 @@
-"""Weights by name: those in this package, and trained models, addresses and files on the Hugging
-Face hub, which are downloaded once."""
+"""Weights by name: those in this package, and addresses and files on the Hugging Face hub, which are
+downloaded once."""
 
 import hashlib
 import os
 import re
+from contextlib import nullcontext
 from http.client import HTTPResponse
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Optional, Union
+from typing import Any, Optional, Union
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import torch
 
-from ..trained import TRAINED, similar_name
 from .files import INDEX_ENDING, PUBLISHED, shard_names
 
 IN_PACKAGE = Path(__file__).parents[1] / 'weights'
@@ -29,8 +29,7 @@ def local_file(source: Union[str, Path]) -> Path:
     """Return the path of a file or folder, downloading it unless it is local or in a cache.
 
     Args:
-        source: a path; the name of a trained model (`cpvt models` lists them), unless a file has
-            that name; `cpvt://pcpvt_nano`, the weights that come with this package; `timm://NAME`,
+        source: a path; `cpvt://pcpvt_nano`, the weights that come with this package; `timm://NAME`,
             the weights that timm publishes under this name on the Hugging Face hub;
             `hf://OWNER/REPO`, the weights of a repository on the hub; `hf://OWNER/REPO/FILE`,
             another file of it; or an `https://` address.
@@ -49,13 +48,9 @@ def local_file(source: Union[str, Path]) -> Path:
     name = str(source)
     if not name.startswith(SCHEMES):
         path = Path(os.path.expanduser(source))  # unlike Path.expanduser, takes unknown users
-        if path.exists():
-            return path
-        if name in TRAINED:
-            return local_file(TRAINED[name].url)
-        similar = similar_name(name)
-        hint = f'; there is a trained model {similar}' if similar else ''
-        raise FileNotFoundError(f'no checkpoint at {source}{hint}')
+        if not path.exists():
+            raise FileNotFoundError(f'no checkpoint at {source}')
+        return path
     if name.startswith('cpvt://'):
         return from_package(name.removeprefix('cpvt://'))
     on_hub = ON_HUB.fullmatch(re.sub('^timm://(.*)', r'hf://timm/\1/model.safetensors', name))
@@ -120,22 +115,19 @@ def from_address(url: str) -> Path:
 
 def receive(response: HTTPResponse, path: Path) -> None:
     """Write what a server sends, and show how far it is; see `from_address`."""
-    from tqdm import tqdm
-
     length = int(response.headers['Content-Length'] or 0)
     sha256 = hashlib.sha256()
     beginning = b''
     received = 0
-    # disable=None: a bar on terminals only
-    bar = tqdm(desc=path.name, total=length or None, unit='B', unit_scale=True, disable=None)
-    with bar, path.open('wb') as file:
+    with progress_bar(path.name, length) as bar, path.open('wb') as file:
         while piece := response.read(PIECE):
             if received == 0:
                 beginning = piece
             received += len(piece)
             sha256.update(piece)
             file.write(piece)
-            bar.update(len(piece))
+            if bar is not None:
+                bar.update(len(piece))
     if received < length:
         raise EOFError(f'{received} of {length} bytes arrived')
     expected = DIGEST.search(path.name)
@@ -145,6 +137,16 @@ def receive(response: HTTPResponse, path: Path) -> None:
             what = 'a web page, perhaps of a proxy,'
         found = sha256.hexdigest()[: len(expected[1])]
         raise ValueError(f'{what} arrived: its SHA-256 begins with {found}, not {expected[1]}')
+
+
+def progress_bar(name: str, length: int) -> Any:
+    """A bar of tqdm on a terminal; without tqdm, a context that gives None."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return nullcontext()
+    # disable=None: a bar on terminals only
+    return tqdm(desc=name, total=length or None, unit='B', unit_scale=True, disable=None)
 
 
 def from_hub(repo: str, file: Optional[str]) -> Optional[Path]:

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any, Union
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .downloads import local_file
@@ -67,6 +66,7 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
     Raises:
         ConnectionError: the file cannot be downloaded.
         FileNotFoundError: there is no such file.
+        ImportError: the file is a safetensors file, and the package safetensors is missing.
         ValueError: the file is damaged or of another kind, or holds objects that could run code; or
             a folder does not say which of its files is meant.
 
@@ -90,10 +90,12 @@ def read_file(path: Path, map_location: str) -> dict:
     """Read one file; see `read_checkpoint`."""
     try:
         if is_safetensors(path):
-            return load_file(path, device=map_location)
+            return load_safetensors(path, map_location)
         with warnings.catch_warnings():  # `describe_file` says what they are about
             warnings.simplefilter('ignore', UserWarning)
             checkpoint = load_tensors(path, map_location, [inert_class(name) for name in INERT])
+    except ImportError:
+        raise
     except Exception as error:  # whatever the bytes of a truncated or foreign file lead to
         if kind := describe_file(path):
             raise ValueError(f'{path} {kind}') from None
@@ -107,6 +109,17 @@ def read_file(path: Path, map_location: str) -> dict:
     if not isinstance(checkpoint, dict):
         raise ValueError(f'{path} holds a {type(checkpoint).__name__}, not tensors by their names')
     return checkpoint
+
+
+def load_safetensors(path: Path, map_location: str) -> dict:
+    """The tensors of a safetensors file."""
+    try:
+        from safetensors.torch import load_file
+    except ModuleNotFoundError as error:
+        if error.name != 'safetensors':
+            raise
+        raise ImportError(f'{path} needs safetensors; pip install safetensors') from None
+    return load_file(path, device=map_location)
 
 
 def inert_class(full_name: str) -> type[Inert]:

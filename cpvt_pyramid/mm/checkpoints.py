@@ -5,7 +5,7 @@ from typing import Optional
 from mmengine.runner import CheckpointLoader
 
 from ..checkpoints import read_checkpoint
-from ..trained import TRAINED
+from ..trained import TRAINED, weights_of
 
 SAFETENSORS = (r'https?://.*\.safetensors$', r'.*\.safetensors$')
 NAMES = tuple(f'{name}$' for name in TRAINED)
@@ -15,4 +15,4 @@ NAMES = tuple(f'{name}$' for name in TRAINED)
 def load_from_cpvt_pyramid(filename: str, map_location: Optional[str] = None) -> dict:
     """`cpvt://NAME`, `timm://NAME`, `hf://OWNER/REPO/FILE`, safetensors files, and trained models
     by name."""
-    return read_checkpoint(filename, map_location or 'cpu')
+    return read_checkpoint(weights_of(filename), map_location or 'cpu')

@@ -16,7 +16,7 @@ import torch
 from cpvt_pyramid import CPVTPyramid, load_weights
 from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.checkpoints import downloads, local_file
-from cpvt_pyramid.trained import CLASSES, METRICS, TRAINED, similar_name
+from cpvt_pyramid.trained import CLASSES, METRICS, TRAINED, similar_name, weights_of
 
 NAME = 'retinanet_pvt_t_coco'
 
@@ -87,7 +87,7 @@ def test_a_name_is_downloaded_once(how, address, monkeypatch):
     set_address(monkeypatch, f'{address}/{how}/{file_name()}')
     model = CPVTPyramid('pcpvt_nano')
     for _ in range(2):
-        report = load_weights(model, NAME)
+        report = load_weights(model, weights_of(NAME))
         assert str(report).endswith('0 missing, 0 unused')
     assert Handler.requests == [how]
     assert [path.name for path in downloads_left()] == [file_name()]
@@ -108,7 +108,7 @@ def test_faults_are_one_line_and_leave_nothing(how, address, monkeypatch):
     set_address(monkeypatch, url)
     start = time.monotonic()
     with pytest.raises(ConnectionError) as caught:
-        local_file(NAME)
+        local_file(weights_of(NAME))
     line = str(caught.value)
     assert re.match(rf'cannot download {re.escape(url)} \({FAULTS[how]}', line)
     assert line.endswith(
@@ -125,7 +125,7 @@ def test_a_download_that_was_killed_is_begun_again(address, monkeypatch):
     torn = folder / 'tmpkilled' / file_name()
     torn.parent.mkdir(parents=True)
     torn.write_bytes(Handler.content[:100])
-    assert local_file(NAME).read_bytes() == Handler.content
+    assert local_file(weights_of(NAME)).read_bytes() == Handler.content
 
 
 def test_an_interrupt_leaves_nothing(address, monkeypatch):
@@ -135,18 +135,19 @@ def test_an_interrupt_leaves_nothing(address, monkeypatch):
     set_address(monkeypatch, f'{address}/whole/{file_name()}')
     monkeypatch.setattr(downloads, 'receive', interrupt)
     with pytest.raises(KeyboardInterrupt):
-        local_file(NAME)
+        local_file(weights_of(NAME))
     assert downloads_left() == []
 
 
 def test_files_come_before_names_and_similar_names_are_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path(NAME).touch()
-    assert local_file(NAME) == Path(NAME)
+    assert weights_of(NAME) == NAME and weights_of(Path(NAME)) == Path(NAME)
+    assert weights_of('timm://a') == 'timm://a' and weights_of('~nobody/a') == '~nobody/a'
     with pytest.raises(FileNotFoundError, match=f'^no checkpoint at .*; there is .* {NAME}$'):
-        local_file(NAME.replace('retina', 'retinna'))
+        weights_of(NAME.replace('retina', 'retinna'))
     with pytest.raises(FileNotFoundError, match='^no checkpoint at work_dirs/epoch_12.pth$'):
-        local_file('work_dirs/epoch_12.pth')
+        local_file(weights_of('work_dirs/epoch_12.pth'))
 
 
 @pytest.mark.parametrize(

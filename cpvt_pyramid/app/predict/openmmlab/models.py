@@ -24,6 +24,7 @@ from ....checkpoints import read_checkpoint
 from ....checkpoints.downloads import SCHEMES
 from ....checkpoints.loading import check_backbones
 from ....checkpoints.reading import listed
+from ....trained import weights_of
 from ...config.parts import is_local
 from ...tooling.command import UserError, one_line
 
@@ -50,13 +51,13 @@ def fetch_checkpoint(path: Union[str, Path], otherwise: str = '') -> dict:
     No code in a file is executed, unless only mmengine can read the address (`s3://`, ...).
 
     Args:
-        path: what `checkpoints.read_checkpoint` or mmengine takes.
+        path: what `checkpoints.read_checkpoint` or mmengine takes, or the name of a trained model.
         otherwise: what else the user can do if it cannot be downloaded.
     """
     if is_local(str(path)) or str(path).startswith(SCHEMES):
         try:
             with download_errors(str(path), otherwise):
-                checkpoint = read_checkpoint(path)
+                checkpoint = read_checkpoint(weights_of(path))
         except (FileNotFoundError, ValueError) as error:
             raise UserError(str(error)) from error
     else:

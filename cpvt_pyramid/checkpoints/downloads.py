@@ -1,5 +1,7 @@
-"""Weights by name: those in this package, and addresses and files on the Hugging Face hub, which are
-downloaded once."""
+"""Weights by name: those in this package, and addresses and files on the Hugging Face hub.
+
+What is not on this machine is downloaded once.
+"""
 
 import hashlib
 import os

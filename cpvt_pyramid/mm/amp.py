@@ -39,14 +39,15 @@ def bfloat16(model: nn.Module) -> Iterator[None]:
         >>> with bfloat16(model):
         ...     maps = model(torch.rand(1, 3, 64, 64))
     """
-    replaced = replace_forward(model)
+    # In a compiled train_step dynamo would delete what it never set. Not decorators: they import
+    # dynamo, which sets environment variables, when this file is imported.
+    replaced = torch.compiler.disable(replace_forward)(model)
     try:
         yield
     finally:
-        restore_forward(replaced)
+        torch.compiler.disable(restore_forward)(replaced)
 
 
-@torch.compiler.disable  # in a compiled train_step dynamo would delete what it never set
 def replace_forward(model: nn.Module) -> list[tuple[nn.Module, Optional[Callable]]]:
     """Run the parts of a model in bfloat16, until `restore_forward`.
 
@@ -73,7 +74,6 @@ def has_mmcv_operations(model: nn.Module) -> bool:
     return any(type(part).__module__.startswith('mmcv.ops.') for part in model.modules())
 
 
-@torch.compiler.disable
 def restore_forward(replaced: list[tuple[nn.Module, Optional[Callable]]]) -> None:
     """Undo `replace_forward`."""
     for part, forward in replaced:

@@ -171,8 +171,11 @@ def check_stages(
     check_out_indices(out_indices, 'stages', stages)
     if not isinstance(frozen_stages, Integral) or not -1 <= frozen_stages <= stages:
         raise ValueError(f'frozen_stages must be from -1 to {stages}, got {frozen_stages}')
-    if window_padding not in ('mask', 'zero'):
-        raise ValueError(f"window_padding must be 'mask' or 'zero', got {window_padding!r}")
+    paddings = ('mask', 'zero', 'mmseg')
+    if window_padding not in paddings:
+        raise ValueError(
+            f'window_padding must be one of {", ".join(paddings)}, got {window_padding!r}'
+        )
 
 
 def check_out_indices(out_indices: Sequence[int], what: str, count: int) -> None:

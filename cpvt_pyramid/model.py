@@ -51,6 +51,13 @@ def pad_to_multiple(x: Tensor, k: int, value: float = 0) -> Tensor:
     return x
 
 
+def without_rest(x: Tensor, k: int) -> Tensor:
+    """Tokens (B, H, W, C) without the rows and columns after the last multiple of k. A side of
+    less than k stays."""
+    height, width = (side // k * k if side >= k else side for side in x.shape[1:3])
+    return crop(x, height, width)
+
+
 def to_windows(x: Tensor, k: int) -> Tensor:
     """Split tokens (B, H, W, C) into n windows of k x k tokens, (B * n, k * k, C)."""
     b, height, width, c = x.shape
@@ -116,6 +123,7 @@ class Grid:
         linear: attention is linear: its keys are `POOLED` x `POOLED` means.
         window: side of the windows of window attention; None: there are none.
         mask_windows: hide the tokens that fill up windows; False: they are attended to.
+        drop_border: sub-sampling leaves out what does not fill a patch, see `CPVTPyramid`.
         class_tokens: 0 or 1, before the map's tokens.
         rope: rotary encoding inside the attentions.
         head_dim: d, the channels of a head, for `rope`.
@@ -142,6 +150,7 @@ class Grid:
         linear: bool = False,
         window: Optional[int] = None,
         mask_windows: bool = True,
+        drop_border: bool = False,
         class_tokens: int = 0,
         rope: Optional[RoPE] = None,
         head_dim: int = 0,
@@ -149,6 +158,7 @@ class Grid:
         self.height, self.width = x.shape[1:3]
         self.padding = padding
         self.class_tokens = class_tokens
+        self.drop_border = drop_border and padding is None
         if linear:
             self.pooling = pooling_weights(x, padding)
             self.whole = Scope(self.height, self.width)
@@ -360,7 +370,10 @@ class GlobalAttention(Attention):
         """One token for each patch, (B, H', W', C). The padding must look like zeros."""
         if self.sr_ratio == 1:
             return x
-        x = pad_to_multiple(fill_outside(x, grid.padding), self.sr_ratio)
+        x = fill_outside(x, grid.padding)
+        if grid.drop_border:
+            x = without_rest(x, self.sr_ratio)
+        x = pad_to_multiple(x, self.sr_ratio)
         return self.norm(convolve(self.sr, x))
 
 
@@ -391,7 +404,9 @@ class WindowAttention(Attention):
     Args:
         window: side of a window, in tokens.
         window_padding: 'mask': tokens in the padding are not attended to. 'zero': they are, with
-            the keys and values of a zero token, as in timm and in Twins' detection code.
+            the keys and values of a zero token, as in timm and in Twins' detection code. 'mmseg':
+            they are unless the map has padding at the right and at the bottom, as in
+            MMSegmentation and Twins' segmentation code.
     """
 
     def __init__(
@@ -404,7 +419,7 @@ class WindowAttention(Attention):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        if self.window_padding == 'zero':
+        if self.window_padding != 'mask':
             x = fill_outside(x, grid.padding)
         shape = x.shape
         x = to_windows(pad_to_multiple(x, self.window), self.window)  # (B * n, window^2, C)
@@ -684,7 +699,11 @@ class CPVTPyramid(LoadsCheckpoints):
             first.
         stage_norm: a LayerNorm on each stage's output. None: as published.
         window_padding: how windows that the map does not fill are treated (SVT): 'mask': padded
-            tokens are not attended to; 'zero': they are, as in timm.
+            tokens are not attended to; 'zero': they are, as in timm; 'mmseg': they are unless the
+            map has padding at the right and at the bottom, as in MMSegmentation.
+        drop_border: the sub-sampling of keys leaves out rows and columns that do not fill a patch,
+            as in timm, the authors' code and OpenMMLab, unless `valid` is given. By default they
+            are filled up with zeros. Where 32 divides the sides of the image, both are the same.
         frozen_stages: number of stages, from the first, that do not train (patch embedding,
             blocks, PEG and norm). 0 or -1: none. In OpenMMLab's ResNet and Swin 0 freezes the
             stem; here the stem is part of the first stage.
@@ -726,6 +745,7 @@ class CPVTPyramid(LoadsCheckpoints):
         drop_path_rate: float = 0.0,
         stage_norm: Optional[bool] = None,
         window_padding: str = 'mask',
+        drop_border: bool = False,
         frozen_stages: int = 0,
         with_cp: bool = False,
         recompute_gelu: bool = False,
@@ -742,6 +762,7 @@ class CPVTPyramid(LoadsCheckpoints):
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
         self.window_padding = window_padding
+        self.drop_border = drop_border
         if stage_norm is None:
             stage_norm = arch.stage_norm
 
@@ -837,13 +858,18 @@ class CPVTPyramid(LoadsCheckpoints):
     def grid(self, i: int, x: Tensor, padding: Optional[Padding]) -> Grid:
         """What is the same for all blocks of stage i."""
         arch = self.arch
+        mask_windows = self.window_padding == 'mask'
+        if self.window_padding == 'mmseg' and arch.window:
+            fills_both = all(side % arch.window for side in x.shape[1:3])
+            mask_windows = fills_both or padding is not None
         return Grid(
             x,
             padding,
             step=arch.sr_ratios[i],
             linear=arch.linear,
             window=arch.window,
-            mask_windows=self.window_padding == 'mask',
+            mask_windows=mask_windows,
+            drop_border=self.drop_border,
             rope=self.rope,
             head_dim=arch.dims[i] // arch.heads[i],
         )

@@ -445,7 +445,7 @@ MISTAKES = {
         (dict(out_indices=(1.0,)), r'stages from 0 to 3, got \(1.0,\)'),
         (dict(frozen_stages=5), 'from -1 to 4'),
         (dict(frozen_stages=1.5), 'from -1 to 4'),
-        (dict(window_padding='reflect'), "'mask' or 'zero'"),
+        (dict(window_padding='reflect'), 'one of mask, zero, mmseg'),
         (dict(drop_path_rate=1.0), 'drop rates'),
         (dict(arch=TINY_SVT._replace(depths=(2, 2))), 'one depths per stage, got 4 dims, 2'),
         (dict(arch=Arch(*[(8,) * 5] * 5)), '1 to 4 stages, got 5'),

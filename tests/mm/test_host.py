@@ -8,15 +8,18 @@ COMPARE = """
 import gc, logging, os, random, signal, sys, warnings
 
 import mmcv
-import mmdet.models
 import mmengine.hooks
+import mmengine.model
 import mmengine.optim
-import mmseg.models
 import torch
 from mmengine.registry import Registry
 from mmengine.runner import CheckpointLoader
 
-MODULES = ('cpvt_pyramid.mm', 'cpvt_pyramid.mm.detection', 'cpvt_pyramid.mm.segmentation')
+# What the host has imported, and what of the plugin is imported then.
+STEPS = (
+    ((), ('cpvt_pyramid.mm',)),
+    (('mmdet.models', 'mmseg.models'), ('cpvt_pyramid.mm.detection', 'cpvt_pyramid.mm.segmentation')),
+)
 FLAGS = (
     torch.get_default_dtype,
     torch.get_num_threads,
@@ -92,25 +95,31 @@ def loaders():
     return [CheckpointLoader._get_checkpoint_loader(name) for name in names]
 
 
-before, by = state(), loaders()
-for module in MODULES:
-    __import__(module)
-after = state()
-assert loaders() == by
-for what, old in before.items():
-    new = after[what]
-    if not isinstance(old, dict):
-        assert new == old, what
-        continue
-    for key, value in old.items():
-        assert key in new and new[key] == value, (what, key)
-    for key in new.keys() - old.keys():
-        if what in ('registries', 'schemes'):
-            assert new[key].__module__.startswith('cpvt_pyramid.'), key
-        elif what == 'loggers':
-            assert new[key] == (logging.NOTSET, True, False, []), key
-        else:  # modules of the host may be imported now
-            assert what == 'functions', (what, key)
+def compare(before, after):
+    for what, old in before.items():
+        new = after[what]
+        if not isinstance(old, dict):
+            assert new == old, what
+            continue
+        for key, value in old.items():
+            assert key in new and new[key] == value, (what, key)
+        for key in new.keys() - old.keys():
+            if what in ('registries', 'schemes'):
+                assert new[key].__module__.startswith('cpvt_pyramid.'), key
+            elif what == 'loggers':
+                assert new[key] == (logging.NOTSET, True, False, []), key
+            else:  # modules of the host may be imported now
+                assert what == 'functions', (what, key)
+
+
+for host, plugin in STEPS:
+    for module in host:
+        __import__(module)
+    before, before_loaders = state(), loaders()
+    for module in plugin:
+        __import__(module)
+    compare(before, state())
+    assert loaders() == before_loaders
 print('nothing has changed')
 """
 

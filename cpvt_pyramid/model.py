@@ -22,6 +22,7 @@ from .archs import Arch, check_rates, check_stages, find_arch
 from .checkpoints import LoadsCheckpoints
 from .padding.mask import HIDDEN, Padding, fill_outside
 from .position import NoPosition, PEGConfig, RoPE, Rotation, parse_position, position_table, rotate
+from .recompute import gelu_linear, is_plain_linear
 from .versions import is_compiling, is_exporting, statically_known_true
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
@@ -446,13 +447,19 @@ class MLP(nn.Module):
         dim: channels of the tokens.
         hidden: channels between the two layers.
         drop: the rate of dropout.
+        recompute_gelu: training saves one of the two wide maps, that before the GELU, and
+            recomputes the other. A second layer that does more than to apply its own weight, an
+            adapter or one with hooks for example, is called, and both maps are saved.
     """
 
-    def __init__(self, dim: int, hidden: int, drop: float = 0.0) -> None:
+    def __init__(
+        self, dim: int, hidden: int, drop: float = 0.0, recompute_gelu: bool = False
+    ) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
         self.drop = drop
+        self.recompute_gelu = recompute_gelu
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         return self.contract(self.expand(x, grid))
@@ -462,8 +469,16 @@ class MLP(nn.Module):
         return self.fc1(x)
 
     def contract(self, x: Tensor) -> Tensor:
+        """The second layer on the GELU of the wide map."""
+        if self.recomputes() and is_plain_linear(self.fc2):
+            return gelu_linear(x, self.fc2.weight, self.fc2.bias)
         x = dropout(F.gelu(x), self.drop, self.training)
         return dropout(self.fc2(x), self.drop, self.training)
+
+    def recomputes(self) -> bool:
+        """True if the GELU is to be recomputed: compilers choose themselves what they recompute."""
+        drops = self.drop and self.training
+        return self.recompute_gelu and torch.is_grad_enabled() and not drops and not is_compiling()
 
 
 class ConvMLP(MLP):
@@ -474,8 +489,15 @@ class ConvMLP(MLP):
         relu: a ReLU before the convolution, as in PVTv2's model with linear attention.
     """
 
-    def __init__(self, dim: int, hidden: int, drop: float = 0.0, relu: bool = False) -> None:
-        super().__init__(dim, hidden, drop)
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        drop: float = 0.0,
+        recompute_gelu: bool = False,
+        relu: bool = False,
+    ) -> None:
+        super().__init__(dim, hidden, drop, recompute_gelu)
         self.dwconv = depthwise(hidden, 3, padding=1)
         self.relu = relu
 
@@ -484,49 +506,6 @@ class ConvMLP(MLP):
         if self.relu:
             x = F.relu(x)
         return convolve(self.dwconv, fill_outside(x, grid.padding))
-
-
-class FrugalMLP(MLP):
-    """An `MLP` of which training saves one of the two wide maps instead of both.
-
-    The GELU is recomputed in the backward pass. The second layer is not called as a module, so that
-    hooks on it have no effect. A layer of another class in its place, such as an adapter, is
-    called, and so is one whose weight is computed from others (pruning, weight and spectral norm).
-    """
-
-    def contract(self, x: Tensor) -> Tensor:
-        is_plain = type(self.fc2) is nn.Linear and type(self.fc2.weight) is nn.Parameter
-        if self.drop or not is_plain:
-            return super().contract(x)
-        weight = self.fc2.weight.to(x.dtype)  # under autocast the map has another dtype
-        bias = None if self.fc2.bias is None else self.fc2.bias.to(x.dtype)
-        return GELULinear.apply(x, weight, bias)
-
-
-class FrugalConvMLP(FrugalMLP, ConvMLP):
-    """A `ConvMLP` that saves less, as `FrugalMLP` does."""
-
-
-class GELULinear(torch.autograd.Function):
-    """A linear layer on the GELU of x, which saves x alone and recomputes the GELU."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return F.linear(F.gelu(x), weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
-        x, weight = ctx.saved_tensors
-        need_x, need_weight, need_bias = ctx.needs_input_grad
-        grad_x = grad_weight = grad_bias = None
-        if need_x:
-            grad_x = torch.ops.aten.gelu_backward(grad @ weight, x)
-        if need_weight:
-            grad_weight = grad.flatten(0, -2).t() @ F.gelu(x).flatten(0, -2)
-        if need_bias:
-            grad_bias = grad.flatten(0, -2).sum(0)
-        return grad_x, grad_weight, grad_bias
 
 
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
@@ -709,9 +688,8 @@ class CPVTPyramid(LoadsCheckpoints):
             stem; here the stem is part of the first stage.
         with_cp: activation checkpointing: less memory in training, more time.
         recompute_gelu: training saves one of the two wide maps of each MLP and recomputes the
-            other: less memory at the cost of one pass over it. Hooks on the second layers of MLPs
-            (`mlp.fc2`) then have no effect, and `torch.func` cannot differentiate with respect to
-            the image.
+            other: less memory at the cost of one pass over it. MLPs with dropout, with hooks on
+            their second layers (`mlp.fc2`) or with adapters in their place save both.
 
     Attributes:
         channels: channels of each returned map.
@@ -945,10 +923,8 @@ def build_mlp(arch: Arch, stage: int, drop: float, recompute_gelu: bool) -> MLP:
     dim = arch.dims[stage]
     hidden = int(dim * arch.mlp_ratios[stage])
     if arch.mlp_conv:
-        conv_mlp = FrugalConvMLP if recompute_gelu else ConvMLP
-        return conv_mlp(dim, hidden, drop, relu=arch.linear)
-    mlp = FrugalMLP if recompute_gelu else MLP
-    return mlp(dim, hidden, drop)
+        return ConvMLP(dim, hidden, drop, recompute_gelu, relu=arch.linear)
+    return MLP(dim, hidden, drop, recompute_gelu)
 
 
 def check_image(image: Tensor, in_channels: int) -> None:

@@ -6,5 +6,4 @@ Names that are private to PyTorch, all of them in this folder:
 - `torch.ops.aten.gelu_backward`, `torch.ops.aten._softmax_backward_data` (products, attention): the
   gradients of GELU and softmax, in one pass each.
 - `Tensor._version` (winograd): how many times a weight has been changed in place.
-- `Module._forward_hooks` and its like (acceleration): read once, to leave hooked layers alone.
 """

@@ -11,16 +11,16 @@ from ..columnar import SelfAttention
 from ..model import (
     MLP,
     Attention,
-    FrugalMLP,
     GlobalAttention,
     LinearAttention,
     PatchEmbed,
     WindowAttention,
 )
+from ..recompute import is_plain_linear
 from ..versions import VERSION
 from .attention import GlobalAttentionInParts, LinearAttentionInParts, SelfAttentionInParts
 from .patches import PatchConv
-from .products import FusedFrugalMLP, FusedMLP, OneDNNLinear, is_plain_parameter
+from .products import FusedMLP, OneDNNLinear, is_plain_parameter
 from .windows import BorderWindowAttention
 from .winograd import FEWEST_CHANNELS, WinogradConv2d
 
@@ -30,7 +30,6 @@ Model = TypeVar('Model', bound=nn.Module)
 FAST: dict[type, type] = {
     nn.Linear: OneDNNLinear,
     MLP: FusedMLP,
-    FrugalMLP: FusedFrugalMLP,
     GlobalAttention: GlobalAttentionInParts,
     LinearAttention: LinearAttentionInParts,
     SelfAttention: SelfAttentionInParts,
@@ -138,7 +137,8 @@ def replacements(model: nn.Module) -> Iterator[tuple[nn.Module, type]]:
             if fast and has_plain_weight(module):
                 yield module, fast
         elif isinstance(module, MLP):
-            if fast and is_plain_linear(module.fc1) and is_plain_linear(module.fc2):
+            layers = (module.fc1, module.fc2)
+            if fast and all(is_plain_linear(fc) and has_plain_weight(fc) for fc in layers):
                 yield module, fast
         elif fast and all(is_plain_parameter(parameter) for parameter in module.parameters()):
             yield module, fast
@@ -148,20 +148,6 @@ def has_plain_weight(layer: nn.Module) -> bool:
     """True if a layer has an ordinary weight and bias in float32 on a CPU."""
     has_plain_bias = layer.bias is None or is_plain_parameter(layer.bias)
     return is_plain_parameter(layer.weight) and has_plain_bias
-
-
-def is_plain_linear(layer: nn.Module) -> bool:
-    """True if calling a layer does nothing but apply its weight and bias."""
-    is_known = type(layer) in (nn.Linear, OneDNNLinear)
-    if not is_known or not has_plain_weight(layer) or 'forward' in vars(layer):
-        return False
-    hooks = (
-        layer._forward_hooks,
-        layer._forward_pre_hooks,
-        layer._backward_hooks,
-        layer._backward_pre_hooks,
-    )
-    return not any(hooks)
 
 
 def takes_patches(conv: nn.Conv2d) -> bool:

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..model import MLP, FrugalMLP, Grid
+from ..model import MLP, Grid
+from ..recompute import PLAIN_LINEAR
 from ..versions import is_compiling
 from .processor import mkl_is_slow
 
@@ -59,6 +60,9 @@ class OneDNNLinear(nn.Linear):
         return affine(input, self.weight, self.bias)
 
 
+PLAIN_LINEAR.add(OneDNNLinear)
+
+
 class FusedMLP(MLP):
     """An `MLP` computed as one function, part by part.
 
@@ -77,10 +81,6 @@ class FusedMLP(MLP):
         if not is_plain_parameter(fc2.weight):
             return super().forward(x, grid)
         return fused_mlp(x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
-
-
-class FusedFrugalMLP(FusedMLP, FrugalMLP):
-    """A `FrugalMLP` computed as `FusedMLP` is."""
 
 
 def fused_mlp(x: Tensor, *layers: Tensor) -> Tensor:

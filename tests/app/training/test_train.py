@@ -15,7 +15,7 @@ from support import ROOT, assert_same, clear_global_instances, load_tool
 from support import run as run_process
 
 from cpvt_pyramid.acceleration.patches import PatchConv
-from cpvt_pyramid.acceleration.products import FusedFrugalMLP, OneDNNLinear
+from cpvt_pyramid.acceleration.products import FusedMLP, OneDNNLinear
 from cpvt_pyramid.app.tooling.files import make_folder
 from cpvt_pyramid.app.training import train as run
 from cpvt_pyramid.app.training.runner import CommandRunner
@@ -141,7 +141,7 @@ def test_a_training_on_a_cpu_is_accelerated(configs, monkeypatch):
     monkeypatch.setattr(CommandRunner, 'train', recorded)
     command = [str(configs['segmentor']), '--work-dir', 'ours']
     assert train.main([*command, '--cfg-options', 'train_cfg.max_iters=1']) == 0
-    assert {FusedFrugalMLP, OneDNNLinear, PatchConv} <= kinds
+    assert {FusedMLP, OneDNNLinear, PatchConv} <= kinds
     assert trained('ours', 'iter_1.pth')['state_dict']
 
 

@@ -1,0 +1,107 @@
+"""A linear layer on the GELU of a map, which saves one wide map for the gradient instead of two.
+
+The GELU of an MLP lies between its two widest maps, and autograd saves both: the first for the
+GELU, the second for the linear layer after it. `gelu_linear` saves the first and recomputes the
+second.
+
+Names that are private to PyTorch, all of them in `gelu_linear` and `is_plain_linear`:
+- `torch.ops.aten.gelu_backward`: the gradient of a GELU in one pass, differentiable itself.
+- `Module._forward_hooks` and its like: read, to call layers that have hooks.
+"""
+
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Classes of layers that apply their weight and bias and do nothing else.
+PLAIN_LINEAR: set[type] = {nn.Linear}
+
+
+def gelu_linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    """`F.linear(F.gelu(x), weight, bias)`, which saves x and recomputes its GELU.
+
+    It can be differentiated twice, in forward mode, and by the functions of `torch.func`; under
+    autocast it computes what these two functions compute.
+
+    Args:
+        x: (..., in).
+        weight: (out, in).
+        bias: (out,), or None.
+    """
+    if weight.dtype != x.dtype:  # autocast would save its copy, too
+        weight = weight.to(x.dtype)
+    return GELULinear.apply(x, weight, bias)
+
+
+class GELULinear(torch.autograd.Function):
+    """`gelu_linear`. Maps and weights may have different dtypes: autocast casts them inside."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+        # Autocast caches its copy of a weight that requires a gradient. This copy would have none.
+        bias = None if bias is None else bias.detach()
+        return F.linear(F.gelu(x), weight.detach(), bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        x, weight, _ = inputs
+        ctx.save_for_backward(x, weight)
+        ctx.save_for_forward(x, weight)
+        ctx.dtype = output.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        grad_x = grad_weight = grad_bias = None
+        rows = grad.reshape(-1, grad.shape[-1])
+        if need_x:
+            grad_gelu = grad @ weight.to(grad.dtype)
+            grad_x = torch.ops.aten.gelu_backward(grad_gelu.to(x.dtype), x)
+        if need_weight:
+            activated = F.gelu(x).to(grad.dtype)
+            grad_weight = rows.t() @ activated.reshape(-1, x.shape[-1])
+        if need_bias:
+            grad_bias = rows.sum(0)
+        return grad_x, grad_weight, grad_bias
+
+    @staticmethod
+    def jvp(
+        ctx: Any, x_tangent: Optional[Tensor], weight_tangent: Optional[Tensor], bias_tangent: Any
+    ) -> Tensor:
+        x, weight = ctx.saved_tensors
+        terms = []
+        if x_tangent is not None:
+            # The derivative of a GELU is diagonal: tangents are multiplied as gradients are.
+            activated_tangent = torch.ops.aten.gelu_backward(x_tangent, x)
+            terms.append(F.linear(activated_tangent.to(ctx.dtype), weight.to(ctx.dtype)))
+        if weight_tangent is not None:
+            terms.append(F.linear(F.gelu(x).to(ctx.dtype), weight_tangent.to(ctx.dtype)))
+        if bias_tangent is not None:
+            terms.append(bias_tangent.to(ctx.dtype).expand(*x.shape[:-1], -1))
+        return sum(terms[1:], terms[0])
+
+
+def is_plain_linear(layer: nn.Module) -> bool:
+    """True if a call of a layer does nothing but apply its own weight and bias.
+
+    It does more if it has hooks, if it is of another class, as adapters are, or if its weight or
+    bias is computed from other parameters, as by pruning, weight and spectral norm.
+    """
+    if type(layer) not in PLAIN_LINEAR or 'forward' in vars(layer):
+        return False
+    if type(layer.weight) is not nn.Parameter:
+        return False
+    if layer.bias is not None and type(layer.bias) is not nn.Parameter:
+        return False
+    hooks = (
+        layer._forward_hooks,
+        layer._forward_pre_hooks,
+        layer._backward_hooks,
+        layer._backward_pre_hooks,
+    )
+    return not any(hooks)

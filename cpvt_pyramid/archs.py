@@ -7,7 +7,9 @@ position embeddings.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from numbers import Integral
+from operator import mul
 from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 PATCH_SIZES = (4, 2, 2, 2)  # of each stage, in pixels or in tokens of the stage before
@@ -50,6 +52,11 @@ class Arch(NamedTuple):
     def patch_sizes(self) -> tuple[int, ...]:
         """Side of the patches of each stage: in pixels, then in tokens of the stage before."""
         return PATCH_SIZES[: len(self.dims)]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Stride of the map of each stage, in pixels."""
+        return tuple(accumulate(self.patch_sizes, mul))
 
 
 _PCPVT: dict[str, Any] = dict(dims=(64, 128, 320, 512), heads=(1, 2, 5, 8), mlp_ratios=(8, 8, 4, 4))

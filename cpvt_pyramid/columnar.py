@@ -5,7 +5,7 @@ block, tokens are (B, T, C): a class token, if the model has one, then the map's
 Before and after, they are (B, H, W, C).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Optional, Union
 
 import torch
@@ -29,7 +29,7 @@ from .model import (
     init_weights,
     start_pegs,
 )
-from .padding.mask import Padding, fill_outside, mean_inside
+from .padding.mask import BatchPadding, Padding, fill_outside, mean_inside
 from .position import PEGConfig, RelativePosition, parse_position, position_table
 
 
@@ -113,30 +113,55 @@ class Column(LoadsCheckpoints):
 
     def features(
         self, image: Tensor, valid: Optional[Tensor] = None
-    ) -> tuple[Optional[Tensor], Tensor, Optional[Padding]]:
+    ) -> tuple[Optional[Tensor], Tensor, BatchPadding]:
         """The output of the last block.
 
         Arguments are those of `CPVTPyramid.forward`.
 
         Returns:
             The class token (B, C), or None; the map (B, ceil(H / patch), ceil(W / patch), C), zero
-            in the padding; and its padding.
+            in the padding; and the padding of the batch.
         """
-        x, grid = self.embed(image, valid)
-        for i in range(len(self.blocks)):
-            x = self.forward_block(i, x, grid)
-        first, x = grid.split(x)  # (B, 0 or 1, C) and (B, H, W, C)
-        class_token = first[:, 0] if grid.class_tokens else None
-        return class_token, fill_outside(x, grid.padding), grid.padding
+        batch = self.padding(image, valid)
+        last = len(self.blocks) - 1
+        first, x = self.block_outputs(image, batch, [last])[last]
+        class_token = None if first is None else first[:, 0]
+        return class_token, x, batch
 
-    def embed(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, Grid]:
-        """The input of the first block, and its grid."""
+    def padding(self, image: Tensor, valid: Optional[Tensor]) -> BatchPadding:
+        """The padding of a batch, which is checked."""
         check_image(image, self.in_channels)
-        padding = None if valid is None else Padding.of_batch(image, valid)
-        x = self.patch_embed(fill_outside(image.permute(0, 2, 3, 1), padding))  # (B, H, W, C)
+        return BatchPadding(image, valid)
+
+    def block_outputs(
+        self, image: Tensor, batch: BatchPadding, blocks: Collection[int]
+    ) -> dict[int, tuple[Optional[Tensor], Tensor]]:
+        """The outputs of some blocks, with the PEGs after them; those after the last of them do not
+        run.
+
+        Returns:
+            For each, the class token (B, 1, C), or None, and the map (B, H, W, C), zero in the
+            padding.
+        """
+        x, grid = self.embed(image, batch)
+        found = {}
+        for i in range(max(blocks) + 1):
+            x = self.encode(self.blocks[i](x, grid), grid, after=i)
+            if i in blocks:
+                first, tokens = grid.split(x)
+                class_token = first if grid.class_tokens else None
+                found[i] = class_token, fill_outside(tokens, grid.padding)
+        return found
+
+    def embed(self, image: Tensor, batch: BatchPadding) -> tuple[Tensor, Grid]:
+        """The input of the first block, and its grid."""
+        x = fill_outside(image.permute(0, 2, 3, 1), batch.at(1))
+        x = self.patch_embed(x)  # (B, H, W, C)
+        padding = batch.at(self.arch.patch_size)
         grid = Grid(
             x,
-            None if padding is None else padding.coarser(self.arch.patch_size),
+            padding,
+            keys=padding,
             class_tokens=int(self.cls_token is not None),
             rope=self.rope,
             head_dim=self.arch.dim // self.arch.heads,
@@ -144,10 +169,6 @@ class Column(LoadsCheckpoints):
         x = self.pos_embed(x, grid).flatten(1, 2)
         x = with_class_token(x, self.cls_token, self.cls_pos)  # (B, T, C)
         return self.encode(self.pos_drop(x), grid, after=-1), grid
-
-    def forward_block(self, i: int, x: Tensor, grid: Grid) -> Tensor:
-        """Run block i, and the PEG after it if there is one."""
-        return self.encode(self.blocks[i](x, grid), grid, after=i)
 
     def encode(self, x: Tensor, grid: Grid, after: int) -> Tensor:
         """Apply the PEG after a block (-1: before the first), if there is one, to the tokens."""
@@ -276,10 +297,10 @@ class CPVT(Column):
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> Tensor:
         """The logits of an image, (B, num_classes). Arguments are those of `CPVTPyramid.forward`;
         with `valid`, an image's logits equal those of the image alone."""
-        class_token, x, padding = self.features(image, valid)
+        class_token, x, batch = self.features(image, valid)
         if class_token is not None:
             return self.head(self.norm(class_token))
-        return self.head(mean_inside(self.norm(x), padding))
+        return self.head(mean_inside(self.norm(x), batch.at(self.arch.patch_size)))
 
 
 class DenseCPVT(Column):
@@ -332,13 +353,12 @@ class DenseCPVT(Column):
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """The maps of an image. Arguments and result are those of `CPVTPyramid.forward`."""
-        _, x, padding = self.features(image, valid)
-        pixels = None if valid is None else Padding.of_batch(image, valid)
+        _, x, batch = self.features(image, valid)
+        padding = batch.at(self.arch.patch_size)
         out = []
         for i, stride in zip(self.out_indices, self.strides):
             size = ceil_div(image.shape[2], stride), ceil_div(image.shape[3], stride)
-            of_level = None if pixels is None else pixels.coarser(stride)
-            out.append(self.levels[str(i)](x, padding, size, of_level))
+            out.append(self.levels[str(i)](x, padding, size, batch.at(stride)))
         return tuple(x.permute(0, 3, 1, 2) for x in out)
 
 

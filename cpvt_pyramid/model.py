@@ -10,7 +10,7 @@ that leave are such views: call `.contiguous()` before code that reads raw NCHW 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .archs import Arch, check_rates, check_stages, find_arch
 from .checkpoints import LoadsCheckpoints
-from .padding.mask import HIDDEN, Padding, fill_outside
+from .padding.mask import MASKED, BatchPadding, Padding, fill_outside
 from .position import NoPosition, PEGConfig, RoPE, Rotation, parse_position, position_table, rotate
 from .recompute import gelu_linear, is_plain_linear
 from .versions import is_compiling, is_exporting, statically_known_true
@@ -97,7 +97,7 @@ class Scope(NamedTuple):
         width: its columns.
         step: side of the cell, in tokens, at whose center a key is.
         class_tokens: 0 or 1, before the tokens of the map, among queries and keys.
-        hidden: (B, 1, 1, M), `HIDDEN` for keys in the padding and 0 for others. None: no padding.
+        hidden: (B, 1, 1, M), `MASKED` for keys in the padding and 0 for others. None: no padding.
         rotations: sines and cosines of RoPE for the queries, and those for the keys. None: neither
             are rotated.
         sizes: height and width, (B,) each, of each image of a padded batch in tokens.
@@ -120,6 +120,7 @@ class Grid:
     Args:
         x: the tokens (B, H, W, C).
         padding: of the batch at this resolution; None: there is none.
+        keys: of the batch at the resolution of the keys of global attention.
         step: side of the cells that have one key each in global attention.
         linear: attention is linear: its keys are `POOLED` x `POOLED` means.
         window: side of the windows of window attention; None: there are none.
@@ -147,6 +148,7 @@ class Grid:
         x: Tensor,
         padding: Optional[Padding] = None,
         *,
+        keys: Optional[Padding] = None,
         step: int = 1,
         linear: bool = False,
         window: Optional[int] = None,
@@ -169,7 +171,7 @@ class Grid:
             self.width,
             step,
             class_tokens,
-            hidden=None if padding is None else hidden_keys(x, padding, step, class_tokens),
+            hidden=None if keys is None else hidden_keys(x, keys, class_tokens),
             sizes=None if padding is None or rope is None else padding.sizes(),
         )
         if window:
@@ -186,9 +188,9 @@ class Grid:
         return first, x[:, self.class_tokens :].unflatten(1, (self.height, self.width))
 
 
-def hidden_keys(x: Tensor, padding: Padding, step: int, class_tokens: int = 0) -> Tensor:
-    """`Scope.hidden` of keys with `step` x `step` tokens each, and of a class token."""
-    hidden = padding.coarser(step).hidden().flatten(1)[:, None, None].to(x.dtype)  # (B, 1, 1, M)
+def hidden_keys(x: Tensor, keys: Padding, class_tokens: int = 0) -> Tensor:
+    """`Scope.hidden` of the keys on a map, and of a class token."""
+    hidden = keys.score_bias().flatten(1)[:, None, None].to(x.dtype)  # (B, 1, 1, M)
     return F.pad(hidden, (class_tokens, 0)) if class_tokens else hidden
 
 
@@ -196,12 +198,12 @@ def hidden_in_windows(x: Tensor, padding: Optional[Padding], k: int) -> Optional
     """`Scope.hidden` of windows of k x k tokens: those in the padding of the batch, and those that
     fill up the windows at the border."""
     if padding is not None:
-        hidden = padding.hidden().to(x.dtype)
+        hidden = padding.score_bias().to(x.dtype)
     elif not divides(k, x.shape[1], x.shape[2]):
         hidden = x.new_zeros(1, *x.shape[1:3], 1)
     else:
         return None
-    hidden = to_windows(pad_to_multiple(hidden, k, HIDDEN), k)[:, None, None, :, 0]
+    hidden = to_windows(pad_to_multiple(hidden, k, MASKED), k)[:, None, None, :, 0]
     if padding is None:  # all images have the same border
         hidden = hidden.repeat(x.shape[0], 1, 1, 1)
     return hidden  # (B * n, 1, 1, k * k)
@@ -745,7 +747,7 @@ class CPVTPyramid(LoadsCheckpoints):
             stage_norm = arch.stage_norm
 
         dims = arch.dims[: max(self.out_indices) + 1]  # of the stages that are built
-        strides = [math.prod(arch.patch_sizes[: i + 1]) for i in range(len(dims))]
+        strides = arch.strides
         self.channels = tuple(dims[i] for i in self.out_indices)
         self.strides = tuple(strides[i] for i in self.out_indices)
 
@@ -805,24 +807,42 @@ class CPVTPyramid(LoadsCheckpoints):
         Returns:
             For each of `out_indices` a map (B, C, ceil(H / stride), ceil(W / stride)).
         """
-        check_image(image, self.in_channels)
-        padding = None if valid is None else Padding.of_batch(image, valid)
-        x = fill_outside(image.permute(0, 2, 3, 1), padding)  # (B, H, W, in_channels)
-        maps = {}
-        for i, size in enumerate(self.arch.patch_sizes[: len(self.blocks)]):
-            padding = None if padding is None else padding.coarser(size)
-            x = self.forward_stage(i, x, padding)
-            if i in self.out_indices:
-                maps[i] = x.permute(0, 3, 1, 2)
-        return tuple(maps[i] for i in self.out_indices)
+        maps = self.stage_maps(image, valid, self.out_indices)
+        return tuple(maps[i].permute(0, 3, 1, 2) for i in self.out_indices)
 
-    def forward_stage(self, i: int, x: Tensor, padding: Optional[Padding] = None) -> Tensor:
+    def stage_maps(
+        self, image: Tensor, valid: Optional[Tensor], stages: Collection[int]
+    ) -> dict[int, Tensor]:
+        """The maps (B, H, W, C) of some stages; those after the last of them do not run."""
+        check_image(image, self.in_channels)
+        batch = BatchPadding(image, valid)
+        x = fill_outside(image.permute(0, 2, 3, 1), batch.at(1))  # (B, H, W, in_channels)
+        finer = 1
+        maps = {}
+        for i in range(max(stages) + 1):
+            stride = self.arch.strides[i]
+            padding = batch.at(stride, finer)
+            keys = batch.at(stride * self.arch.sr_ratios[i], finer=stride)
+            finer = stride
+            x = self.forward_stage(i, x, padding, keys)
+            if i in stages:
+                maps[i] = x
+        return maps
+
+    def forward_stage(
+        self,
+        i: int,
+        x: Tensor,
+        padding: Optional[Padding] = None,
+        keys: Optional[Padding] = None,
+    ) -> Tensor:
         """Stage i: from the tokens of the stage before, or the image, to its own tokens.
 
-        Both are zero outside of each image. `padding` is that of the stage's own tokens.
+        Both are zero outside of each image. `padding` is that of the stage's own tokens, and `keys`
+        that of their keys in global attention.
         """
         x = self.patch_embeds[i](x)
-        grid = self.grid(i, x, padding)
+        grid = self.grid(i, x, padding, keys)
         x = self.pos_embeds[i](x, grid)  # PVT: a table
         if -1 in self.peg_after[i]:
             x = self.peg(i, -1)(x, grid)
@@ -833,7 +853,7 @@ class CPVTPyramid(LoadsCheckpoints):
                 x = self.peg(i, j)(x, grid)
         return fill_outside(self.norm_list[i](x), padding)
 
-    def grid(self, i: int, x: Tensor, padding: Optional[Padding]) -> Grid:
+    def grid(self, i: int, x: Tensor, padding: Optional[Padding], keys: Optional[Padding]) -> Grid:
         """What is the same for all blocks of stage i."""
         arch = self.arch
         mask_windows = self.window_padding == 'mask'
@@ -843,6 +863,7 @@ class CPVTPyramid(LoadsCheckpoints):
         return Grid(
             x,
             padding,
+            keys=keys,
             step=arch.sr_ratios[i],
             linear=arch.linear,
             window=arch.window,
@@ -929,6 +950,11 @@ def build_mlp(arch: Arch, stage: int, drop: float, recompute_gelu: bool) -> MLP:
 
 def check_image(image: Tensor, in_channels: int) -> None:
     """Raise a ValueError unless an image has these channels and at least one pixel."""
+    if image.dim() != 4:
+        raise ValueError(
+            f'the image must be a batch (B, {in_channels}, H, W), got a tensor of shape '
+            f'{tuple(image.shape)}'
+        )
     if image.shape[1] != in_channels:
         raise ValueError(
             f'the image must have in_channels={in_channels} channels, got {image.shape[1]}'

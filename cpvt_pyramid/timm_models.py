@@ -22,7 +22,7 @@ Examples:
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Optional, Union
@@ -38,8 +38,7 @@ from .archs import ARCHS, COLUMNAR_ARCHS, Arch, find_arch
 from .checkpoints.formats import to_ours
 from .checkpoints.reading import tensors_of
 from .columnar import Column
-from .model import CPVTPyramid, PosCNN, check_image, init_weights, set_checkpointing
-from .padding.mask import Padding, fill_outside
+from .model import CPVTPyramid, PosCNN, init_weights, set_checkpointing
 
 POOLS = ('avg', 'token', '')
 PVT_WEIGHTS = 'https://github.com/whai362/PVT/releases/download/v2/{}.pth'
@@ -48,8 +47,8 @@ READING = {'pretrained', 'pretrained_cfg', 'pretrained_cfg_overlay', 'checkpoint
 # Parameters without weight decay, as in the code of DeiT and Twins: tables, tokens and PEGs.
 UNDECAYED = re.compile(r'(pos_|more_pos_block\.|cls_)|.*\.attn\.(position|peg)\.')
 
-# The class token (B, 1, C), if there is one, and the map (B, H, W, C), for each map of a model.
-Taps = Iterator[tuple[Optional[Tensor], Tensor]]
+# By index, the class token (B, 1, C), if there is one, and the map (B, H, W, C).
+Outputs = dict[int, tuple[Optional[Tensor], Tensor]]
 
 
 class Classifier(nn.Module):
@@ -73,7 +72,7 @@ class Classifier(nn.Module):
     cls_token: Optional[nn.Parameter]
     peg_starts_at_zero: bool
     feature_info: list[dict[str, Any]]  # num_chs, reduction (stride) and module of each map
-    taps: Callable[..., Taps]  # class token and map after each stage or block
+    outputs: Callable[..., Outputs]  # of some stages or blocks
     cut_after: Callable[[int], None]  # remove what follows a map
     layer_of: Callable[[str], int]  # the depth of a parameter
 
@@ -147,22 +146,22 @@ class Classifier(nn.Module):
         if output_fmt not in ('NCHW', 'NHWC'):
             raise ValueError(f"output_fmt must be 'NCHW' or 'NHWC', got {output_fmt!r}")
         wanted, last = feature_take_indices(len(self.blocks), indices)
+        end = len(self.blocks) - 1
+        if stop_early:
+            end = last
+        outputs = self.outputs(x, valid, {*wanted, end})
         maps = []
-        for i, tap in enumerate(self.taps(x, valid)):
-            class_token, tokens = tap
-            if i in wanted:
-                y = tokens  # (B, H, W, C)
-                if norm and y.shape[-1] == self.num_features:
-                    y = self.norm(y)
-                maps.append(y.permute(0, 3, 1, 2) if output_fmt == 'NCHW' else y)
-            if stop_early and i == last:
-                break
+        for i in sorted({*wanted}):
+            y = outputs[i][1]  # (B, H, W, C)
+            if norm and y.shape[-1] == self.num_features:
+                y = self.norm(y)
+            maps.append(y.permute(0, 3, 1, 2) if output_fmt == 'NCHW' else y)
         if intermediates_only:
             return maps
-        out = tokens
+        class_token, out = outputs[end]
         if class_token is not None:
-            out = torch.cat([class_token, tokens.flatten(1, 2)], dim=1)
-        if i == len(self.blocks) - 1:
+            out = torch.cat([class_token, out.flatten(1, 2)], dim=1)
+        if end == len(self.blocks) - 1:
             out = self.norm(out)
         if class_token is None:
             out = out.permute(0, 3, 1, 2)
@@ -268,18 +267,12 @@ class PyramidClassifier(Classifier, CPVTPyramid):
     @property
     def feature_info(self) -> list[dict]:  # type: ignore[override]
         return [
-            dict(num_chs=dim, reduction=4 * 2**i, module=f'norm_list.{i}')
-            for i, dim in enumerate(self.arch.dims)
+            dict(num_chs=dim, reduction=stride, module=f'norm_list.{i}')
+            for i, (dim, stride) in enumerate(zip(self.arch.dims, self.arch.strides))
         ]
 
-    def taps(self, image: Tensor, valid: Optional[Tensor] = None) -> Taps:
-        check_image(image, self.in_channels)
-        padding = None if valid is None else Padding.of_batch(image, valid)
-        x = fill_outside(image.permute(0, 2, 3, 1), padding)
-        for i in range(len(self.blocks)):
-            padding = None if padding is None else padding.coarser(self.arch.patch_sizes[i])
-            x = self.forward_stage(i, x, padding)
-            yield None, x
+    def outputs(self, image: Tensor, valid: Optional[Tensor], indices: Collection[int]) -> Outputs:
+        return {i: (None, x) for i, x in self.stage_maps(image, valid, indices).items()}
 
     def cut_after(self, last: int) -> None:
         for name, part in self.named_children():
@@ -302,13 +295,8 @@ class ColumnClassifier(Classifier, Column):
             for i in range(self.arch.depth)
         ]
 
-    def taps(self, image: Tensor, valid: Optional[Tensor] = None) -> Taps:
-        x, grid = self.embed(image, valid)
-        for i in range(len(self.blocks)):
-            x = self.forward_block(i, x, grid)
-            first, tokens = grid.split(x)
-            tokens = fill_outside(tokens, grid.padding)
-            yield first if grid.class_tokens else None, tokens
+    def outputs(self, image: Tensor, valid: Optional[Tensor], indices: Collection[int]) -> Outputs:
+        return self.block_outputs(image, self.padding(image, valid), indices)
 
     def cut_after(self, last: int) -> None:
         self.blocks = self.blocks[: last + 1]

@@ -1,6 +1,7 @@
 """The one place that knows versions of PyTorch."""
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -23,6 +24,16 @@ if VERSION >= (2, 3):
     is_compiling = torch.compiler.is_compiling
 else:
     is_compiling = torch.jit.is_tracing
+
+
+def without_autocast(device: str) -> AbstractContextManager:
+    """Autocast switched off for a type of device; where it is off, nothing, also in a graph."""
+    if VERSION >= (2, 4):
+        can_be = torch.amp.is_autocast_available(device)
+        enabled = can_be and torch.is_autocast_enabled(device)
+    else:
+        enabled = torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
+    return torch.autocast(device, enabled=False) if enabled else nullcontext()
 
 
 def statically_known_true(condition: bool) -> bool:

@@ -19,7 +19,7 @@ class BorderWindowAttention(WindowAttention):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         if self.fills_windows(x, grid):
             return super().forward(x, grid)
-        hidden = None if grid.padding is None else grid.padding.hidden()  # (B, H, W, 1)
+        hidden = None if grid.padding is None else grid.padding.score_bias()  # (B, H, W, 1)
         x = self.attend_in_parts(self.qkv(x), hidden)
         return dropout(self.proj(x), self.drop, self.training)
 

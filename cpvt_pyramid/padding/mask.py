@@ -2,6 +2,8 @@
 
 A batch of images of different sizes is padded at the right and bottom. `valid`, (B, 2), holds the
 true height and width of each image in pixels.
+
+`BatchPadding` is made once for a batch, and has a `Padding` for each of its maps.
 """
 
 from typing import Optional
@@ -9,11 +11,11 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ..versions import is_exporting
+from ..versions import is_compiling, is_exporting
 
-# Added to the scores of keys in the padding. exp(HIDDEN) is 0 in any precision, and unlike minus
+# Added to the scores of keys in the padding. exp(MASKED) is 0 in any precision, and unlike minus
 # infinity it gives no NaN where all keys are padding.
-HIDDEN = -30_000.0
+MASKED = -30_000.0
 
 
 class Padding:
@@ -23,33 +25,27 @@ class Padding:
     describe its padding. Those of a coarser map are every k-th of these.
 
     Attributes:
-        rows: (B, H), True for the rows outside of each image.
-        columns: (B, W), True for the columns outside of each image.
+        rows_outside: (B, H), True for the rows outside of each image.
+        columns_outside: (B, W), True for the columns outside of each image.
         outside: (B, H, W, 1), True for the tokens outside of each image.
     """
 
-    def __init__(
-        self,
-        rows: Tensor,
-        columns: Tensor,
-        stride: int = 1,
-        levels: Optional[dict[int, 'Padding']] = None,
-    ) -> None:
-        self.rows = rows
-        self.columns = columns
-        self.outside = (rows[:, :, None] | columns[:, None])[..., None]
-        self.stride = stride  # from one token to the next, in pixels
-        self.levels = {} if levels is None else levels  # by stride; those of a batch share them
-        self.levels[stride] = self
-        self._hidden: Optional[Tensor] = None
+    def __init__(self, rows_outside: Tensor, columns_outside: Tensor) -> None:
+        self.rows_outside = rows_outside
+        self.columns_outside = columns_outside
+        self.outside = (rows_outside[:, :, None] | columns_outside[:, None])[..., None]
+        self._score_bias: Optional[Tensor] = None
 
     @classmethod
     def of_batch(cls, image: Tensor, valid: Tensor) -> 'Padding':
         """The padding of a batch (B, C, H, W), in pixels.
 
         An image whose size is 0 is all padding, as a sliding window may be.
+
+        Raises:
+            ValueError: `valid` has no size for each image, or one that is not in the batch.
         """
-        check_valid(valid, image.shape[0])
+        check_valid(valid, image)
         sizes = valid.to(image.device)
         rows = torch.arange(image.shape[2], device=image.device)
         columns = torch.arange(image.shape[3], device=image.device)
@@ -57,26 +53,48 @@ class Padding:
 
     def coarser(self, k: int) -> 'Padding':
         """The padding of the map that has one token for each k x k tokens of this one."""
-        stride = self.stride * k
-        # An exported graph makes each one: it cannot tell that sizes are equal which were
-        # computed in other ways.
-        if stride not in self.levels or is_exporting():
-            return Padding(self.rows[:, ::k], self.columns[:, ::k], stride, self.levels)
-        return self.levels[stride]
+        return Padding(self.rows_outside[:, ::k], self.columns_outside[:, ::k])
 
     def sizes(self) -> tuple[Tensor, Tensor]:
         """Height and width, (B,) each, of the images in tokens."""
-        return (~self.rows).sum(1), (~self.columns).sum(1)
+        return (~self.rows_outside).sum(1), (~self.columns_outside).sum(1)
 
-    def hidden(self) -> Tensor:
-        """(B, H, W, 1), `HIDDEN` outside of each image and 0 inside; made once."""
-        if self._hidden is None:
-            self._hidden = self.outside * HIDDEN
-        return self._hidden
+    def score_bias(self) -> Tensor:
+        """(B, H, W, 1), `MASKED` outside of each image and 0 inside; made once."""
+        if self._score_bias is None:
+            self._score_bias = self.outside * MASKED
+        return self._score_bias
 
     def fill(self, x: Tensor, value: float = 0) -> Tensor:
         """Set tokens (B, H, W, C) outside of their image to a value."""
         return x.masked_fill(self.outside, value)
+
+
+class BatchPadding:
+    """The padding of a batch at the resolution of each of its maps, where there is any.
+
+    Args:
+        image: the batch, (B, C, H, W).
+        valid: (B, 2), the true height and width of each image. None: nothing is padding.
+    """
+
+    def __init__(self, image: Tensor, valid: Optional[Tensor]) -> None:
+        self.maps: dict[int, Padding] = {}  # by stride, in pixels
+        if valid is not None:
+            self.maps[1] = Padding.of_batch(image, valid)
+
+    def at(self, stride: int, finer: int = 1) -> Optional[Padding]:
+        """The padding of the map whose tokens are `stride` pixels apart; None: there is none.
+
+        It is made once, from that of a map of the stride `finer`, which has been made before.
+        """
+        if not self.maps or stride == finer:
+            return self.maps.get(stride)
+        # An exported graph makes each one: it cannot tell that sizes are equal which were
+        # computed in other ways.
+        if stride not in self.maps or is_exporting():
+            self.maps[stride] = self.maps[finer].coarser(stride // finer)
+        return self.maps[stride]
 
 
 def fill_outside(x: Tensor, padding: Optional[Padding], value: float = 0) -> Tensor:
@@ -89,17 +107,43 @@ def mean_inside(x: Tensor, padding: Optional[Padding]) -> Tensor:
     if padding is None:
         return x.mean((1, 2))
     height, width = padding.sizes()
-    return padding.fill(x).sum((1, 2)) / (height * width).clamp(min=1)[:, None]
+    # The sum of a large map overflows in half precision.
+    total = padding.fill(x).sum((1, 2), dtype=torch.promote_types(x.dtype, torch.float32))
+    return (total / (height * width).clamp(min=1)[:, None]).to(x.dtype)
 
 
-def check_valid(valid: Tensor, images: int) -> None:
-    """Raise a ValueError unless `valid` has a height and a width for each of the images."""
+def check_valid(valid: Tensor, image: Tensor) -> None:
+    """Raise a ValueError unless `valid` has a height and a width for each image (B, C, H, W).
+
+    Their values are checked where that does not wait for a device: on the CPU, and not in graphs.
+    """
+    images, _, height, width = image.shape
     if not isinstance(valid, Tensor) or tuple(valid.shape) != (images, 2):
         got = tuple(valid.shape) if isinstance(valid, Tensor) else type(valid).__name__
         raise ValueError(
             f'valid must be a tensor of shape ({images}, 2), the height and width of each image, '
             f'got {got}'
         )
+    if valid.dtype == torch.bool or valid.is_complex():
+        raise ValueError(f'valid must hold numbers of pixels, got values of {valid.dtype}')
+    for i, (image_height, image_width) in enumerate(readable_sizes(valid)):
+        is_inside = 0 <= image_height <= height and 0 <= image_width <= width  # False for NaN
+        if not is_inside:
+            raise ValueError(
+                f'valid must hold the height and width of each image, from 0 to those of the '
+                f'batch, ({height}, {width}), got ({image_height}, {image_width}) for image {i}'
+            )
+
+
+def readable_sizes(valid: Tensor) -> list[list[float]]:
+    """The sizes in a tensor (B, 2), or nothing where reading them would wait for a device or become
+    part of a graph."""
+    if type(valid) is not Tensor or not valid.is_cpu or is_compiling() or torch.jit.is_tracing():
+        return []
+    try:
+        return valid.tolist()
+    except RuntimeError:  # inside torch.func.vmap, where a tensor has no values
+        return []
 
 
 def split_validity(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:

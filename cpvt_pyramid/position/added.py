@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..versions import without_autocast
+
 
 class LearnedPosition(nn.Module):
     """A learned position embedding, interpolated to the size of the map (ViT, DeiT, PVT).
@@ -111,12 +113,17 @@ def resize_table_each(
     table: Tensor, heights: Tensor, widths: Tensor, size: tuple[int, int], mode: str
 ) -> Tensor:
     """A table (1, h, w, C) interpolated to the size of each image of a padded batch, (B, H, W, C),
-    and zero outside. The sizes (B,) may be on a GPU: they are not read on the host."""
+    and zero outside. The sizes (B,) may be on a GPU: they are not read on the host.
+
+    It is computed in float32 at least, and without autocast, as `F.interpolate` does.
+    """
     dtype = torch.promote_types(table.dtype, torch.float32)
     rows = interpolation_weights(heights.to(dtype), size[0], table.shape[1], mode)
     columns = interpolation_weights(widths.to(dtype), size[1], table.shape[2], mode)
-    tall = torch.einsum('bHh,hwc->bHwc', rows.to(table.dtype), table[0])
-    return torch.einsum('bWw,bHwc->bHWc', columns.to(table.dtype), tall)
+    with without_autocast(table.device.type):
+        tall = torch.einsum('bHh,hwc->bHwc', rows, table[0].to(dtype))
+        wide = torch.einsum('bWw,bHwc->bHWc', columns, tall)
+    return wide.to(table.dtype)
 
 
 CUBIC = -0.75  # the parameter a of Keys' cubic convolution that PyTorch has chosen

@@ -9,7 +9,7 @@ from gpu import DEVICE, VARIANTS, assert_near, assert_never_waits, twins
 from support import ROOT
 
 from cpvt_pyramid.model import MAX_BATCH, Attention, Grid, Scope, WindowAttention, set_checkpointing
-from cpvt_pyramid.padding.mask import HIDDEN
+from cpvt_pyramid.padding.mask import MASKED
 from tests.models.ours import BACKBONES, VALID, images, maps_and_gradients, outputs
 from tests.models.ports import randomize
 
@@ -214,7 +214,7 @@ def test_large_attention_uses_a_fused_kernel(keys):
     hidden = None
     if keys < 4096:
         hidden = torch.zeros(1, 1, 1, 4096, device=DEVICE)
-        hidden[..., keys:] = HIDDEN
+        hidden[..., keys:] = MASKED
     with torch.inference_mode():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

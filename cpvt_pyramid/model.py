@@ -280,13 +280,24 @@ class OverlapPatchEmbed(nn.Module):
 
 
 def depthwise(channels: int, kernel_size: int, padding: int) -> nn.Conv2d:
-    """A depthwise convolution of tokens. Its weight has the strides that its gradient has in
-    channels-last memory, which are other numbers for the same order of values: DDP compares them.
-    """
+    """A depthwise convolution of tokens. Its weight has the strides of channels-last memory."""
     conv = nn.Conv2d(channels, channels, kernel_size, padding=padding, groups=channels)
-    strides = (kernel_size**2, 1, kernel_size, 1)
-    conv.weight.data = conv.weight.data.as_strided(conv.weight.shape, strides)
+    conv.register_load_state_dict_post_hook(set_strides)
+    set_strides(conv)
     return conv
+
+
+def set_strides(conv: nn.Module, _: object = None) -> None:
+    """Give the weight (C, 1, k, k) of a depthwise convolution the strides of channels-last memory.
+
+    Its values lie in the same order. But its gradient has these strides, and DDP compares them. A
+    weight that `load_state_dict(assign=True)` puts in its place has others.
+    """
+    weight = dict(conv.named_parameters(recurse=False)).get('weight')
+    if type(weight) is nn.Parameter and weight.is_contiguous():
+        strides = (weight[0].numel(), 1, weight.shape[3], 1)
+        if weight.stride() != strides:
+            weight.data = weight.data.as_strided(weight.shape, strides)
 
 
 def convolve(convolution: nn.Module, x: Tensor) -> Tensor:
@@ -687,7 +698,8 @@ class CPVTPyramid(LoadsCheckpoints):
             are filled up with zeros. Where 32 divides the sides of the image, both are the same.
         frozen_stages: number of stages, from the first, that do not train (patch embedding,
             blocks, PEG and norm). 0 or -1: none. In OpenMMLab's ResNet and Swin 0 freezes the
-            stem; here the stem is part of the first stage.
+            stem; here the stem is part of the first stage. What is added to them later, such as
+            the adapters of LoRA, trains.
         with_cp: activation checkpointing: less memory in training, more time.
         recompute_gelu: training saves one of the two wide maps of each MLP and recomputes the
             other: less memory at the cost of one pass over it. MLPs with dropout, with hooks on
@@ -777,7 +789,8 @@ class CPVTPyramid(LoadsCheckpoints):
         self.apply(init_weights)
         if encoding.peg:
             start_pegs(self, encoding.peg)
-        self.train()
+        self.frozen = self.names_in_stages(frozen_stages)
+        self.freeze()
 
     def add_pegs(self, peg: Optional[PEGConfig], dims: Sequence[int]) -> None:
         """Build the PEGs of the stages, whose tokens have these channels."""
@@ -882,11 +895,30 @@ class CPVTPyramid(LoadsCheckpoints):
 
     def train(self, mode: bool = True) -> 'CPVTPyramid':
         super().train(mode)
-        if self.frozen_stages > 0:
-            for name in STAGE_PARTS:
-                for part in getattr(self, name)[: self.frozen_stages]:
-                    part.eval().requires_grad_(False)
+        self.freeze()
         return self
+
+    def names_in_stages(self, stages: int) -> frozenset[str]:
+        """The names of the modules and parameters in the first stages."""
+        names = set()
+        for name, module in self.named_modules():
+            part, *rest = name.split('.')
+            if part in STAGE_PARTS and rest and int(rest[0]) < stages:
+                names.add(name)
+                for parameter, _ in module.named_parameters(recurse=False):
+                    names.add(f'{name}.{parameter}')
+        return frozenset(names)
+
+    def freeze(self) -> None:
+        """Freeze the stages that do not train: what they were built of, and nothing added later."""
+        if not self.frozen:
+            return
+        for name, module in self.named_modules():
+            if name in self.frozen:
+                module.training = False
+        for name, parameter in self.named_parameters():
+            if name in self.frozen:
+                parameter.requires_grad_(False)
 
     def ignores_key(self, name: str) -> bool:
         """True if published checkpoints hold a tensor that this model leaves out: of a classifier
@@ -948,13 +980,18 @@ def build_mlp(arch: Arch, stage: int, drop: float, recompute_gelu: bool) -> MLP:
     return MLP(dim, hidden, drop, recompute_gelu)
 
 
-def check_image(image: Tensor, in_channels: int) -> None:
-    """Raise a ValueError unless an image has these channels and at least one pixel."""
+def check_batch(image: Tensor, in_channels: int) -> None:
+    """Raise a ValueError unless an image has the four dimensions of a batch."""
     if image.dim() != 4:
         raise ValueError(
             f'the image must be a batch (B, {in_channels}, H, W), got a tensor of shape '
             f'{tuple(image.shape)}'
         )
+
+
+def check_image(image: Tensor, in_channels: int) -> None:
+    """Raise a ValueError unless an image has these channels and at least one pixel."""
+    check_batch(image, in_channels)
     if image.shape[1] != in_channels:
         raise ValueError(
             f'the image must have in_channels={in_channels} channels, got {image.shape[1]}'

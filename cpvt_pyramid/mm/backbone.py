@@ -15,7 +15,7 @@ from ..checkpoints import LoadReport
 from ..checkpoints.loading import fit_checkpoint
 from ..padding.mask import split_validity
 from ..versions import is_compiling
-from .valid_region import check_validity, crop_and_run
+from .valid_region import check_validity, crop_and_run, noted_size
 
 
 class Configured(nn.Module):
@@ -73,12 +73,13 @@ class Configured(nn.Module):
             raise TypeError(
                 'the images must be a tensor (B, C, H, W), got a list; set model.data_preprocessor'
             )
+        model.check_batch(image, self.in_channels)
         if self.training and not torch.is_grad_enabled():
             refuse_reentrant_checkpointing(self)
         maps: Sequence[Tensor]
         if image.shape[1] != self.in_channels + 1:
             maps = super().forward(image, valid)
-        elif size := getattr(image, 'image_size', None):
+        elif size := noted_size(image):
             maps = crop_and_run(super().forward, image[:, :-1], size, self.strides)
         else:
             image, channel, valid = split_validity(image)

@@ -7,7 +7,8 @@ padding has no such channel.
 Most padded batches of inference are of one image, which `pad_size_divisor` pads. Where all images
 of a batch have one size, `with_validity` notes it at the tensor, as its attribute `image_size`: the
 backbone then crops the batch and runs without masks (`crop_and_run`). A tensor made from this one
-has no such attribute, and runs with masks.
+has no such attribute, and one that was changed in place since has a newer version than the note
+(`noted_size`): both run with masks.
 
 Necks and heads read the padding. In inference, an image that is padded by another one would get
 other results than alone: the data preprocessor warns about such batches, and the programs of this
@@ -16,7 +17,7 @@ package form none (`cpvt_pyramid.padding.batching`).
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
@@ -92,7 +93,7 @@ def with_validity(images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
 
     Returns:
         (B, C + 1, H, W), or `images` if nothing is padding. Where all images have one size, it has
-        the attribute `image_size`, (height, width).
+        the attribute `image_size`, see `noted_size`.
     """
     distinct = {tuple(size) for size in sizes}
     if distinct == {tuple(images.shape[-2:])}:
@@ -101,9 +102,30 @@ def with_validity(images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
     for cell, (height, width) in zip(channel, sizes):
         cell[:, :height, :width] = 1
     images = torch.cat([images, channel], dim=1)
-    if len(distinct) == 1:
-        images.image_size = distinct.pop()  # type: ignore[attr-defined]
+    if len(distinct) == 1 and not images.is_inference():  # which has no version
+        images.image_size = ImageSize(*distinct.pop(), images._version)  # type: ignore[attr-defined]
     return images
+
+
+class ImageSize(NamedTuple):
+    """The one size of the images of a padded batch, and the version of the batch that has it.
+
+    PyTorch counts the changes in place of a tensor as its version.
+    """
+
+    height: int
+    width: int
+    version: int
+
+
+def noted_size(images: Tensor) -> Optional[tuple[int, int]]:
+    """The height and width that `with_validity` noted at a batch, if it is unchanged since."""
+    noted = getattr(images, 'image_size', None)
+    if noted is None or noted.version != images._version:
+        return None
+    if noted.height > images.shape[2] or noted.width > images.shape[3]:  # resized
+        return None
+    return noted.height, noted.width
 
 
 def crop_and_run(

@@ -1,5 +1,7 @@
 """The pyramid against timm's Twins, and what it alone has (`test_contract.py` has the rest)."""
 
+import copy
+import re
 import sys
 
 import pytest
@@ -9,9 +11,9 @@ from reference import TINY_SVT, reference_maps, same_maps
 from support import run
 from torch import nn
 
-from cpvt_pyramid import CPVTPyramid, DenseCPVT
+from cpvt_pyramid import CPVT, CPVTPyramid, DenseCPVT
 from cpvt_pyramid.model import Grid, drop_path, init_weights
-from tests.models.ours import shallow
+from tests.models.ours import pcpvt, pvt_v2, shallow
 from tests.models.ports import randomize
 
 
@@ -92,6 +94,83 @@ def test_frozen_stages_survive_train(frozen):
         for part in (*pegs, *(parts[i] for parts in others)):
             assert all(p.requires_grad == (i >= frozen) for p in part.parameters())
             assert all(m.training == (i >= frozen) for m in part.modules())
+
+
+class Adapter(nn.Module):
+    """A layer with an update of low rank and dropout (LoRA)."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.base_layer = layer
+        self.dropout = nn.Dropout(0.1)
+        self.down = nn.Linear(layer.in_features, 2, bias=False)
+        self.up = nn.Linear(2, layer.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.up(self.down(self.dropout(x)))
+
+
+def test_adapters_of_frozen_stages_train():
+    """They are added later, in the place of a frozen layer."""
+    model = CPVTPyramid('pcpvt_nano', frozen_stages=2, drop_rate=0.1)
+    mlp = model.blocks[0][1].mlp
+    mlp.fc1 = Adapter(mlp.fc1)
+    for mode in (False, True):
+        assert model.train(mode) is model
+        assert mlp.fc1.dropout.training is mode
+        for name, parameter in model.named_parameters():
+            is_frozen = name.split('.')[1] in '01' and not re.search('down|up', name)
+            assert parameter.requires_grad is not is_frozen
+    model(torch.randn(1, 3, 32, 32))[0].sum().backward()
+    assert mlp.fc1.up.weight.grad.any()
+
+
+def test_frozen_stages_stay_frozen():
+    """OpenMMLab calls `train` before each epoch, and weights are replaced by some loaders."""
+    model = CPVTPyramid('pcpvt_nano', frozen_stages=1)
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    assert not model.train().patch_embeds[0].proj.weight.requires_grad
+    model.requires_grad_(True)
+    assert not model.train().patch_embeds[0].proj.weight.requires_grad
+    assert model.patch_embeds[1].proj.weight.requires_grad
+
+
+@pytest.mark.parametrize('kind', [CPVTPyramid, CPVT, DenseCPVT])
+def test_a_derived_class_may_have_a_train_of_its_own(kind):
+    """Which reads what its constructor sets after the base's."""
+
+    class Derived(kind):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.calls = []
+
+        def train(self, mode=True):
+            self.calls.append(mode)
+            return super().train(mode)
+
+    options = dict(frozen_stages=1) if kind is CPVTPyramid else {}
+    model = Derived('pcpvt_nano' if options else 'cpvt_tiny', **options)
+    assert not model.calls
+    assert model.eval().calls == [False]
+
+
+@pytest.mark.parametrize('assigned', [False, True])
+@pytest.mark.parametrize('build', [pcpvt, pvt_v2])
+def test_depthwise_weights_lie_as_their_gradients(build, assigned):
+    """DDP warns where strides differ. Loaders that assign put others in their place."""
+    model = build()
+    before = model.state_dict()
+    if assigned:
+        weights = {k: v.clone(memory_format=torch.contiguous_format) for k, v in before.items()}
+        model.load_state_dict(weights, assign=True)
+    sum(x.square().mean() for x in model(torch.randn(1, 3, 64, 64))).backward()
+    depthwise = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.groups > 1]
+    assert len(depthwise) >= 4
+    for conv in depthwise:
+        assert conv.weight.stride() == conv.weight.grad.stride()
+        assert conv.weight.is_contiguous() and conv.weight.requires_grad
+    for name, value in copy.deepcopy(model).state_dict().items():
+        assert torch.equal(value, before[name]) and value.stride() == before[name].stride()
 
 
 def test_drop_path_is_applied_once_to_a_branch():

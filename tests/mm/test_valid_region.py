@@ -13,6 +13,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmseg.structures import SegDataSample
 from support import ROOT
 
+from cpvt_pyramid.mm.valid_region import with_validity
 from cpvt_pyramid.padding.mask import Padding
 from tests.models.ports import randomize
 from tests.models.samples import annotated, random_images
@@ -81,6 +82,26 @@ def test_images_of_one_size_run_without_masks(images, monkeypatch):
     for a, b in zip(cropped, masked):
         torch.testing.assert_close(a, b)
     assert [x.is_contiguous() for x in cropped] == [True] * 4
+
+
+CHANGES = {
+    'the mark of an image': lambda batch: batch[1, :, 30:].zero_(),
+    'its pixels': lambda batch: batch[:, :3].mul_(2),
+    'nothing': lambda batch: batch,
+}
+
+
+@pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize('change', CHANGES)
+def test_a_batch_that_was_changed_in_place_runs_with_masks(change, mode):
+    """The size of its images was noted before."""
+    model = build(DEMOS[0]).backbone
+    with mode():
+        batch = with_validity(torch.rand(2, 3, 64, 64), [(50, 40)] * 2)
+        CHANGES[change](batch)
+        found = model(batch)
+        for a, b in zip(found, model(batch.clone())):
+            torch.testing.assert_close(a, b)
 
 
 def labelled(images: list) -> list:

@@ -20,7 +20,7 @@ from typing import Optional
 
 from . import __version__
 
-INTERRUPTED = 130  # exit status, as shells report it
+INTERRUPTED, BROKEN_PIPE = 130, 141  # exit statuses, as shells report them
 GROUPS = {  # the order of `cpvt help`
     'data': ('check-data', 'new-config', 'demo-data'),
     'training': ('train', 'models', 'convert-weights'),
@@ -53,18 +53,27 @@ def list_tools(tools: dict[str, Path]) -> None:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run a tool with the arguments that follow its name; by default those of the process."""
-    name, *arguments = (sys.argv[1:] if argv is None else argv) or ['help']
+    try:
+        status = run_named(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # of `cpvt help | head`; nothing reads what is left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:  # while something is imported
+        return INTERRUPTED
+
+
+def run_named(argv: Sequence[str]) -> int:
+    """Run the tool that the first argument names; see `main`."""
+    name, *arguments = argv or ['help']
     tools = find_tools()
     if name in ('version', '--version', '-V'):
         print(f'cpvt_pyramid {__version__}')
         return 0
     if name in ('help', '--help', '-h'):
         if not arguments:
-            try:
-                list_tools(tools)
-                sys.stdout.flush()
-            except BrokenPipeError:  # of `cpvt help | head`; nothing reads what is left
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            list_tools(tools)
             return 0
         name, arguments = arguments[0], ['--help']  # `cpvt help train`
     tool = name.replace('_', '-')
@@ -73,11 +82,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         advice = f'use {" or ".join(nearest)}' if nearest else 'cpvt help lists the tools'
         print(f'cpvt: no tool {name!r}; {advice}', file=sys.stderr)
         return 2
-    try:
-        module = import_module(f'.app.commands.{tools[tool].stem}', __package__)
-        return module.main(arguments)
-    except KeyboardInterrupt:  # while something is imported
-        return INTERRUPTED
+    module = import_module(f'.app.commands.{tools[tool].stem}', __package__)
+    return module.main(arguments)
 
 
 if __name__ == '__main__':

@@ -122,7 +122,7 @@ def run_command(
 def program_name(function: Callable) -> str:
     """The name with which the lines of a tool begin, such as `cpvt train`."""
     package, _, module = function.__module__.rpartition('.')
-    if package in (PACKAGE, f'{PACKAGE}.app.commands'):
+    if package in (PACKAGE, f'{PACKAGE}.app', f'{PACKAGE}.app.commands'):
         return f'cpvt {module.replace("_", "-")}'
     if module == '__main__':
         file = Path(sys.argv[0])
@@ -354,12 +354,19 @@ def one_line(error: Exception, length: int = 300) -> str:
 
 
 class OneLineParser(ArgumentParser):
-    """Reports a mistake in one line, without the usage. Flags with an optional value take it as
-    --flag=VALUE alone, so that they never take the next argument."""
+    """Options may stand before, between and after the positional arguments. Reports a mistake in
+    one line, without the usage. Flags with an optional value take it as --flag=VALUE alone, so that
+    they never take the next argument."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
         self.flags: set[str] = set()  # with an optional value
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = sys.argv[1:] if args is None else list(args)
+        if '--' in words:  # which `parse_intermixed_args` drops, so that `-x` after it is an option
+            return super().parse_args(words, namespace)
+        return self.parse_intermixed_args(words, namespace)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else args

@@ -136,14 +136,22 @@ def test_options_come_from_the_signature(capsys):
         ('x b --to-file=y --resume=p', {'resume': 'p'}),
         ('--to-file=y --resume x b', {'resume': True}),
         ('- b --to-file -', {'image': '-', 'to_file': '-'}),
+        ('x --to-file y b', {}),
+        ('x --to-file y a --amp b', {'kinds': ['a', 'b'], 'amp': True}),
+        ('x --resume b --to-file y', {'resume': True}),
+        ('--amp x --size 3 4 a --to-file=y b', {'kinds': ['a', 'b'], 'amp': True, 'size': [3, 4]}),
+        ('--to-file y -- -x b', {'image': '-x'}),
     ):
         assert vars(parser_of(measure).parse_args(line.split())) == given | options
     for line, said in (
         ('x.png a', '--to-file'),
+        ('x.png --to-file y', 'kinds'),
+        ('--to-file y --amp', 'kinds'),
+        ('x --to-file y c --amp', "'c'"),
         ('x a c --to-file y', "'c'"),
         ('x a --to-file y --siez 3 4', '--siez'),
         ('x a --to-file y --scal 3', '--scal'),
-        ('x a b --to-file y --resume p', 'p (--resume takes a value after =)'),
+        ('x a b --to-file y --resume p', "'p'"),
         ('x a --to-file y --size 3', '--size: expected 2'),
         ('x a --to-file y --size 3.5 4', "'3.5'"),
         ('x a --to-file y --scale much', "'much'"),
@@ -153,6 +161,17 @@ def test_options_come_from_the_signature(capsys):
         error = capsys.readouterr().err
         assert error.startswith('test_command: ') and error.endswith('; see --help\n')
         assert said in error and error.count('\n') == 1, line
+
+
+def test_a_value_after_a_flag_is_explained(capsys):
+    """It is not the flag's, and there is no positional argument for it."""
+
+    def train(config: str, *, resume: Union[bool, str] = False) -> None:
+        raise AssertionError('it is called')
+
+    with pytest.raises(SystemExit, match='2'):
+        run_command(train, ['c.py', '--resume', 'p'])
+    assert 'arguments: p (--resume takes a value after =)' in capsys.readouterr().err
 
 
 def test_help_comes_from_the_docstrings(capsys):
@@ -287,17 +306,27 @@ def test_warnings_of_this_package_are_one_line(monkeypatch, capsys):
     assert warnings.showwarning is others
 
 
+TOOL = """
+import sys
+from cpvt_pyramid.app.tooling.command import run_tool
+sys.exit(run_tool('tool', lambda: print('done'), {}, ''))
+"""
+
+
 @pytest.mark.parametrize('unbuffered', ['', '1'])
-def test_nothing_reads_the_output(unbuffered):
+@pytest.mark.parametrize(
+    'arguments',
+    [['-c', TOOL], ['-m', 'cpvt_pyramid', 'version'], ['-m', 'cpvt_pyramid', 'help']],
+    ids=['tool', 'version', 'help'],
+)
+def test_nothing_reads_the_output(arguments, unbuffered):
     """As in `cpvt infer ... | head`."""
-    code = 'from cpvt_pyramid.app.tooling.command import run_tool; import sys; '
-    code += "sys.exit(run_tool('tool', lambda: print('done'), {}, ''))"
     reader, writer = os.pipe()
     os.close(reader)
     environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONUNBUFFERED': unbuffered}
     with os.fdopen(writer, 'wb') as closed:
         done = subprocess.run(
-            [sys.executable, '-c', code], env=environment, stdout=closed, stderr=subprocess.PIPE
+            [sys.executable, *arguments], env=environment, stdout=closed, stderr=subprocess.PIPE
         )
     assert (done.returncode, done.stderr) == (141, b'')
 

@@ -21,6 +21,8 @@ class ImageFormat(NamedTuple):
     endings: tuple[str, ...]  # of the names of files
 
 
+PRINTABLE = bytes([*range(0x20, 0x7F), *b'\t\r\n'])  # ASCII
+
 # By Pillow's name.
 FORMATS = {
     'AVIF': ImageFormat('AVIF', ('.avif',)),  # Pillow reads it from version 11.3 on
@@ -33,6 +35,21 @@ FORMATS = {
     'TIFF': ImageFormat('GTiff', ('.tif', '.tiff')),
     'WEBP': ImageFormat('WEBP', ('.webp',)),
 }
+# What files begin with that have the ending of an image and are none, and what to call it.
+OTHER_CONTENTS = {
+    b'%!PS': 'PostScript (EPS)',
+    b'\xc5\xd0\xd3\xc6': 'PostScript (EPS)',
+    b'%PDF': 'a PDF',
+    b'8BPS': 'a Photoshop file',
+    b'PK\x03\x04': 'a ZIP archive',
+    b'\x1f\x8b': 'compressed by gzip',
+    b'\x89HDF': 'an HDF5 file',
+    b'version https://git-lfs': 'a pointer of Git LFS, whose file was not fetched (git lfs pull)',
+    b'<!doctype html': 'a web page',
+    b'<html': 'a web page',
+    b'<svg': 'an SVG drawing',
+    b'<?xml': 'XML',
+}
 IMAGE_ENDINGS = tuple(sorted(ending for kind in FORMATS.values() for ending in kind.endings))
 
 
@@ -41,6 +58,22 @@ def readable_formats() -> list[str]:
     """Those of `FORMATS` that the installed Pillow reads."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
+
+
+def kind_of_content(path: Path) -> str:
+    """What the content of a file looks like that is no image, in words; '' if it is unknown."""
+    with path.open('rb') as file:
+        beginning = file.read(512)
+    for start, kind in OTHER_CONTENTS.items():
+        if beginning.lstrip().lower().startswith(start.lower()):
+            return kind
+    if beginning[4:12] in (b'ftypheic', b'ftypheix', b'ftypmif1'):
+        return 'a HEIF photograph'
+    if not beginning.strip(b'\0'):
+        return 'filled with zeros'
+    if not beginning.translate(None, PRINTABLE):
+        return 'text'
+    return ''
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Images that rasterio (GDAL) reads: in parts, and of any bands."""
 
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 # GDAL knows more formats. Files of some, such as VRT and WMS, name other files and addresses, which
 # it would read.
 DRIVERS = [driver for driver, _ in FORMATS.values()]
+LONGEST = 10**6  # pixels of a side; a header can claim more, in a file of a few bytes
+TOO_DEEP = 'an image must have 8 or 16 bits a channel, got 32; scale it to 8 bits first'
+PNG_START = b'\x89PNG\r\n\x1a\n'
 SAMPLE = 1024  # pixels of the longer side, to which a raster is reduced where it is only checked
 
 
@@ -55,11 +59,73 @@ def open_raster(
         filterwarnings('ignore', category=NotGeoreferencedWarning)
         try:
             with DatasetReader(os.fspath(path), driver=DRIVERS) as image:
+                if max(image.shape) > LONGEST:
+                    raise ReadError(f'{image.width} x {image.height} pixels, which is too large')
+                if image.driver == 'PNG':
+                    check_png(Path(path))
                 yield image
         except RasterioError as error:
             raise ReadError(f'not a complete image: {error.__cause__ or error}') from error
         except UnicodeEncodeError as error:  # of the name of a file
             raise ReadError('GDAL needs a name in UTF-8; rename the file') from error
+
+
+def check_png(path: Path) -> None:
+    """Raise a ReadError unless a PNG file is complete: GDAL fills what is missing with zeros."""
+    with path.open('rb') as file:
+        is_whole = file.read(len(PNG_START)) == PNG_START
+        kind = b''
+        while is_whole and kind != b'IEND':
+            length = int.from_bytes(file.read(4), 'big')
+            kind = file.read(4)
+            checksum = zlib.crc32(kind)
+            while length and (part := file.read(min(length, 2**20))):
+                checksum = zlib.crc32(part, checksum)
+                length -= len(part)
+            is_whole = file.read(4) == checksum.to_bytes(4, 'big')
+    if not is_whole:
+        raise ReadError('not a complete image: the PNG file is cut or damaged')
+
+
+# Pictures
+
+
+def check_picture(image: 'DatasetReader') -> None:
+    """Raise a ReadError unless `read_rgb` can read an open image."""
+    if not set(image.dtypes) <= {'uint8', 'uint16'}:
+        raise ReadError(TOO_DEEP)
+    is_cmyk = image.photometric is not None and image.photometric.name == 'cmyk'
+    if image.count > 4 or is_cmyk:
+        colors = 'CMYK' if is_cmyk else str(image.count)
+        raise ReadError(
+            f'must have up to 4 bands, grey, RGB or with a palette, got {colors}; convert it, for '
+            'example with gdal_translate -b, or train with LoadBands (docs/bands.md)'
+        )
+
+
+def read_rgb(image: 'DatasetReader', **options: Any) -> np.ndarray:
+    """An array (h, w, 3) uint8 from an open image of up to 4 bands, see `check_picture`; `options`
+    are those of rasterio's `read`, without `indexes`."""
+    if image.count >= 3:
+        values = image.read((1, 2, 3), **options)
+    else:
+        values = image.read((1,), **options)
+    if image.colorinterp[0].name == 'palette':
+        table = np.zeros((256, 3), np.uint8)
+        for index, color in image.colormap(1).items():
+            table[index] = color[:3]
+        return table[values[0]]
+    if values.dtype == np.uint16:
+        values = (values >> 8).astype(np.uint8)
+    bits = int(image.tags(1, ns='IMAGE_STRUCTURE').get('NBITS', 8))
+    if bits < 8:
+        values = values * np.uint8(255 // (2**bits - 1))
+    lines = np.moveaxis(values, 0, -1)
+    return np.ascontiguousarray(np.broadcast_to(lines, (*lines.shape[:2], 3)))
+
+
+def is_sixteen_bit(image: 'DatasetReader') -> bool:
+    return 'uint16' in image.dtypes
 
 
 # Bands

@@ -5,24 +5,35 @@ import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
 from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
-from .formats import open_image, readable_formats
-from .rasters import ReadError, read_bands
+from ..tooling.command import UserError
+from .formats import kind_of_content, open_image, readable_formats
+from .rasters import (
+    TOO_DEEP,
+    ReadError,
+    check_picture,
+    is_sixteen_bit,
+    open_raster,
+    read_bands,
+    read_rgb,
+)
 
 Source = Union[str, Path, Image.Image, np.ndarray]  # an array is (H, W, 3) RGB uint8
 
 OVERVIEW = 2048  # pixels, longer side of a picture that is only looked at
 DEEP = ('I', 'F')  # Pillow's modes of 32 bits, which it would clip at 255
-TOO_DEEP = 'an image must have 8 or 16 bits a channel, got 32; scale it to 8 bits first'
 ROWS = 32  # that are resized at a time
 DARK = 16  # of 256: values below fill at most 12 of 16 bits
 ORIENTATION = 0x0112  # EXIF tag
 ON_THEIR_SIDE = range(5, 9)  # orientations that turn rows into columns
+DARK_TEXT = 'its values fill at most 12 of 16 bits, and it is nearly black; scale them first'
+FRAMES_TEXT = 'only the first of its frames is read'
+TIFF_STARTS = b'II*\0', b'MM\0*', b'II+\0', b'MM\0+'
 SUBFILE_TYPE, PART = 254, 0b101  # TIFF tag, and its bits of overviews and masks
 PAGES = 32  # of a TIFF that are looked at
 
@@ -59,21 +70,56 @@ def load_image(source: Source) -> np.ndarray:
             if image.mode not in DEEP:
                 rgb = _to_rgb(image, path)
                 if _has_more_frames(image):
-                    warnings.warn(f'{path}: only the first of its frames is read', stacklevel=2)
+                    warnings.warn(f'{path}: {FRAMES_TEXT}', stacklevel=2)
                 return rgb
     except PermissionError as error:
         raise OSError('permission denied') from error
     except Image.DecompressionBombError as error:
-        raise OSError(
-            f'more than {pixel_limit() // 10**6} million pixels; cut or reduce it, or use cpvt '
-            'infer --tile'
-        ) from error
+        raise OSError(too_large_text()) from error
     except UnidentifiedImageError as error:
+        if is_tiff(path):
+            return _load_other_tiff(path)
         kinds = ', '.join(readable_formats())
-        raise OSError(f'not an image in one of the formats {kinds}') from error
+        kind = kind_of_content(path)
+        found = f'; it is {kind}' if kind else ''
+        raise OSError(f'not an image in one of the formats {kinds}{found}') from error
     except Exception as error:  # Pillow raises many kinds on a truncated file
         raise OSError(f'not a complete image: {error}') from error
     raise OSError(TOO_DEEP)
+
+
+def _load_other_tiff(path: Path) -> np.ndarray:
+    """A TIFF that Pillow does not read, such as one of three bands of 16 bits, by GDAL."""
+    try:
+        with open_raster(path, 'a TIFF of this kind') as image:
+            check_picture(image)
+            if math.prod(image.shape) > pixel_limit():
+                raise ReadError(too_large_text())
+            rgb = read_rgb(image)
+            warn_of_raster(path, image, int(rgb.max()))
+            return rgb
+    except UserError as error:  # rasterio is not installed
+        raise OSError(str(error)) from error
+
+
+def warn_of_raster(path: Path, image: Any, brightest: int) -> None:
+    """Warn of what `load_image` warns of, after an image was read by GDAL as 8 bits."""
+    if is_sixteen_bit(image) and brightest < DARK:
+        warnings.warn(f'{path}: {DARK_TEXT}', stacklevel=3)
+    if len(image.subdatasets) > 1:
+        warnings.warn(f'{path}: {FRAMES_TEXT}', stacklevel=3)
+
+
+def is_tiff(path: Path) -> bool:
+    with path.open('rb') as file:
+        return file.read(4) in TIFF_STARTS
+
+
+def too_large_text() -> str:
+    return (
+        f'more than {pixel_limit() // 10**6} million pixels; cut or reduce it, or use cpvt infer '
+        '--tile'
+    )
 
 
 def pixel_limit() -> int:
@@ -163,8 +209,7 @@ def _to_rgb(image: Image.Image, name: object) -> np.ndarray:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     rgb = np.array(image.convert('RGB'))
     if is_deep and rgb.max() < DARK:
-        text = 'its values fill at most 12 of 16 bits, and it is nearly black; scale them first'
-        warnings.warn(f'{name}: {text}', stacklevel=3)
+        warnings.warn(f'{name}: {DARK_TEXT}', stacklevel=3)
     return rgb
 
 
@@ -176,15 +221,6 @@ def _has_more_frames(image: Image.Image) -> bool:
         pages = itertools.islice(ImageSequence.Iterator(image), PAGES)
         return sum(not image.tag_v2.get(SUBFILE_TYPE, 0) & PART for _ in pages) > 1
     return image.format != 'MPO' and getattr(image, 'is_animated', False)
-
-
-def is_upright(path: Path) -> bool:
-    """Whether no EXIF data rotate or mirror an image, as far as Pillow can read them."""
-    try:
-        with open_image(path) as image:
-            return orientation_of(image) == 1
-    except Exception:  # Pillow raises many kinds
-        return True
 
 
 def rescaled_size(size: tuple[int, int], short: float, long: float) -> tuple[int, int]:

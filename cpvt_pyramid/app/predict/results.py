@@ -5,12 +5,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import numpy as np
 
 from ..images.formats import open_image
 from ..images.inputs import NamedInput, is_video
+from ..images.large import LargeImage, overview_step
 from ..images.rasters import import_rasterio
 from ..predictions.drawing import label_counts
 from ..predictions.formats import (
@@ -35,13 +36,9 @@ from .large_images import (
     draw_large_labels,
     label_lines,
     label_map_writer,
-    overview_step,
 )
 from .model import Model
 from .tiles import TileGrid
-
-if TYPE_CHECKING:
-    from rasterio.io import DatasetReader
 
 # How the names of the results of an image and of a video end, besides the pictures.
 ENDINGS: dict[Kind, list[str]] = {
@@ -90,16 +87,18 @@ class Results:
     def check(self, named: Sequence[NamedInput]) -> None:
         """Check, before a run, that the results of inputs can be written."""
         videos = [path for path, _ in named if is_video(path)]
+        if self.format == 'coco' and self.kind == 'labels' and self.is_tiled:
+            raise UserError(
+                'with --tile, segmentation masks can be written as geojson, got --format coco'
+            )
+        if self.kind == 'labels' and self.is_tiled:
+            import_rasterio('--tile with a segmentor, which writes GeoTIFFs,')
         if videos and not self.pictures and self.kind == 'labels':
             raise UserError('of a video, a segmentor writes a picture only; drop --no-pictures')
         if not self.format:
             return
         if videos:
             raise UserError(f'--format is for images, but {videos[0]} is a video; run it without')
-        if self.format == 'coco' and self.kind == 'labels' and self.is_tiled:
-            raise UserError(
-                'with --tile, segmentation masks can be written as geojson, got --format coco'
-            )
         if self.format == 'geojson':
             if self.kind != 'detections' or any(may_be_located(path) for path, _ in named):
                 import_rasterio('--format geojson')
@@ -146,7 +145,7 @@ class Results:
         self,
         entry: NamedInput,
         model: Model,
-        image: 'DatasetReader',
+        image: LargeImage,
         grid: TileGrid,
         batch_size: int,
         done: Callable[[int], object],
@@ -181,7 +180,7 @@ class Results:
         else:
             file = self.folder / f'{name}.labels.tif'
             counts = Counter()
-            shown = Reduced(overview_step(image))
+            shown = Reduced(overview_step(image.shape))
             with label_map_writer(file, image, model) as write:
                 for lines in label_lines(model, image, grid, batch_size, file.parent, done):
                     write(lines)

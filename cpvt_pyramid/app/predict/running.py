@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
 from ..images.inputs import NamedInput, is_video
+from ..images.large import open_large
 from ..images.rasters import ReadError
 from ..images.reading import size_of
 from ..predictions.kinds import Prediction
 from ..tooling.command import one_line
 from ..tooling.progress import progress
 from ..tooling.threads import prefetch
-from .large_images import open_large
 from .model import Model, Prepared, predict_all
 from .results import Results
 from .sessions import SessionError
@@ -112,7 +112,7 @@ def write_large_images(
     for entry in named:
         path, name = entry
         try:
-            with open_large(path) as image:
+            with open_large(path, model.bands) as image:
                 grid = TileGrid(image.shape, options.tile, options.overlap)
                 with progress(len(grid.rows) * len(grid.columns), 'tiles', name) as update:
                     results.write_in_tiles(entry, model, image, grid, options.batch_size, update)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,10 @@ from ..tooling.progress import progress
 from .model import Model, predict_all
 from .results import Results
 
-FRAME_RATE = 25  # for videos that do not declare one
+FRAME_RATE = 25.0  # for videos that declare none and have no time stamps
+MOST_TICKS = 65_535  # of a second in MPEG-4
+# How much earlier than its container a video may end: the sound is often longer.
+LATE_SECONDS, LATE_SHARE = 0.5, 0.05
 # Quarter turns, counterclockwise, for the orientation that a video declares.
 TURNS = {90: 3, 180: 2, 270: 1}
 # How files begin that are lists of other files, which FFmpeg would read, whatever their names.
@@ -35,21 +38,21 @@ def write_video(model: Model, entry: NamedInput, results: Results, batch_size: i
     JSON line per frame to NAME.detections.jsonl or NAME.segments.jsonl.
 
     Raises:
-        ReadError: not a video, or one that ends early; frames before the end have results.
+        ReadError: not a video, or one that ends early, which has no results.
     """
     path, name = entry
+    length = measure_video(path)
     video = open_video(path)
-    expected = max(video.frames, 0)
     count = 0
     with ExitStack() as stack:
-        update = stack.enter_context(progress(expected or None, 'frames', name))
+        update = stack.enter_context(progress(length.frames, 'frames', name))
         for found in predicted_frames(model, video, batch_size):
             if results.pictures:
                 picture = np.array(found.draw(legend=False))
                 if count == 0:
                     size = picture.shape[1], picture.shape[0]
                     file = results.folder / f'{name}.overlay.mp4'
-                    overlay = stack.enter_context(video_writer(file, size, video.rate))
+                    overlay = stack.enter_context(video_writer(file, size, length.rate))
                 overlay.write(picture[..., ::-1])
             if results.kind != 'labels':
                 if count == 0:
@@ -59,8 +62,53 @@ def write_video(model: Model, entry: NamedInput, results: Results, batch_size: i
                 lines.write(json.dumps({'frame': count, results.kind: found.records()}) + '\n')
             count += 1
             update(1)
-    if count < expected or not count:
-        raise ReadError(f'ends after {count} of {expected} frames')
+        if count < length.frames:  # an error of the disk
+            raise ReadError(f'ends after {count} of {length.frames} frames')
+
+
+class VideoLength(NamedTuple):
+    """How long a video is."""
+
+    frames: int
+    rate: float  # mean frames per second
+
+
+def measure_video(path: Path) -> VideoLength:
+    """Count the frames of a video, and compute their rate from their time stamps.
+
+    Containers tell only an estimate of either, which is far off for the recordings of browsers
+    (1000 frames per second) and for variable rates. Frames are decoded for it, which takes little
+    time next to predictions.
+
+    Raises:
+        ReadError: not a video, or one that ends before the end that its container declares.
+    """
+    cv2 = import_cv2()
+    capture = open_video(path).capture
+    declared_frames = capture.get(cv2.CAP_PROP_FRAME_COUNT)
+    declared_rate = capture.get(cv2.CAP_PROP_FPS)
+    count = 0
+    first = last = 0.0
+    while capture.grab():
+        last = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
+        if not count:
+            first = last
+        count += 1
+    if not count:
+        raise ReadError('a video without frames')
+    rate = declared_rate if 0 < declared_rate < math.inf else FRAME_RATE
+    seconds = count / rate
+    if count > 1 and last > first:
+        rate = (count - 1) / (last - first)
+        seconds = last - first + 1 / rate
+    if count < declared_frames and declared_rate > 0:
+        declared = declared_frames / declared_rate
+        if seconds < declared - max(LATE_SECONDS, LATE_SHARE * declared):
+            raise ReadError(
+                f'not a complete video: it ends after {seconds:.1f} of {declared:.1f} seconds; to '
+                'use that part, copy it with ffmpeg -i VIDEO -c copy PART'
+            )
+    return VideoLength(count, rate)
 
 
 class Video:
@@ -73,8 +121,6 @@ class Video:
     def __init__(self, capture: Any) -> None:
         cv2 = import_cv2()
         self.capture = capture
-        self.frames = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-        self.rate = capture.get(cv2.CAP_PROP_FPS)
         self.turns = 0
         if capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 0):
             orientation = int(capture.get(cv2.CAP_PROP_ORIENTATION_META))
@@ -115,6 +161,14 @@ def predicted_frames(model: Model, video: Video, batch_size: int) -> Iterator[Pr
     return predict_all(model.predict, frames, batch_size, model.threads)
 
 
+def writable(rate: float) -> float:
+    """A frame rate, rounded to what OpenCV can write as MPEG-4: a fraction whose denominator is a
+    power of ten up to 1000, and whose numerator is from 1 to `MOST_TICKS`."""
+    rate = min(max(rate, 0.01), MOST_TICKS)
+    decimals = min(int(math.log10(MOST_TICKS / rate)), 3)
+    return round(rate, decimals)
+
+
 @contextmanager
 def video_writer(path: Path, size: Sequence[int], frame_rate: float) -> Iterator[Any]:
     """An atomic writer for frames (H, W, 3) BGR of a size (width, height).
@@ -125,9 +179,10 @@ def video_writer(path: Path, size: Sequence[int], frame_rate: float) -> Iterator
     """
     cv2 = import_cv2()
     with atomic_write(path, path.suffix) as draft:  # OpenCV chooses the format by suffix
-        rate = frame_rate if 0 < frame_rate < math.inf else FRAME_RATE
         draft.touch()  # OSError with the reason if this is not allowed
-        writer = cv2.VideoWriter(str(draft), cv2.VideoWriter.fourcc(*'mp4v'), rate, size)
+        writer = cv2.VideoWriter(
+            str(draft), cv2.VideoWriter.fourcc(*'mp4v'), writable(frame_rate), size
+        )
         try:
             if not writer.isOpened():
                 raise ReadError(f'OpenCV cannot write a video of {size[0]} x {size[1]} pixels')

@@ -491,7 +491,7 @@ def test_kinds_of_images_and_files_that_are_not_images(untrained, capsys):
     Image.fromarray(photograph(700, 90)).save('in/torn.png')
     os.truncate('in/torn.png', 40_000)
     Path('in/void.png').touch()
-    for kind in ('jpg', 'png', 'tif', 'webp'):  # GDAL does not turn them
+    for kind in ('jpg', 'png', 'tif', 'webp'):
         exif = Image.Exif()
         exif[0x0112] = 6
         Image.fromarray(grey).save(f'in/turned.{kind}', exif=exif)
@@ -500,14 +500,16 @@ def test_kinds_of_images_and_files_that_are_not_images(untrained, capsys):
     assert re.findall('cpvt infer: skipped (.*?): (.{11})', said) == [
         ('in/deep.tif', 'an image mu'),
         ('in/torn.png', 'not a compl'),
-        *((f'in/turned.{kind}', 'rotated by ') for kind in ('jpg', 'png', 'tif', 'webp')),
         ('in/void.png', 'the file is'),
     ]
     assert {name.split('.')[0] for name in written('predictions') if name[0] != '.'} == {
         'alpha',
         'grey',
         'palette',
+        'turned',
+        *(f'turned-{number}' for number in (2, 3, 4)),
     }
+    assert read_labels('predictions/turned.labels.tif').shape == (90, 70)
     assert not [name for name in os.listdir('predictions') if name[0] == '.']
     np.testing.assert_array_equal(
         read_labels('predictions/grey.labels.tif'), read_labels('predictions/alpha.labels.tif')

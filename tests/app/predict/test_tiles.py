@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from mmcv.ops import batched_nms
 from support import save_tiff
 
-from cpvt_pyramid.app.predict.large_images import boxes_in_tiles, label_lines, open_large
+from cpvt_pyramid.app.images.large import open_large
+from cpvt_pyramid.app.predict.large_images import boxes_in_tiles, label_lines
 from cpvt_pyramid.app.predict.openmmlab.model import suppression_of
 from cpvt_pyramid.app.predict.tiles import (
     Boxes,

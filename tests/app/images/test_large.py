@@ -2,16 +2,20 @@
 
 import os
 import re
+import struct
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Optional
 
 import numpy as np
 import pytest
 from PIL import Image
 from support import photograph, save_tiff
 
+from cpvt_pyramid.app.images import large
+from cpvt_pyramid.app.images.large import georeference_of, open_large
 from cpvt_pyramid.app.images.rasters import ReadError, read_bands
 from cpvt_pyramid.app.images.reading import load_image
-from cpvt_pyramid.app.predict.large_images import line_reader, open_large
 
 PHOTO = Image.fromarray(photograph(37, 61))
 DEEP = np.random.default_rng(0).integers(0, 2**16, (37, 61, 3), np.uint16)
@@ -19,7 +23,7 @@ DEEP = np.random.default_rng(0).integers(0, 2**16, (37, 61, 3), np.uint16)
 MODES = {
     'png': ('1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'I;16'),
     'tif': ('1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'I;16'),
-    'jpg': ('L', 'RGB'),
+    'jpg': ('L',),  # GDAL enlarges colours by copying
     'bmp': ('1', 'L', 'P', 'RGB'),
     'webp': ('RGB', 'RGBA'),
     'gif': ('L', 'P'),
@@ -29,28 +33,30 @@ MODES = {
 }
 
 
-def read_in_parts(path: Path) -> np.ndarray:
+def read_in_parts(path: Path, bands: Optional[Sequence[int]] = None) -> np.ndarray:
     """The image, some lines at a time."""
-    with open_large(path) as image:
-        read = line_reader(image)
-        return np.concatenate([read(0, 5), read(5, 6), read(6, image.height)])
+    with open_large(path, bands) as image:
+        stops = (5, 6, image.shape[0])
+        return np.concatenate([image.read(a, b) for a, b in zip((0, *stops), stops)])
 
 
 @pytest.mark.parametrize(
     'ending, mode', [(ending, mode) for ending, modes in MODES.items() for mode in modes]
 )
-def test_all_kinds_of_images(ending, mode):
+def test_all_kinds_of_images(ending, mode, monkeypatch):
     path = Path(f'a.{ending}')
     image = Image.fromarray(DEEP[..., 0]) if mode == 'I;16' else PHOTO.convert(mode)
     image.save(path)
     whole = load_image(path)
     assert whole.max() > 200
     np.testing.assert_array_equal(read_in_parts(path), whole)
+    monkeypatch.setattr(large, 'needs_parts', lambda path: True)  # as if it were large
+    np.testing.assert_array_equal(read_in_parts(path), whole)
 
 
 @pytest.mark.parametrize('bits', [1, 2, 4])
 @pytest.mark.parametrize('driver', ['PNG', 'GTiff'])
-def test_gray_of_few_bits(bits, driver):
+def test_gray_of_few_bits(bits, driver, monkeypatch):
     import rasterio
 
     values = np.random.default_rng(0).integers(0, 2**bits, (37, 61), np.uint8)
@@ -61,51 +67,104 @@ def test_gray_of_few_bits(bits, driver):
     whole = load_image(path)
     assert whole.max() == 255
     np.testing.assert_array_equal(whole[..., 0], values * (255 // (2**bits - 1)))
+    monkeypatch.setattr(large, 'needs_parts', lambda path: True)
     np.testing.assert_array_equal(read_in_parts(path), whole)
 
 
 @pytest.mark.parametrize('channels', [1, 3])
 def test_sixteen_bits(channels):
+    """Three bands as rasterio writes them, which Pillow does not read."""
     path = save_tiff('a.tif', DEEP[..., :channels])
     expected = np.broadcast_to(DEEP[..., :channels] >> 8, DEEP.shape)
+    np.testing.assert_array_equal(load_image(path), expected)
     np.testing.assert_array_equal(read_in_parts(Path(path)), expected)
+
+
+@pytest.mark.parametrize('in_parts', [False, True])
+@pytest.mark.parametrize('kind', ['dark', 'pages'])
+def test_what_is_odd_is_told_once(kind, in_parts, monkeypatch):
+    """As of images that are read whole."""
+    path = Path('a.tif')
+    if kind == 'dark':
+        save_tiff(path, DEEP >> 4)
+    else:
+        PHOTO.save(path, save_all=True, append_images=[PHOTO.rotate(180)])
+    if in_parts:
+        monkeypatch.setattr(large, 'needs_parts', lambda path: True)
+    text = {'dark': 'a.tif: its values fill at most 12', 'pages': 'a.tif: only the first of'}[kind]
+    for read in (load_image, read_in_parts):
+        with pytest.warns(UserWarning, match=text) as caught:
+            read(path)
+        assert len(caught) == 1
 
 
 def test_other_images_are_refused():
     """And not read as something else."""
     save_tiff('bands.tif', np.zeros((8, 8, 5), np.uint8))
     save_tiff('float.tif', np.zeros((8, 8, 1), np.float32))
-    PHOTO.convert('CMYK').save('cmyk.tif')
-    for kind in ('jpg', 'png', 'tif', 'webp'):  # GDAL does not turn them
-        exif = Image.Exif()
-        exif[0x0112] = 6
-        PHOTO.save(f'turned.{kind}', exif=exif)
+    save_tiff('floats.tif', np.zeros((8, 8, 3), np.float32))
     Path('gone.png').symlink_to('nowhere.png')
     for name, message in (
         ('bands.tif', 'must have up to 4 bands, grey, RGB or with a palette, got'),
-        ('cmyk.tif', 'must have up to 4 bands, grey, RGB or with a palette, got CMYK'),
         ('float.tif', 'must have 8 or 16 bits a channel, got 32'),
-        *((f'turned.{kind}', 'rotated by an EXIF tag') for kind in ('jpg', 'png', 'tif', 'webp')),
+        ('floats.tif', 'must have 8 or 16 bits a channel, got 32'),
         ('gone.png', 'a link to nowhere.png, which does not exist'),
         ('none.png', 'no such file'),
     ):
-        with pytest.raises(ReadError, match=re.escape(message)):
-            read_in_parts(Path(name))
+        for read in (load_image, read_in_parts):
+            with pytest.raises(OSError, match=re.escape(message)):
+                read(Path(name))
+
+
+def test_georeference():
+    """That of an image that is read whole, too; none of one that its EXIF data turn."""
+    from rasterio.crs import CRS
+    from rasterio.transform import from_origin
+
+    place = {'crs': CRS.from_epsg(32633), 'transform': from_origin(500_000, 5_000_000, 2, 2)}
+    path = Path(save_tiff('a.tif', np.zeros((37, 61, 3), np.uint8), **place))
+    PHOTO.save('a.png')
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    PHOTO.save('turned.tif', exif=exif)
+    for name, expected in ((path, place), ('a.png', {'crs': None}), ('turned.tif', {})):
+        with open_large(Path(name)) as image:
+            assert georeference_of(image) == expected
+
+
+def test_an_image_of_a_side_that_none_has():
+    """A file of some bytes could take all memory."""
+    save_tiff('a.tif', np.zeros((8, 8, 2), np.float32))
+    content = bytearray(Path('a.tif').read_bytes())
+    place = content.index(struct.pack('<HHIHxx', 257, 3, 1, 8))
+    content[place : place + 12] = struct.pack('<HHII', 257, 4, 1, 2**31 - 1)
+    Path('a.tif').write_bytes(content)
+    with pytest.raises(ReadError, match='8 x 2147483647 pixels, which is too large'):
+        read_in_parts(Path('a.tif'), [1])
 
 
 def test_bands_that_a_file_does_not_have():
     """Without the path, which the command tells."""
     save_tiff('a.tif', np.zeros((8, 8, 2), np.float32))
-    with open_large(Path('a.tif')) as image, pytest.raises(ReadError, match=r'got \(3,\)$'):
-        line_reader(image, (3,))
+    with pytest.raises(ReadError, match=r'got \(3,\)$'):
+        read_in_parts(Path('a.tif'), (3,))
 
 
 def test_bands_in_parts():
     path = save_tiff('a.tif', np.random.default_rng(0).normal(size=(50, 30, 4)).astype(np.float32))
     whole = read_bands(path, [4, 1])
-    with open_large(Path(path)) as image:
-        read = line_reader(image, (4, 1))
-        np.testing.assert_array_equal(np.concatenate([read(0, 20), read(20, 50)]), whole)
+    np.testing.assert_array_equal(read_in_parts(Path(path), (4, 1)), whole)
+
+
+def test_bands_of_a_cut_png():
+    """GDAL alone reads what is missing as zeros."""
+    PHOTO.save('a.png')
+    content = Path('a.png').read_bytes()
+    assert read_bands('a.png', [1, 2]).shape == (37, 61, 2)
+    for damaged in (content[:-12], content[: len(content) // 2], content[:40]):
+        Path('b.png').write_bytes(damaged)
+        with pytest.raises(ReadError, match='not a complete image'):
+            read_bands('b.png', [1, 2])
 
 
 VRT = """
@@ -125,7 +184,7 @@ def test_no_file_names_another_file():
     path.write_text(VRT.format(Path('secret.png').resolve()))
     with rasterio.open(path) as image:  # the check can fail
         assert image.read(1).any()
-    with pytest.raises(ReadError, match='not a complete image'):
+    with pytest.raises(ReadError, match='not an image in one of the formats'):
         read_in_parts(path)
     with pytest.raises(ReadError, match='not a complete image'):
         read_bands(path, [1])
@@ -137,5 +196,6 @@ def test_a_name_that_gdal_does_not_take():
     path = Path(os.fsdecode(b'a\xff.png'))
     with path.open('wb') as file:
         PHOTO.save(file, 'PNG')
+    np.testing.assert_array_equal(read_in_parts(path), np.asarray(PHOTO))
     with pytest.raises(ReadError, match='GDAL needs a name in UTF-8'):
-        read_in_parts(path)
+        read_in_parts(path, [1])

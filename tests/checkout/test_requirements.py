@@ -49,11 +49,11 @@ EXTRAS = {
 OPTIONAL = {
     'cpvt_pyramid/app/doctor.py': {'mmcv', 'torch'},  # looks for them
     'cpvt_pyramid/app/export/': {'mmdet', 'mmseg', 'torchvision'},  # those of the exported model
+    'cpvt_pyramid/app/images/large.py': {'rasterio'},
     'cpvt_pyramid/app/images/rasters.py': {'rasterio'},
     'cpvt_pyramid/app/predict/cluster.py': {'ray'},
     'cpvt_pyramid/app/data/bands.py': {'rasterio'},
     'cpvt_pyramid/app/predict/large_images.py': {'rasterio'},
-    'cpvt_pyramid/app/predict/results.py': {'rasterio'},
     'cpvt_pyramid/app/predictions/drawing.py': {'matplotlib'},
     'cpvt_pyramid/app/predictions/formats.py': {'rasterio'},
     'cpvt_pyramid/app/predictions/kinds.py': {'pandas', 'supervision'},

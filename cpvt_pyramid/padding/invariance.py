@@ -24,9 +24,7 @@ Result = Mapping[str, Optional[np.ndarray]]
 
 TOLERANCE = 1e-4  # of the relative difference, see `BatchProbe`
 CELLS = 2  # by which a side of a map may deviate from the image's share, because of strides
-# How small the scale of a column may be, see `_Scale`.
-FLOOR = 1e-3  # of the largest value of the output
-CHANNELS = 16  # more columns than these are channels, which are of one kind
+LIMIT = 100  # see `_Scale`
 FILLER = 1000.0  # a filler is at least as large, and as many times larger than other values
 
 # The probes, in the order in which they run.
@@ -46,10 +44,10 @@ class BatchProbe:
         name: `REPEATED`, `BATCH`, `ORDER`, `IDENTICAL` or `PADDED`.
         absolute: largest absolute difference of two values.
         relative: largest difference of a value / its scale, the largest of the value itself and
-            of those with the same place on the first or the last axis, such as all scores or all
-            widths of boxes. Fillers, such as -1e9, and values that all images share do not count.
-            Of integers and text, such as labels, the share of values that differ. Infinite where
-            shapes differ.
+            of those with the same place on an axis, such as all scores or all widths of boxes.
+            Fillers, such as -1e9, and values that all images share do not count. Where rounding of
+            the image changes values by more, the scale is larger (docs/invariance.md). Of integers
+            and text, such as labels, the share of values that differ. Infinite where shapes differ.
         same_bits: whether all bits are equal.
         output: the output with the largest relative difference.
         images: indices of the images that differ by more than is allowed.
@@ -207,68 +205,47 @@ def batch_report(
         identical images   0                   0         yes                   none
         padded batch       0                   0         yes                   none
     """
+    _check_arguments(images, sizes, stack)
+    groups = _groups_of_one_size(images)
+    run = _Runner(model, sizes, stack)
+    run.find_lists(max((group.images for group in groups), key=len))
+    alone = [_run_alone(run, group, tolerance) for group in groups]
+    outputs = _compared_outputs(alone, stack, tolerance)
+
+    def differences(name: str) -> _Differences:
+        return _Differences(name, tolerance, bitwise and name != PADDED, outputs)
+
+    found = {name: differences(name) for name in (REPEATED, BATCH, ORDER, IDENTICAL)}
+    for group, own in zip(groups, alone):
+        _compare_batches(run, group, own, found)
+    if len(groups) > 1:
+        found[PADDED] = differences(PADDED)
+        mixed = run(list(images))
+        for group, own in zip(groups, alone):
+            for index, expected in zip(group.indices[: group.given], own.first):
+                share = _share_of(images[index], images) if stack else None
+                found[PADDED].add(index, mixed[index], expected, share)
+    changed = {name for probe in found.values() for name in probe.changed}
+    constant = [name for name in outputs.constant if name not in changed]
+    if len(constant) == len(outputs.scales):
+        raise ValueError('the results are the same for all images; give images that they depend on')
+    return BatchReport(
+        probes=tuple(probe.result() for probe in found.values()),
+        skipped=tuple(outputs.skipped),
+        constant=tuple(constant),
+        flat=tuple(name for name in outputs.scales if name in run.flat),
+        not_finite=tuple(outputs.not_finite),
+    )
+
+
+def _check_arguments(images: Sequence[Any], sizes: Optional[str], stack: bool) -> None:
+    if not images:
+        raise ValueError('at least one image is needed, got none')
     if sizes and not stack:
         raise ValueError('sizes is for models that take a batch, got stack=False')
     if stack and any(len(image.shape) != 3 for image in images):
         shapes = ', '.join(str(tuple(image.shape)) for image in images)
         raise ValueError(f'images must be (C, H, W), got {shapes}')
-    groups = _groups_of_one_size(images)
-    run = _Runner(model, sizes, stack)
-    run.find_lists(max((group.images for group in groups), key=len))
-    alone: list[list[Result]] = []  # by group
-    results: list[Result] = []
-    for group in groups:
-        own = [run([image])[0] for image in group.images]
-        alone.append(own)
-        results += own
-    scales, skipped = _compared_outputs(results, stack, tolerance)
-    constant = [name for name in scales if _is_constant([result.get(name) for result in results])]
-    not_finite = [name for name in scales if not _all_finite(results, name)]
-    if all(_is_nan(results, name) for name in scales):
-        raise ValueError(
-            'the results are NaN for each image alone; check the weights and the range of pixels'
-        )
-
-    def differences(probe: str) -> _Differences:
-        return _Differences(probe, tolerance, bitwise and probe != PADDED, scales, constant)
-
-    repeated = differences(REPEATED)
-    batched = differences(BATCH)
-    backwards = differences(ORDER)
-    identical = differences(IDENTICAL)
-    for group, own in zip(groups, alone):
-        together = run(group.images)
-        again = run(group.images)
-        from_last = run(group.images[::-1])[::-1]
-        copies = run(group.images[:1] * len(group.images))
-        for i, index in enumerate(group.indices):
-            repeated.add(index, run([group.images[i]])[0], own[i])
-            repeated.add(index, again[i], together[i])
-            backwards.add(index, from_last[i], together[i])
-            identical.add(group.indices[0], copies[i], copies[0])
-        for count in _batch_sizes(len(group.images)):
-            for index, found, expected in zip(group.indices, run(group.images[:count]), own):
-                batched.add(index, found, expected)
-    probes = [repeated, batched, backwards, identical]
-    if len(groups) > 1:
-        padded = differences(PADDED)
-        mixed = run(list(images))
-        for group, own in zip(groups, alone):
-            for i, index in enumerate(group.indices[: group.given]):
-                share = _share_of(images[index], images) if stack else None
-                padded.add(index, mixed[index], own[i], share)
-        probes.append(padded)
-    changed = {name for found in probes for name in found.changed}
-    constant = [name for name in constant if name not in changed]
-    if len(constant) == len(scales):
-        raise ValueError('the results are the same for all images; give images that they depend on')
-    return BatchReport(
-        probes=tuple(found.probe() for found in probes),
-        skipped=tuple(skipped),
-        constant=tuple(constant),
-        flat=tuple(name for name in scales if name in run.flat),
-        not_finite=tuple(not_finite),
-    )
 
 
 def _batch_sizes(most: int) -> list[int]:
@@ -285,8 +262,6 @@ class _Group(NamedTuple):
 
 
 def _groups_of_one_size(images: Sequence[Any]) -> list[_Group]:
-    if not images:
-        raise ValueError('at least one image is needed, got none')
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for index, image in enumerate(images):
         by_shape.setdefault(tuple(image.shape), []).append(index)
@@ -301,42 +276,98 @@ def _groups_of_one_size(images: Sequence[Any]) -> list[_Group]:
     return groups
 
 
-def _compared_outputs(
-    alone: Sequence[Result], stack: bool, tolerance: float
-) -> tuple[dict[str, '_Scale'], list[str]]:
-    """The outputs that are compared, each with its scale, and those that are not."""
-    names = list(dict.fromkeys(name for result in alone for name in result))
-    compared: dict[str, _Scale] = {}
-    skipped: list[str] = []
+class _Alone(NamedTuple):
+    """The results of each image of a group by itself."""
+
+    first: list[Result]
+    second: list[Result]  # of a second run
+    disturbed: list[Result]  # of the image with a little noise
+    noise: list[float]  # mean size of the noise / mean size of the pixels
+
+
+def _run_alone(run: '_Runner', group: _Group, tolerance: float) -> _Alone:
+    noisy = [_disturbed(image, tolerance) for image in group.images]
+    return _Alone(
+        first=[run([image])[0] for image in group.images],
+        second=[run([image])[0] for image in group.images],
+        disturbed=[run([image])[0] for image in noisy],
+        noise=list(map(_relative_change, noisy, group.images)),
+    )
+
+
+def _compare_batches(
+    run: '_Runner', group: _Group, alone: _Alone, found: Mapping[str, '_Differences']
+) -> None:
+    """Run the batches of a group, and add the differences to each probe."""
+    together = run(group.images)
+    again = run(group.images)
+    from_last = run(group.images[::-1])[::-1]
+    copies = run(group.images[:1] * len(group.images))
+    for i, index in enumerate(group.indices):
+        found[REPEATED].add(index, alone.second[i], alone.first[i])
+        found[REPEATED].add(index, again[i], together[i])
+        found[ORDER].add(index, from_last[i], together[i])
+        found[IDENTICAL].add(group.indices[0], copies[i], copies[0])
+    for count in _batch_sizes(len(group.images)):
+        results = run(group.images[:count])
+        for index, result, expected in zip(group.indices, results, alone.first):
+            found[BATCH].add(index, result, expected)
+
+
+class _Outputs(NamedTuple):
+    """What is compared of the results, by the names of outputs; see `BatchReport`."""
+
+    scales: dict[str, '_Scale']  # of the outputs that are compared
+    skipped: list[str]
+    constant: list[str]
+    not_finite: list[str]
+
+
+def _compared_outputs(alone: Sequence[_Alone], stack: bool, tolerance: float) -> _Outputs:
+    """Decide from the results of each image alone what can be compared.
+
+    Raises:
+        ValueError: nothing can.
+    """
+    results = [result for group in alone for result in group.first]
+    names = list(dict.fromkeys(name for result in results for name in result))
+    skipped = []
+    if stack:
+        skipped = [name for name in names if any(result.get(name) is None for result in results)]
+    scales: dict[str, _Scale] = {}
+    constant = []
+    not_finite = []
+    never_finite: dict[str, str] = {}  # NaN or infinite
     for name in names:
-        values = [result.get(name) for result in alone]
-        if stack and any(x is None for x in values):
-            skipped.append(name)
-        else:
-            compared[name] = _scale_of([x for x in values if x is not None], tolerance)
-    if not compared:
+        if name in skipped:
+            continue
+        given = [result.get(name) for result in results]
+        values = [x for x in given if x is not None]
+        scales[name] = _scale_of(values, _changes_by_noise(alone, name), tolerance)
+        if _is_constant(given):
+            constant.append(name)
+        floats = [x for x in values if x.dtype.kind == 'f' and x.size]
+        if not all(np.isfinite(x).all() for x in floats):
+            not_finite.append(name)
+        if len(floats) == len(given) and not any(np.isfinite(x).any() for x in floats):
+            is_nan = all(np.isnan(x).all() for x in floats)
+            never_finite[name] = 'NaN' if is_nan else 'infinite'
+    if not scales:
         found = ', '.join(names) or 'none'
         raise ValueError(f'the model must return a row for each image, got the outputs {found}')
-    return compared, skipped
+    if len(never_finite) == len(scales):
+        what = ' or '.join(sorted({*never_finite.values()}))
+        raise ValueError(
+            f'the results are {what} for each image alone; check the weights and the range of '
+            'pixels'
+        )
+    return _Outputs(scales, skipped, constant, not_finite)
 
 
 def _is_constant(values: Sequence[Optional[np.ndarray]]) -> bool:
-    """Whether an output is the same for all images."""
-    return all(_difference(x, values[0], _Scale(1.0), None).same_bits for x in values[1:])
-
-
-def _all_finite(results: Sequence[Result], name: str) -> bool:
-    """Whether an output has neither NaN nor infinite values."""
-    values = [result.get(name) for result in results]
-    floats = [x for x in values if x is not None and x.dtype.kind == 'f']
-    return all(np.isfinite(x).all() for x in floats)
-
-
-def _is_nan(results: Sequence[Result], name: str) -> bool:
-    """Whether an output has values, and all of them are NaN."""
-    values = [result.get(name) for result in results]
-    floats = [x for x in values if x is not None and x.dtype.kind == 'f' and x.size]
-    return len(floats) == len(values) and all(np.isnan(x).all() for x in floats)
+    """Whether an output has the same values for all images."""
+    first = values[0]
+    return all(_difference(x, first, _Scale(1.0), None).absolute == 0 for x in values[1:])
 
 
 @dataclass
@@ -436,24 +467,15 @@ class _Differences:
         name: of the probe.
         tolerance: see `batch_report`.
         bitwise: only the same bits pass.
-        scales: the outputs that are compared, each with its scale.
-        constant: outputs that are the same for all images alone; they may have one row in any
-            batch.
+        outputs: that are compared. Those that are the same for all images alone may have one row in
+            any batch.
     """
 
-    def __init__(
-        self,
-        name: str,
-        tolerance: float,
-        bitwise: bool,
-        scales: Mapping[str, '_Scale'],
-        constant: Sequence[str],
-    ) -> None:
+    def __init__(self, name: str, tolerance: float, bitwise: bool, outputs: _Outputs) -> None:
         self.name = name
         self.tolerance = tolerance
         self.bitwise = bitwise
-        self.scales = scales
-        self.constant = constant
+        self.outputs = outputs
         self.absolute = 0.0
         self.relative = 0.0
         self.same_bits = True
@@ -477,10 +499,10 @@ class _Differences:
             expected: its result alone.
             share: its height and width, divided by those of the padded batch.
         """
-        for name, scale in self.scales.items():
+        for name, scale in self.outputs.scales.items():
             ours = found.get(name)
             theirs = expected.get(name)
-            if ours is None and (theirs is None or name in self.constant):
+            if ours is None and (theirs is None or name in self.outputs.constant):
                 continue
             difference = _difference(ours, theirs, scale, share)
             lacks_bits = self.bitwise and not difference.same_bits
@@ -495,7 +517,7 @@ class _Differences:
             self.absolute = max(self.absolute, difference.absolute)
             self.same_bits = self.same_bits and difference.same_bits
 
-    def probe(self) -> BatchProbe:
+    def result(self) -> BatchProbe:
         return BatchProbe(
             name=self.name,
             absolute=self.absolute,
@@ -607,28 +629,34 @@ class _Scale(NamedTuple):
     """What differences of an output are divided by: for each value the largest one of the same
     meaning.
 
-    What has the same place on the first or the last axis often has one meaning: a class, a side of
-    a box, a channel. Of the two scales the smaller one counts. In tables such as those of YOLO, a
+    What has the same place on an axis often has one meaning: a class, a side of a box, a channel.
+    Of the scales of all axes the smallest one counts, so that in tables such as those of YOLO a
     score is not hidden by the coordinates of boxes next to it.
+
+    Values may also be all but zero, differences of larger ones, which rounding changes by more than
+    a small share. How much is measured, by noise in the image whose size is the tolerance: a scale
+    is at least what such noise changes / the noise, but at most `LIMIT` * tolerance of the largest
+    value, because noise may also decide between results.
     """
 
     whole: float  # for outputs without axes, and where no axis has one length in all results
-    first: Optional[np.ndarray] = None  # for each place on the first axis
-    last: Optional[np.ndarray] = None  # for each place on the last axis
+    axes: tuple[Optional[np.ndarray], ...] = ()  # for each place on an axis
 
     def of(self, x: np.ndarray) -> np.ndarray:
         """The scale of each value."""
         scales = np.full(x.shape, self.whole)
-        if self.first is not None:
-            first = self.first.reshape(-1, *[1] * (x.ndim - 1))
-            scales = np.minimum(scales, first)
-        if self.last is not None:
-            scales = np.minimum(scales, self.last)
+        for axis, scale in enumerate(self.axes):
+            if scale is not None:
+                around = [1] * x.ndim
+                around[axis] = -1
+                scales = np.minimum(scales, scale.reshape(around))
         return scales
 
 
-def _scale_of(values: Sequence[np.ndarray], tolerance: float) -> _Scale:
-    """The scale of an output, from its values for all images.
+def _scale_of(
+    values: Sequence[np.ndarray], changes: Sequence[np.ndarray], tolerance: float
+) -> _Scale:
+    """The scale of an output, from its values for all images and `_changes_by_noise`.
 
     Where results have the same shape, cells with one value for all of them do not count, and
     fillers never do: a filler such as -1e9 would hide every difference.
@@ -646,26 +674,54 @@ def _scale_of(values: Sequence[np.ndarray], tolerance: float) -> _Scale:
         counted = [np.isfinite(size) for size in sizes]
     known = [np.where(mask, size, 0.0) for size, mask in zip(sizes, counted)]
     whole = max(float(size.max(initial=0)) for size in known)
-    scales = [_scale_along(axis, known, whole, tolerance) for axis in (0, -1)]
-    return _Scale(whole, *scales)
+    limit = min(LIMIT * tolerance, 1.0) * whole
+    ranks = {x.ndim for x in values}
+    if len(ranks) > 1:
+        return _Scale(whole)
+    axes: list[Optional[np.ndarray]] = []
+    for axis in range(ranks.pop()):
+        if len({x.shape[axis] for x in known}) > 1:
+            axes.append(None)
+            continue
+        by_noise = np.minimum(_largest_along(axis, changes), limit)
+        axes.append(np.maximum(_largest_along(axis, known), by_noise))
+    return _Scale(whole, tuple(axes))
 
 
-def _scale_along(
-    axis: int, sizes: Sequence[np.ndarray], whole: float, tolerance: float
-) -> Optional[np.ndarray]:
-    """The largest value at each place of an axis; None if its length is not that of all results.
+def _largest_along(axis: int, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The largest value at each place of an axis, whose length is that of all arrays."""
+    largest = [np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1).max(1, initial=0) for x in arrays]
+    return np.max(largest, axis=0)
 
-    Rounding of small values is relative to the larger ones that they are computed from, so that a
-    scale has a floor. It is higher for channels: those of a map may be all but zero.
-    """
-    if any(x.ndim == 0 for x in sizes) or len({x.shape[axis] for x in sizes}) > 1:
-        return None
-    largest = [np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1).max(1, initial=0) for x in sizes]
-    scale = np.max(largest, axis=0)
-    floor = FLOOR * whole
-    if len(scale) > CHANNELS:
-        floor = max(floor, min(10 * tolerance, 1.0) * float(np.median(scale)))
-    return np.maximum(scale, floor)
+
+def _changes_by_noise(alone: Sequence[_Alone], name: str) -> list[np.ndarray]:
+    """How much noise in each image changes each value of an output / the size of the noise."""
+    changes = []
+    for group in alone:
+        for *results, noise in zip(group.first, group.second, group.disturbed, group.noise):
+            first, second, disturbed = (result.get(name) for result in results)
+            if first is not None:  # else the output has no value, either
+                changes.append(_change_by_noise(first, second, disturbed, noise))
+    return changes
+
+
+def _change_by_noise(
+    first: np.ndarray,
+    second: Optional[np.ndarray],
+    disturbed: Optional[np.ndarray],
+    noise: float,
+) -> np.ndarray:
+    """See `_changes_by_noise`; infinite where it is not known, such as for a list of boxes that has
+    another length after the noise."""
+    unknown = np.full(first.shape, np.inf)
+    if second is None or disturbed is None or first.dtype.kind not in 'fiu' or not noise:
+        return unknown
+    if not first.shape == second.shape == disturbed.shape:
+        return unknown
+    with np.errstate(invalid='ignore'):
+        change = np.abs(disturbed.astype(np.float64) - first.astype(np.float64))
+    # What differs in a second run without noise, too, says nothing.
+    return np.where(np.isnan(change) | (first != second), 0.0, change / noise)
 
 
 def _smallest_filler(sizes: Sequence[np.ndarray]) -> float:
@@ -704,6 +760,31 @@ def _mirrored(image: Any) -> Any:
     if hasattr(image, 'detach'):
         return image.flip(-1)
     return np.ascontiguousarray(np.flip(image, -1))
+
+
+def _disturbed(image: Any, share: float) -> Any:
+    """An image with noise: each value is larger or smaller by a share of it, or a whole number by
+    one. The noise is always the same."""
+    values = _from_tensor(image) if hasattr(image, 'detach') else image
+    signs = np.random.RandomState(0).choice((-1, 1), size=values.shape)
+    if values.dtype.kind == 'f':
+        noisy = values * (1 + share * signs)
+    else:
+        noisy = np.clip(values.astype(np.int64) + signs, values.min(), values.max())
+    if not hasattr(image, 'detach'):
+        return noisy.astype(image.dtype)
+    import torch
+
+    return torch.from_numpy(noisy).to(image)
+
+
+def _relative_change(noisy: Any, image: Any) -> float:
+    """The mean size of a change / the mean size of the values; 0 for an image of zeros."""
+    before, after = (
+        (_from_tensor(x) if hasattr(x, 'detach') else x).astype(np.float64) for x in (image, noisy)
+    )
+    size = np.abs(before).mean()
+    return float(np.abs(after - before).mean() / size) if size else 0.0
 
 
 def _canvas(images: Sequence[Any]) -> tuple[int, int]:

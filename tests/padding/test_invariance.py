@@ -1,5 +1,7 @@
 """The probes of batch invariance, on models with known defects and on the promise itself."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -80,6 +82,90 @@ def test_defects_are_named(name):
     assert report.passed == (not expected)
 
 
+def table(x: np.ndarray) -> np.ndarray:
+    """(B, 10, 12), as tables of boxes: values of each image between 0 and 1."""
+    return x[:, :, :20, :30].reshape(len(x), -1)[:, :1200].reshape(len(x), 10, 12, 10).mean(3)
+
+
+def rows_before(x: np.ndarray) -> np.ndarray:
+    return np.roll(x, 1, 0)
+
+
+def numbered(x: np.ndarray) -> np.ndarray:
+    return np.arange(len(x), dtype=np.float32).reshape(-1, *[1] * (x.ndim - 1))
+
+
+# What happens to the small values of a tensor of mixed scale. The last changes one image in ten.
+SMALL_DEFECTS = {
+    'the mean of the batch is subtracted': lambda x: x - x.mean(0),
+    'a tenth of the mean of the batch is subtracted': lambda x: x - 0.1 * x.mean(0),
+    'the number of rows': lambda x: x * (1 + 0.01 * (len(x) - 1)),
+    'the number of the row': lambda x: x + 0.01 * numbered(x),
+    'the row before': lambda x: 0.99 * x + 0.01 * rows_before(x),
+    'a random number': lambda x: x + 0.01 * RNG.random(x.shape),
+    'zero alone': lambda x: x * (len(x) > 1),
+    'NaN in a batch': lambda x: np.where(len(x) > 1, np.nan, x),
+    'one place in one batch': lambda x: x + 0.1 * (len(x) == 3) * (np.arange(x.shape[-1]) == 3),
+}
+# Large and small values (B, 10, 12) in one tensor.
+MIXTURES = {
+    'two halves of columns': lambda large, small: np.concatenate([large, small], 2)[:, 0],
+    'columns in turn': lambda large, small: np.stack([large, small], 3).reshape(len(large), 10, 24),
+    'flattened': lambda large, small: np.stack([large, small], 3).reshape(len(large), -1),
+    'two channels': lambda large, small: np.stack([large, small], 1),
+    'channels last': lambda large, small: np.stack([large, small], 3),
+    'an axis in the middle': lambda large, small: np.stack([large, small], 2),
+    'one small column of many': lambda large, small: np.concatenate(
+        [*[large] * 7, small[..., :4]], 2
+    ),
+}
+
+
+@pytest.mark.parametrize('ratio', [1e3, 1e6])
+@pytest.mark.parametrize('mixture', MIXTURES)
+@pytest.mark.parametrize('defect', SMALL_DEFECTS)
+def test_large_values_hide_no_defect_of_small_ones(defect, mixture, ratio):
+    """Boxes and scores in one tensor are the ordinary case."""
+    mix = MIXTURES[mixture]
+    images = ARRAYS[:3]
+
+    def model(x: np.ndarray, change: Callable = lambda x: x) -> np.ndarray:
+        values = table(x)
+        return mix(ratio * values, change(values)).astype(np.float32)
+
+    assert failed(model, images) == {}
+    assert failed(lambda x: model(x, SMALL_DEFECTS[defect]), images)
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.float16])
+@pytest.mark.parametrize(
+    'defect', ['the mean of the batch is subtracted', 'a random number', 'zero alone']
+)
+def test_mixed_scales_of_other_types(defect, dtype):
+    images = [(array * 255).astype(dtype) for array in ARRAYS[:3]]
+    tolerance = 1e-2 if dtype == np.float16 else 1e-4
+
+    def model(x: np.ndarray, change: Callable = lambda x: x) -> np.ndarray:
+        values = table(x.astype(np.float32)) / 255
+        return np.concatenate([1e4 * values, change(values)], 2).astype(np.float32)
+
+    assert failed(model, images, tolerance=tolerance) == {}
+    assert failed(lambda x: model(x, SMALL_DEFECTS[defect]), images, tolerance=tolerance)
+
+
+def test_rounding_of_small_differences_is_no_defect():
+    """Values that are differences of larger ones change by a larger share. Noise of the size of the
+    tolerance shows by how much."""
+
+    def model(x: np.ndarray, rounding: float = 1e-7) -> np.ndarray:
+        values = table(x) * (1 + rounding * len(x))
+        return np.concatenate([values, 1e-4 * np.sin(1e3 * values)], 2)
+
+    report = batch_report(model, ARRAYS[:3])
+    assert report.passed and report[BATCH].relative > 1e-6
+    assert failed(lambda x: model(x, rounding=1e-5), ARRAYS[:3]) == {BATCH: (0, 1, 2)}
+
+
 def test_what_is_compared_of_a_padded_batch():
     """Maps inside the image, also with channels last; everything else as it is."""
     wide = [np.pad(ARRAYS[0], ((0, 0), (0, 0), (0, 16))), ARRAYS[3]]
@@ -144,6 +230,26 @@ def test_mistakes():
         (lambda x: x.sum(), ARRAYS, {}, 'a row for each image, got the outputs output'),
         (lambda x: None, ARRAYS, {}, 'a row for each image, got the outputs none'),
         (lambda x: x * 0, ARRAYS[:3], {}, 'the results are the same for all images'),
+        (lambda x: (x - 0.5) * 0, ARRAYS[:3], {}, 'the results are the same for all images'),
+        (
+            lambda x: x + np.inf,
+            ARRAYS[:3],
+            {},
+            'the results are infinite for each image alone; check',
+        ),
+        (
+            lambda x: (x - 0.5) * np.inf,
+            ARRAYS[:3],
+            {},
+            'the results are infinite for each image alone',
+        ),
+        (lambda x: x * np.nan, ARRAYS[:3], {}, 'the results are NaN for each image alone'),
+        (
+            lambda x: (x + np.inf, x * np.nan),
+            ARRAYS[:3],
+            {},
+            'are NaN or infinite for each image alone',
+        ),
         (lambda images: images[:1], ARRAYS, {'stack': False}, 'must return 3 results, got 1'),
     ):
         with pytest.raises(ValueError, match=complaint):

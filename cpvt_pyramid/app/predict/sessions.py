@@ -1,9 +1,11 @@
 """Opening a model file in onnxruntime or OpenVINO."""
 
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Optional, Protocol
@@ -23,6 +25,8 @@ DEVICES = {
     'onnxruntime': {'cpu': CPU, 'cuda': CUDA},
     'openvino': {'cpu': 'CPU', 'gpu': 'GPU'},
 }
+# Where in its source code a backend has failed, with the arguments of the function there
+SOURCE_LINE = re.compile(r'\S+\.(cc|h):\d+ \S.*?\) (?=[A-Z])')
 NAMES = {'images', 'valid', 'original', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
 
 
@@ -196,7 +200,7 @@ def open_session(
     backend knows; see `OnnxRuntime` and `OpenVino`.
 
     Raises:
-        UserError: no such file, backend, device or package, or not a complete model.
+        UserError: no such file, backend, device or package, or a model that it cannot open.
         PermissionError: the file cannot be read.
     """
     kinds: dict[str, Any] = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}
@@ -215,7 +219,20 @@ def open_session(
     except ImportError as error:
         raise UserError(f'cannot import {backend}; pip install {backend} ({error})') from error
     except Exception as error:  # the backends' own kinds
-        raise UserError(f'{path} is not a complete model: {one_line(error)}') from error
+        reason = SOURCE_LINE.sub('', one_line(error, 1000))
+        if is_torn(path, error):
+            raise UserError(f'{path} is not a complete model: {reason}') from error
+        raise UserError(
+            f'{path} cannot be opened by {backend} {import_module(backend).__version__}; it may '
+            f'need another version, or further files: {reason}'
+        ) from error
+
+
+def is_torn(path: Path, error: Exception) -> bool:
+    """Whether a file that a backend could not open is damaged, rather than of a kind that it does
+    not know, such as a newer one."""
+    is_unreadable = type(error).__name__ in ('InvalidProtobuf', 'GeneralFailure')
+    return is_unreadable or path.suffix == '.xml' or not path.stat().st_size
 
 
 def padded_input(

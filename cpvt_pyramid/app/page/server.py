@@ -16,7 +16,6 @@ with an `error` of one line. The parameters are optional. The page needs `pip in
 # of the model's input and of the picture in the answer, and the number of requests that wait.
 
 import asyncio
-import base64
 import json
 import math
 import socket
@@ -53,6 +52,7 @@ from ..predict.model import check_score_thr
 from ..predictions.drawing import jpeg_of
 from ..predictions.kinds import Detections
 from ..tooling.command import IGNORED_WARNINGS, UserError, one_line
+from ..tooling.files import data_url
 
 SIZES = (32, 1024)  # pixels, of the slider
 SAMPLES = 24
@@ -139,12 +139,7 @@ class Page:
         Raises:
             UserError: a parameter is out of its range, or the input would be too large.
         """
-        smallest, largest = self.sizes()
-        if size is not None and not smallest <= size <= largest:
-            raise UserError(f'size must be from {smallest} to {largest}, got {size}')
-        check_score_thr(score_thr, self.model.kind)
-        model = self.model if size is None else self.model.with_size(size)
-        self.check_input(model, picture.size)
+        model = self.model_for(picture.size, size, score_thr)
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter('always')
             warnings.filterwarnings('ignore', IGNORED_WARNINGS)
@@ -153,11 +148,30 @@ class Page:
         answer: dict[str, Any] = {
             'summary': found.summary() or 'nothing',
             'warnings': [self.without_folders(str(note.message)) for note in notes],
-            'picture': f'data:image/jpeg;base64,{base64.b64encode(drawn).decode()}',
+            'picture': data_url('image/jpeg', drawn),
         }
         if isinstance(found, Detections):
             answer['detections'] = in_pixels_of(picture, found).records()
         return answer
+
+    def model_for(
+        self,
+        image_size: tuple[int, int],
+        size: Optional[int] = None,
+        score_thr: Optional[float] = None,
+    ) -> ExportedModel:
+        """The model with the parameters of a prediction for an image of this height and width.
+
+        Raises:
+            UserError: as `predict`.
+        """
+        smallest, largest = self.sizes()
+        if size is not None and not smallest <= size <= largest:
+            raise UserError(f'size must be from {smallest} to {largest}, got {size}')
+        check_score_thr(score_thr, self.model.kind)
+        model = self.model if size is None else self.model.with_size(size)
+        self.check_input(model, image_size)
+        return model
 
     def check_input(self, model: ExportedModel, size: tuple[int, int]) -> None:
         """Raise a UserError if the input for an image of this height and width has too many
@@ -444,7 +458,11 @@ async def report_defect(request: Request, error: Exception) -> Response:
 
 
 def predict_upload(page: Page, path: Path, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Predictions for an uploaded image; messages do not name its temporary file."""
+    """Predictions for an uploaded image, which is refused before its pixels are decoded if it is
+    too large; messages do not name its temporary file."""
+    size = size_of(path)
+    if size is not None:
+        page.model_for(size, **parameters)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter('always')
         warnings.filterwarnings('ignore', IGNORED_WARNINGS)

@@ -1,5 +1,6 @@
 """Output files and folders."""
 
+import base64
 import errno
 import hashlib
 import itertools
@@ -155,3 +156,8 @@ def distinct_name(
     name = next(n for n in names if n.casefold() not in taken and not conflicts(n))
     taken.add(name.casefold())
     return name
+
+
+def data_url(kind: str, content: bytes) -> str:
+    """A URL that holds a file of a media type, such as image/jpeg."""
+    return f'data:{kind};base64,{base64.b64encode(content).decode()}'

@@ -5,7 +5,6 @@ their results into templates/page.html. Charts are SVG and pictures are data URL
 one file that opens anywhere.
 """
 
-import base64
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,8 @@ import numpy as np
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from PIL import Image
+
+from .files import data_url
 
 THUMBNAIL = 480  # pixels, longer side of a picture in a sheet
 
@@ -79,10 +80,6 @@ def embedded(picture: Image.Image) -> str:
     file = io.BytesIO()
     picture.convert('RGB').save(file, 'JPEG', quality=85)
     return data_url('image/jpeg', file.getvalue())
-
-
-def data_url(kind: str, data: bytes) -> str:
-    return f'data:{kind};base64,{base64.b64encode(data).decode()}'
 
 
 def reduced(image: np.ndarray, longest: int = THUMBNAIL) -> tuple[np.ndarray, float]:

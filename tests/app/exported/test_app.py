@@ -480,13 +480,16 @@ def test_what_requests_cost_is_bounded(monkeypatch):
     refused = [
         (large, '', 'this page takes up to 1.0 megapixels; size=1024 fits'),
         (huge_png(9000, 9000), '', 'up to 67 megapixels, got 9000 x 9000'),
+        # By its header: decoded, it would not be a complete image.
+        (huge_png(8190, 8190), '', 'this page takes up to 1.0 megapixels; size=1024 fits'),
+        (huge_png(8190, 8190), 'size=2000', 'size must be from'),
     ]
     Path('nothing').mkdir()
     with serving(ROOT / 'examples/trees.onnx', Path('nothing')) as client:
         assert client.predict(small).status == 200
         before = resident_mb()
         for number in range(48):
-            data, query, line = refused[number % 2]
+            data, query, line = refused[number % len(refused)]
             answer = client.predict(data, query)
             assert answer.status == 400 and line in answer.json['error']
         # Their shorter side would be 100 pixels, and the longer one 2 million.

@@ -218,11 +218,8 @@ def read_picture(path: Path) -> PageImage:
         OSError: not a complete image.
     """
     size = size_of(path)
-    if size is not None and math.prod(size) > IMAGE_PIXELS:
-        raise UserError(
-            f'an image may have up to {IMAGE_PIXELS / 1e6:.0f} megapixels, got {size[1]} x '
-            f'{size[0]}; cut or reduce it'
-        )
+    if size is not None:
+        check_pixels(size)
     image = load_image(path)
     height, width = image.shape[:2]
     scale = min(1.0, math.sqrt(PICTURE_PIXELS / (height * width)), PICTURE_SIDE / max(image.shape))
@@ -231,6 +228,15 @@ def read_picture(path: Path) -> PageImage:
         picture = Image.fromarray(image).resize(smaller, Image.Resampling.BILINEAR)
         return PageImage(np.asarray(picture), (height, width))
     return PageImage(image, (height, width))
+
+
+def check_pixels(size: tuple[int, int]) -> None:
+    """Raise a UserError if an image of this height and width has more than `IMAGE_PIXELS`."""
+    if math.prod(size) > IMAGE_PIXELS:
+        raise UserError(
+            f'an image may have up to {IMAGE_PIXELS / 1e6:.0f} megapixels, got {size[1]} x '
+            f'{size[0]}; cut or reduce it'
+        )
 
 
 def in_pixels_of(picture: PageImage, found: Detections) -> Detections:
@@ -462,6 +468,7 @@ def predict_upload(page: Page, path: Path, parameters: dict[str, Any]) -> dict[s
     too large; messages do not name its temporary file."""
     size = size_of(path)
     if size is not None:
+        check_pixels(size)
         page.model_for(size, **parameters)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter('always')

@@ -6,7 +6,8 @@ second.
 
 Names that are private to PyTorch, all of them in `gelu_linear` and `is_plain_linear`:
 - `torch.ops.aten.gelu_backward`: the gradient of a GELU in one pass, differentiable itself.
-- `Module._forward_hooks` and its like: read, to call layers that have hooks.
+- `Module._forward_hooks` and its like, and `_has_any_global_hook`: read, to call layers that have
+  hooks.
 """
 
 from typing import Any, Optional
@@ -14,6 +15,7 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 # Classes of layers that apply their weight and bias and do nothing else.
 PLAIN_LINEAR: set[type] = {nn.Linear}
@@ -32,11 +34,13 @@ def gelu_linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Ten
     """
     if weight.dtype != x.dtype:  # autocast would save its copy, too
         weight = weight.to(x.dtype)
-    return GELULinear.apply(x, weight, bias)
+    rows = GELULinear.apply(x.reshape(-1, x.shape[-1]), weight, bias)
+    # A function's result that is a view cannot be changed in place: this one is of rows.
+    return rows.view(*x.shape[:-1], weight.shape[0])
 
 
 class GELULinear(torch.autograd.Function):
-    """`gelu_linear`. Maps and weights may have different dtypes: autocast casts them inside."""
+    """`gelu_linear` of rows (T, in), whose dtype may differ from the weight's under autocast."""
 
     generate_vmap_rule = True
 
@@ -58,15 +62,13 @@ class GELULinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad
         grad_x = grad_weight = grad_bias = None
-        rows = grad.reshape(-1, grad.shape[-1])
         if need_x:
             grad_gelu = grad @ weight.to(grad.dtype)
             grad_x = torch.ops.aten.gelu_backward(grad_gelu.to(x.dtype), x)
         if need_weight:
-            activated = F.gelu(x).to(grad.dtype)
-            grad_weight = rows.t() @ activated.reshape(-1, x.shape[-1])
+            grad_weight = grad.t() @ F.gelu(x).to(grad.dtype)
         if need_bias:
-            grad_bias = rows.sum(0)
+            grad_bias = grad.sum(0)
         return grad_x, grad_weight, grad_bias
 
     @staticmethod
@@ -82,7 +84,7 @@ class GELULinear(torch.autograd.Function):
         if weight_tangent is not None:
             terms.append(F.linear(F.gelu(x).to(ctx.dtype), weight_tangent.to(ctx.dtype)))
         if bias_tangent is not None:
-            terms.append(bias_tangent.to(ctx.dtype).expand(*x.shape[:-1], -1))
+            terms.append(bias_tangent.to(ctx.dtype).expand(len(x), -1))
         return sum(terms[1:], terms[0])
 
 
@@ -104,4 +106,4 @@ def is_plain_linear(layer: nn.Module) -> bool:
         layer._backward_hooks,
         layer._backward_pre_hooks,
     )
-    return not any(hooks)
+    return not any(hooks) and not _has_any_global_hook()

@@ -11,6 +11,7 @@ from ..columnar import SelfAttention
 from ..model import (
     MLP,
     Attention,
+    ConvMLP,
     GlobalAttention,
     LinearAttention,
     PatchEmbed,
@@ -20,7 +21,7 @@ from ..recompute import is_plain_linear
 from ..versions import VERSION
 from .attention import GlobalAttentionInParts, LinearAttentionInParts, SelfAttentionInParts
 from .patches import PatchConv
-from .products import FusedMLP, OneDNNLinear, is_plain_parameter
+from .products import FusedConvMLP, FusedMLP, OneDNNLinear, is_plain_parameter
 from .windows import BorderWindowAttention
 from .winograd import FEWEST_CHANNELS, WinogradConv2d
 
@@ -30,6 +31,7 @@ Model = TypeVar('Model', bound=nn.Module)
 FAST: dict[type, type] = {
     nn.Linear: OneDNNLinear,
     MLP: FusedMLP,
+    ConvMLP: FusedConvMLP,
     GlobalAttention: GlobalAttentionInParts,
     LinearAttention: LinearAttentionInParts,
     SelfAttention: SelfAttentionInParts,
@@ -48,27 +50,18 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     filtering. The last one has 4 to 7 times the rounding errors of PyTorch's convolution, and NaN
     and infinite values reach the 3 x 3 outputs around those that depend on them.
 
-    Parameters, their names and hooks of modules stay. The weights of patch embeddings and of
-    sub-sampling convolutions are stored channels-last, unless they are in shared memory. All this
-    is decided once, at this call. What it does not know it leaves alone: layers of other classes
-    (also of derived ones), with weights that are parametrized, pruned, quantized, sharded, not in
-    float32 or not on a CPU, and an MLP with hooks on its linear layers. On other devices, in other
-    dtypes, under autocast, with subclasses of tensors, and compiled or exported by `torch.compile`
-    and `torch.export`, an accelerated model computes as it did before.
+    Parameters, their names and hooks of modules stay. What it does not know it leaves alone: layers
+    of other classes (also of derived ones), and layers with weights that are parametrized, pruned,
+    quantized, sharded, not in float32 or not on a CPU.
 
-    What an accelerated model does not show or support, until it is undone:
-    - Hooks on `fc1` and `fc2` of an MLP that are registered later, and global hooks of modules
-      there, have no effect. Layers that take their place are called, and so are layers whose weight
-      is computed from others: by pruning, weight or spectral norm.
-    - A patched `nn.Linear.forward` or `F.linear`, and a `TorchFunctionMode`, see no product of a
-      linear layer, a patch convolution or an MLP.
-    - Gradients of gradients (`create_graph=True`) and functions of `torch.func` that differentiate
-      are an error. Forward-mode AD is not supported.
-    - `torch.jit.trace` and `torch.onnx.export` with `dynamo=False` record these operations for one
-      size: export a model that is not accelerated.
-    - `quantize_dynamic` finds no linear layer, because it looks for the class `nn.Linear` itself.
-    - FSDP2's `fully_shard` and `safetensors.torch.save_file` refuse weights that are channels-last.
-      Shard the model before, and use `safetensors.torch.save_model`.
+    An accelerated model computes as it did before on other devices, in other dtypes, under autocast,
+    with subclasses of tensors, compiled or exported, in `torch.jit.trace`, forward-mode AD and
+    functions of `torch.func`, in modes that see functions or operations (`torch.device` as a context
+    is one), and in layers that are hooked, replaced, pruned or parametrized later.
+
+    It differs in this, until it is undone:
+    - `quantize_dynamic` finds no linear layer, because it looks for the class `nn.Linear` itself,
+      and a patched `nn.Linear.forward` or `F.linear` is not called.
     - Changes of `weight.data` of a 3x3 convolution in place, and those by fused optimizers, are
       seen after the next forward pass with gradients or call of `train()` or `eval()`. Other
       optimizers, `load_state_dict` and `weight.copy_` are seen at once.
@@ -77,7 +70,7 @@ def accelerate(model: Model, enable: bool = True) -> Model:
 
     Args:
         model: a backbone, or a model that has parts to accelerate, such as a detector.
-        enable: False undoes it: classes and weights are as they were before.
+        enable: False undoes it: classes are as they were before.
 
     Returns:
         The model.
@@ -88,20 +81,18 @@ def accelerate(model: Model, enable: bool = True) -> Model:
         ...     maps = model(torch.rand(1, 3, 64, 64))
     """
     if not enable:
-        with torch.inference_mode(False):  # which would make weights that cannot train
-            for module in model.modules():
-                restore(module)
+        for module in model.modules():
+            restore(module)
         return model
     if reason := what_is_missing():
         warnings.warn(f'the model is not accelerated: {reason}', stacklevel=2)
         return model
     # Found before the first class changes, since what an MLP becomes depends on its layers.
-    with torch.inference_mode(False):
-        for module, fast in list(replacements(model)):
+    found = list(replacements(model))
+    with torch.inference_mode(False):  # a transformed weight serves outside of it, too
+        for module, fast in found:
             module.__class__ = fast
-            if isinstance(module, PatchConv):
-                to_channels_last(module)
-            elif isinstance(module, WinogradConv2d) and not module.training:
+            if isinstance(module, WinogradConv2d) and not module.training:
                 module.transformed_weight()  # processes that are forked later share it
     return model
 
@@ -164,26 +155,10 @@ def takes_winograd(conv: nn.Conv2d) -> bool:
     return has_shape and min(conv.in_channels, conv.out_channels) >= FEWEST_CHANNELS
 
 
-def to_channels_last(conv: PatchConv) -> None:
-    """Store a weight channels-last, and note the memory format that it had.
-
-    One in shared memory stays where other processes find it.
-    """
-    conv.stored_contiguous = conv.weight.is_contiguous()
-    if conv.weight.is_shared():
-        return
-    with torch.no_grad():
-        conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
-
-
 def restore(module: nn.Module) -> None:
-    """Give an accelerated layer the class and the memory format that it had."""
+    """Give an accelerated layer the class that it had."""
     if type(module) not in PLAIN:
         return
-    if isinstance(module, PatchConv):
-        if module.stored_contiguous and not module.weight.is_shared():
-            module.weight.data = module.weight.data.contiguous()
-        del module.stored_contiguous
-    elif isinstance(module, WinogradConv2d):
+    if isinstance(module, WinogradConv2d):
         module.forget()
     module.__class__ = PLAIN[type(module)]

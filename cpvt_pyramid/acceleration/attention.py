@@ -11,12 +11,11 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..columnar import SelfAttention
 from ..model import Attention, GlobalAttention, LinearAttention, Scope
 from .processor import mkl_is_slow
-from .products import AT_A_TIME, affine, is_computed_here, summed_outer
+from .products import AT_A_TIME, affine, is_computed_here, is_differentiated, summed_outer
 
 # From this number of scores of a head on, products of oneDNN are faster than PyTorch's fused
 # kernel, which uses MKL, where MKL is slow. Elsewhere they never are: on Zen 4 the fused kernel
@@ -42,13 +41,11 @@ class AttentionInParts(Attention):
         if mkl_is_slow() and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:
             hidden = None if scope.hidden is None else scope.hidden[:, 0, 0].to(q.dtype)
             function = PartsOfAttention.apply if trains else attention_in_parts
-            out = function(q, k, v, hidden)
-        elif trains:
+            return function(q, k, v, hidden)
+        if trains:
             hidden = None if scope.hidden is None else scope.hidden.to(q.dtype)
-            out = grouped_attention(q, k, v, hidden)
-        else:
-            return super().attend(q, k, v, scope)
-        return out.transpose(1, 2)
+            return grouped_attention(q, k, v, hidden).transpose(1, 2)
+        return super().attend(q, k, v, scope)
 
 
 class GlobalAttentionInParts(AttentionInParts, GlobalAttention):
@@ -70,16 +67,16 @@ def is_simple(attention: Attention, scope: Scope) -> bool:
 
 
 def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, hidden: Optional[Tensor]) -> Tensor:
-    """Attention by oneDNN, (B, heads, N, d), without gradient.
+    """Attention by oneDNN, (B, N, heads, d), without gradient.
 
     `hidden`, (B, M), is added to the scores; None: nothing is.
     """
-    out = empty_map(q)
+    out = q.new_empty(q.transpose(1, 2).shape)
     k = scaled(k).contiguous()
     v = v.transpose(2, 3).contiguous()
     for b, head, rows in query_parts(q, k):
         weights = attention_weights(q[b, head, rows], k[b, head], hidden, b)
-        out[b, head, rows] = affine(weights, v[b, head])
+        out[b, rows, head] = affine(weights, v[b, head])
     return out
 
 
@@ -92,17 +89,18 @@ class PartsOfAttention(torch.autograd.Function):
         return attention_in_parts(q, k, v, hidden)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         q, k, v, hidden = ctx.saved_tensors
-        grad_q = empty_map(q)
+        if is_differentiated(grad):
+            return *attention_gradients(grad.transpose(1, 2), q, k, v, hidden), None
+        grad_q = q.new_empty(q.transpose(1, 2).shape).transpose(1, 2)
         k = scaled(k).contiguous()
         v = v.contiguous()
         grad_k = torch.zeros_like(k)
         grad_v = torch.zeros_like(v)
         for b, head, rows in query_parts(q, k):
             part_q = q[b, head, rows].contiguous()
-            part_grad = grad[b, head, rows].contiguous()
+            part_grad = grad[b, rows, head].contiguous()
             weights = attention_weights(part_q, k[b, head], hidden, b)
             grad_v[b, head] += summed_outer(weights, part_grad)
             grad_scores = torch.ops.aten._softmax_backward_data(
@@ -131,9 +129,19 @@ def scaled(k: Tensor) -> Tensor:
     return k * k.shape[-1] ** -0.5
 
 
-def empty_map(q: Tensor) -> Tensor:
-    """An empty tensor like q, in which the heads of a token are next to each other in memory."""
-    return q.new_empty(q.transpose(1, 2).shape).transpose(1, 2)
+def attention_gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, hidden: Optional[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of attention by their formulas, which can be differentiated themselves."""
+    k = scaled(k)
+    scores = q @ k.transpose(2, 3)
+    if hidden is not None:
+        scores = scores + hidden[:, None, None]
+    weights = scores.softmax(-1)
+    grad_weights = grad @ v.transpose(2, 3)
+    grad_scores = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdim=True))
+    grad_k = scaled(grad_scores.transpose(2, 3) @ q)
+    return grad_scores @ k, grad_k, weights.transpose(2, 3) @ grad
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, hidden: Optional[Tensor]) -> Tensor:

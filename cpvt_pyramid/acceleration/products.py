@@ -13,10 +13,11 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd.forward_ad import unpack_dual
+from torch.overrides import has_torch_function_unary
 
-from ..model import MLP, Grid
-from ..recompute import PLAIN_LINEAR
+from ..model import MLP, ConvMLP, Grid
+from ..recompute import PLAIN_LINEAR, is_plain_linear
 from ..versions import is_compiling
 from .processor import mkl_is_slow
 
@@ -25,18 +26,34 @@ from .processor import mkl_is_slow
 AT_A_TIME = 2**21
 
 
-def is_computed_here(x: Tensor, weight: Optional[Tensor] = None) -> bool:
-    """True if the functions of this folder compute with x and a weight.
+def is_computed_here(x: Tensor, *parameters: Optional[Tensor]) -> bool:
+    """True if the functions of this folder compute with x and the weights and biases of a layer.
 
-    They take ordinary float32 tensors with values on a CPU, without autocast, and weights that are
-    parameters: others are computed by hooks, or stand for a parameter in a call of `torch.func`. Of
-    anything else, and of graphs that are compiled or exported, PyTorch's own functions are called.
+    They take ordinary float32 tensors with values on a CPU, without autocast, and parameters:
+    other weights are computed by hooks, or stand for a parameter in a call of `torch.func`. Of
+    anything else, and where something sees or transforms PyTorch's operations, these are called.
     """
-    if type(x) is not Tensor or x.dtype != torch.float32 or not x.is_cpu or is_compiling():
+    if is_compiling() or type(x) is not Tensor or x.dtype != torch.float32 or not x.is_cpu:
         return False
-    if weight is not None and not is_plain_parameter(weight):
-        return False
-    return x.numel() > 0 and not torch.is_autocast_enabled('cpu')
+    for parameter in parameters:
+        if parameter is not None and not is_plain_parameter(parameter):
+            return False
+    return x.numel() > 0 and not torch.is_autocast_enabled('cpu') and not is_watched(x)
+
+
+def is_watched(x: Tensor) -> bool:
+    """True where something sees or transforms each operation on a tensor.
+
+    It may be `torch.jit.trace`, a function of `torch.func`, forward-mode AD, or a mode: of
+    functions, such as `torch.device` as a context, or of operations, such as a counter of FLOPs.
+    """
+    return (
+        torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or has_torch_function_unary(x)
+        or unpack_dual(x).tangent is not None
+    )
 
 
 def is_plain_parameter(parameter: object) -> bool:
@@ -53,11 +70,14 @@ class OneDNNLinear(nn.Linear):
         # A parametrized layer, of a derived class, computes its weight each time that it is read.
         if type(self) is not OneDNNLinear or input.dim() < 2:
             return super().forward(input)
-        if not is_computed_here(input, self.weight):
+        if not is_computed_here(input, self.weight, self.bias):
             return super().forward(input)
-        if torch.is_grad_enabled():
-            return OneDNNProduct.apply(input, self.weight, self.bias)
-        return affine(input, self.weight, self.bias)
+        if not torch.is_grad_enabled():
+            return affine(input, self.weight, self.bias)
+        # A function's result that is a view, as oneDNN's of three axes are, cannot be changed in
+        # place: the product of rows is none.
+        rows = OneDNNProduct.apply(input.flatten(0, -2), self.weight, self.bias)
+        return rows.view(*input.shape[:-1], -1)
 
 
 PLAIN_LINEAR.add(OneDNNLinear)
@@ -74,13 +94,24 @@ class FusedMLP(MLP):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         fc1, fc2 = self.fc1, self.fc2
         drops = self.drop and self.training
-        # They are of another class if they were replaced later, by LoRA for example.
-        is_known = type(fc1) is OneDNNLinear and type(fc2) is OneDNNLinear
-        if drops or not is_known or not is_computed_here(x, fc1.weight):
+        if drops or not (is_plain_linear(fc1) and is_plain_linear(fc2)):
             return super().forward(x, grid)
-        if not is_plain_parameter(fc2.weight):
+        if not is_computed_here(x, fc1.weight, fc1.bias, fc2.weight, fc2.bias):
             return super().forward(x, grid)
         return fused_mlp(x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+
+
+class FusedConvMLP(ConvMLP):
+    """A `ConvMLP` whose GELU and second layer are one function, if it recomputes the GELU."""
+
+    def contract(self, x: Tensor) -> Tensor:
+        fc2 = self.fc2
+        if not self.recomputes() or not is_plain_linear(fc2):
+            return super().contract(x)
+        if not is_computed_here(x, fc2.weight, fc2.bias):
+            return super().contract(x)
+        rows = GELUProduct.apply(x.flatten(0, -2), fc2.weight, fc2.bias)
+        return rows.view(*x.shape[:-1], -1)
 
 
 def fused_mlp(x: Tensor, *layers: Tensor) -> Tensor:
@@ -106,18 +137,35 @@ def affine(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool 
 
 
 class OneDNNProduct(torch.autograd.Function):
-    """`affine` with its gradient."""
+    """`affine` of rows (T, C), with its gradient. It saves what PyTorch's `F.linear` saves."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+        need_x, need_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if need_weight else None, weight if need_x else None)
+        return affine(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+        x, weight = ctx.saved_tensors
+        return gradients(grad, x, weight, ctx.needs_input_grad)
+
+
+class GELUProduct(torch.autograd.Function):
+    """`affine` of the GELU of rows (T, C), with its gradient, for which the GELU is recomputed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return affine(x, weight, bias)
+        return affine(F.gelu(x), weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         x, weight = ctx.saved_tensors
-        return gradients(grad, x, weight, ctx.needs_input_grad)
+        activated = F.gelu(x) if ctx.needs_input_grad[1] else None
+        grad_activated, *others = gradients(grad, activated, weight, ctx.needs_input_grad)
+        grad_x = None if grad_activated is None else gelu_gradient(grad_activated, x)
+        return grad_x, *others
 
 
 class PartOfMLP(torch.autograd.Function):
@@ -131,9 +179,9 @@ class PartOfMLP(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight1: Tensor,
-        bias1: Tensor,
+        bias1: Optional[Tensor],
         weight2: Tensor,
-        bias2: Tensor,
+        bias2: Optional[Tensor],
         keep: bool,
     ) -> Tensor:
         hidden = None
@@ -146,36 +194,63 @@ class PartOfMLP(torch.autograd.Function):
         return affine(activated, weight2, bias2)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         x, weight1, bias1, weight2, hidden = ctx.saved_tensors
         *need_first, need_weight2, need_bias2, _ = ctx.needs_input_grad
-        if hidden is None:
+        if is_differentiated(grad):
+            hidden = F.linear(x, weight1, bias1)  # the saved one leads to none of the inputs
+        elif hidden is None:
             hidden = affine(x, weight1, bias1)
-        grad_weight2 = summed_outer(grad, F.gelu(hidden)) if need_weight2 else None
-        grad_hidden = affine(grad, weight2.t())
-        torch.ops.aten.gelu_backward.grad_input(grad_hidden, hidden, grad_input=grad_hidden)
-        grad_bias2 = grad.sum(0) if need_bias2 else None
-        first = gradients(grad_hidden, x, weight1, need_first)
-        return *first, grad_weight2, grad_bias2, None
+        activated = F.gelu(hidden) if need_weight2 else None
+        needed = (any(need_first), need_weight2, need_bias2)
+        grad_activated, *second = gradients(grad, activated, weight2, needed)
+        first: tuple[Optional[Tensor], ...] = (None, None, None)
+        if grad_activated is not None:
+            first = gradients(gelu_gradient(grad_activated, hidden), x, weight1, need_first)
+        return *first, *second, None
 
 
 def gradients(
-    grad: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool]
+    grad: Tensor, x: Optional[Tensor], weight: Optional[Tensor], needed: Sequence[bool]
 ) -> tuple[Optional[Tensor], ...]:
-    """The gradients of a linear layer's input, weight and bias, where needed."""
+    """The gradients of a linear layer's input, weight and bias, where needed.
+
+    The gradient of the input needs the weight, and that of the weight needs the input x.
+    """
     need_x, need_weight, need_bias = needed
-    return (
-        affine(grad, weight.t()) if need_x else None,
-        summed_outer(grad, x) if need_weight else None,
-        grad.flatten(0, -2).sum(0) if need_bias else None,
-    )
+    grad_x = grad_weight = grad_bias = None
+    if need_x and weight is not None:
+        grad_x = product(grad, weight)
+    if need_weight and x is not None:
+        grad_weight = summed_outer(grad, x)
+    if need_bias:
+        grad_bias = grad.sum(0)
+    return grad_x, grad_weight, grad_bias
+
+
+def is_differentiated(grad: Tensor) -> bool:
+    """True in a backward pass that PyTorch's functions must compute: one that is differentiated
+    itself, or one of several gradients at once."""
+    is_batched = torch._C._functorch.is_legacy_batchedtensor(grad)  # by `is_grads_batched`
+    return torch.is_grad_enabled() or is_batched or torch._C._are_functorch_transforms_active()
+
+
+def product(grad: Tensor, weight: Tensor) -> Tensor:
+    """grad @ weight in a backward pass."""
+    return grad @ weight if is_differentiated(grad) else affine(grad, weight.t())
+
+
+def gelu_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of the GELU of x, in the memory of `grad` where that is possible."""
+    if is_differentiated(grad):
+        return torch.ops.aten.gelu_backward(grad, x)
+    return torch.ops.aten.gelu_backward.grad_input(grad, x, grad_input=grad)
 
 
 def summed_outer(grad: Tensor, x: Tensor) -> Tensor:
-    """grad.T @ x over all tokens: the gradient of a linear layer's weight."""
-    grad = grad.flatten(0, -2)
-    x = x.flatten(0, -2)
+    """grad.T @ x of rows (T, C): the gradient of a linear layer's weight."""
+    if is_differentiated(grad):
+        return grad.t() @ x
     # oneDNN is fastest with the smaller side first.
     if grad.shape[1] < x.shape[1]:
         return affine(grad.t(), x.t())

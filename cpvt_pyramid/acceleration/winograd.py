@@ -78,7 +78,7 @@ class WinogradConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         # A parametrized layer has a derived class, see `OneDNNLinear`.
-        if type(self) is not WinogradConv2d or not is_computed_here(input, self.weight):
+        if type(self) is not WinogradConv2d or not is_computed_here(input, self.weight, self.bias):
             return super().forward(input)
         if torch.is_grad_enabled():
             self.forget()

@@ -1,0 +1,388 @@
+"""Accelerated layers in everything that PyTorch does with layers: they do what plain ones do."""
+
+import copy
+import itertools
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import prune
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from cpvt_pyramid import accelerate
+from cpvt_pyramid.acceleration import attention, products
+from cpvt_pyramid.acceleration.patches import PatchConv
+from cpvt_pyramid.acceleration.products import FusedConvMLP, FusedMLP, OneDNNLinear
+from cpvt_pyramid.acceleration.winograd import FEWEST_CHANNELS, WinogradConv2d
+from cpvt_pyramid.model import MLP, ConvMLP, GlobalAttention, Grid, PatchEmbed, WindowAttention
+from tests.models.ports import randomize
+
+
+class OnMap(nn.Module):
+    """A layer that is called with tokens and their grid, on tokens alone."""
+
+    def __init__(self, layer, **options):
+        super().__init__()
+        self.layer = layer
+        self.options = options
+
+    def forward(self, x):
+        return self.layer(x, Grid(x, **self.options))
+
+
+def conv3x3():
+    return nn.Conv2d(FEWEST_CHANNELS, FEWEST_CHANNELS, 3, padding=1)
+
+
+# A layer, the shape of its input, and the class of the layer that makes it fast.
+LAYERS = {
+    'linear': (lambda: nn.Linear(4, 4), (2, 3, 4), OneDNNLinear),
+    'linear on rows': (lambda: nn.Linear(4, 4), (5, 4), OneDNNLinear),
+    'without bias': (lambda: nn.Linear(4, 4, bias=False), (2, 3, 5, 4), OneDNNLinear),
+    'MLP': (lambda: OnMap(MLP(4, 8)), (2, 3, 5, 4), FusedMLP),
+    'MLP, recomputed': (lambda: OnMap(MLP(4, 8, recompute_gelu=True)), (2, 3, 5, 4), FusedMLP),
+    'ConvMLP': (lambda: OnMap(ConvMLP(4, 8, recompute_gelu=True)), (2, 3, 5, 4), FusedConvMLP),
+    'patches': (lambda: PatchEmbed(3, 4, 2, norm=False), (2, 4, 6, 3), PatchConv),
+    '3x3': (conv3x3, (1, FEWEST_CHANNELS, 2, 3), WinogradConv2d),
+    'attention': (
+        lambda: OnMap(GlobalAttention(4, 2, sr_ratio=1)),
+        (2, 3, 5, 4),
+        attention.GlobalAttentionInParts,
+    ),
+    'windows': (lambda: OnMap(WindowAttention(4, 2, 2), window=2), (2, 3, 5, 4), WindowAttention),
+}
+
+
+@pytest.fixture(params=LAYERS)
+def layers(request, monkeypatch):
+    """A plain layer, the same accelerated, and an input. Large ones are computed in parts."""
+    monkeypatch.setattr(attention, 'mkl_is_slow', lambda: True)
+    monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
+    monkeypatch.setattr(attention, 'AT_A_TIME', 40)
+    build, shape, kind = LAYERS[request.param]
+    plain = randomize(build())
+    fast = accelerate(copy.deepcopy(plain))
+    assert any(isinstance(module, kind) for module in fast.modules())
+    return plain, fast, torch.randn(shape, generator=torch.manual_seed(0))
+
+
+def assert_same(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def same(layers, function):
+    plain, fast, x = layers
+    assert_same(function(fast, x), function(plain, x))
+
+
+def gradients(layer, out):
+    return torch.autograd.grad(out.square().sum(), list(layer.parameters()))
+
+
+def add_itself(y):
+    y += 1
+    return y
+
+
+IN_PLACE = {
+    'relu': lambda y: F.relu_(y),
+    'add': add_itself,
+    'first': lambda y: y[:1].mul_(2).new_zeros(()) + y,
+    'transposed': lambda y: y.transpose(0, 1).mul_(3).transpose(0, 1),
+    'fill': lambda y: y.masked_fill_(y > 0, 0.5),
+}
+
+
+@pytest.mark.parametrize('change', IN_PLACE)
+def test_results_can_be_changed_in_place(layers, change):
+    def run(layer, x):
+        return gradients(layer, IN_PLACE[change](layer(x)))
+
+    same(layers, run)
+
+
+@pytest.mark.parametrize('frozen', [False, True])
+def test_inputs_can_be_changed_in_place_where_they_can_in_a_plain_layer(layers, frozen):
+    """A frozen layer needs its input no longer; of another, a changed input is an error."""
+
+    def run(layer, x):
+        layer.requires_grad_(not frozen)
+        leaf = x.clone().requires_grad_()
+        given = leaf * 1
+        out = layer(given)
+        given.mul_(2)
+        try:
+            return torch.autograd.grad(out.square().sum(), leaf)
+        except RuntimeError as error:
+            return 'inplace' in str(error)
+
+    plain, fast, x = layers
+    expected = run(plain, x)
+    found = run(fast, x)
+    if isinstance(found, bool) and not isinstance(expected, bool):
+        # What recomputes a map from its input needs it longer.
+        assert not isinstance(fast, nn.Linear)
+    else:
+        assert_same(found, expected)
+
+
+def test_gradients_of_gradients(layers):
+    def run(layer, x):
+        x = x.clone().requires_grad_()
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernel of a CPU has none
+            out = layer(x)
+            inputs = (x, *layer.parameters())
+            (grad, *_) = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+            second = torch.autograd.grad(grad.square().sum(), inputs, allow_unused=True)
+        return grad, second
+
+    same(layers, run)
+
+
+@pytest.mark.parametrize('way', ['is_grads_batched', 'vmap'])
+@pytest.mark.filterwarnings('ignore:There is a performance drop')
+def test_several_gradients_at_once(layers, way):
+    def run(layer, x):
+        with sdpa_kernel(SDPBackend.MATH):
+            out = layer(x)
+            many = torch.stack([torch.ones_like(out), out.detach()])
+            weights = list(layer.parameters())
+            if way == 'is_grads_batched':
+                return torch.autograd.grad(out, weights, many, is_grads_batched=True)
+            return torch.vmap(lambda grad: torch.autograd.grad(out, weights, grad))(many)
+
+    same(layers, run)
+
+
+TRANSFORMS = {
+    'vmap': lambda f, x, t: torch.vmap(f)(torch.stack([x, t])),
+    'grad': lambda f, x, t: torch.func.grad(lambda x: f(x).square().sum())(x),
+    'grad of each': lambda f, x, t: torch.vmap(torch.func.grad(lambda x: f(x).square().sum()))(
+        torch.stack([x, t])
+    ),
+    'vjp': lambda f, x, t: torch.func.vjp(f, x)[1](f(x)),
+    'jvp': lambda f, x, t: torch.func.jvp(f, (x,), (t,)),
+    'jacrev': lambda f, x, t: torch.func.jacrev(lambda x: f(x).square().flatten()[:2])(x),
+    'functionalize': lambda f, x, t: torch.func.functionalize(f)(x),
+}
+
+
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+@pytest.mark.parametrize('transform', TRANSFORMS)
+@pytest.mark.filterwarnings('ignore:There is a performance drop')
+def test_functions_of_torch_func(layers, transform, grad):
+    if transform == 'functionalize':
+        grad = False  # it has no rule for any autograd.Function, and MLPs may recompute their GELU
+
+    def run(layer, x):
+        t = torch.linspace(-1, 1, x.numel()).view(x.shape)
+        with torch.set_grad_enabled(grad), sdpa_kernel(SDPBackend.MATH):
+            return TRANSFORMS[transform](layer, x, t)
+
+    same(layers, run)
+
+
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+def test_forward_mode(layers, grad):
+    """A tangent must not get lost."""
+
+    def run(layer, x):
+        tangent = torch.linspace(-1, 1, x.numel()).view(x.shape)
+        with torch.set_grad_enabled(grad), sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
+            return forward_ad.unpack_dual(layer(forward_ad.make_dual(x, tangent))).tangent
+
+    plain, fast, x = layers
+    expected = run(plain, x)
+    assert expected is not None
+    assert_same(run(fast, x), expected)
+
+
+class Seen(TorchFunctionMode):
+    """Records the functions that are called."""
+
+    def __init__(self):
+        self.names = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.names.append(getattr(function, '__name__', ''))
+        return function(*args, **(kwargs or {}))
+
+
+def test_modes_see_the_functions_of_a_plain_layer(layers):
+    def run(layer, x):
+        with Seen() as mode:
+            layer(x)
+        return [name for name in mode.names if name in ('linear', 'conv2d', 'gelu')]
+
+    plain, fast, x = layers
+    assert run(plain, x) == run(fast, x) != []
+
+
+def test_flops_are_counted(layers):
+    def run(layer, x):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            layer(x)
+        return counter.get_total_flops()
+
+    plain, fast, x = layers
+    assert run(plain, x) == run(fast, x) > 0
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_traced_layers_serve_other_sizes():
+    """`torch.jit.trace` records PyTorch's operations, not those of one size."""
+    plain = randomize(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    fast = torch.jit.trace(accelerate(copy.deepcopy(plain)).eval(), torch.randn(2, 3, 4))
+    x = torch.randn(3, 7, 4)
+    assert_same(fast(x), plain(x))
+
+
+INPUTS = {
+    'transposed': lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    'strided': lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    'expanded': lambda x: x[:1].expand_as(x),
+    'empty': lambda x: x[:0],
+    'inference': lambda x: inference_copy(x),
+}
+
+
+def inference_copy(x):
+    with torch.inference_mode():
+        return x.clone()
+
+
+@pytest.mark.parametrize('mode', [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize('kind', INPUTS)
+def test_inputs_of_every_kind(layers, kind, mode):
+    if kind == 'inference' and mode is torch.enable_grad:
+        mode = torch.no_grad  # such a tensor cannot be saved for a gradient
+
+    def run(layer, x):
+        with mode():
+            out = layer(INPUTS[kind](x))
+            return [out, *gradients(layer, out)] if out.requires_grad else [out]
+
+    same(layers, run)
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+def test_autocast(layers, grad, dtype):
+    """Bit-identical but for the memory format of convolutions: it computes as before."""
+
+    def run(layer, x):
+        with torch.set_grad_enabled(grad), torch.autocast('cpu', dtype):
+            out = layer(x)
+        assert out.dtype == dtype
+        return [out, *gradients(layer, out.float())] if grad else [out]
+
+    plain, fast, x = layers
+    torch.testing.assert_close(run(fast, x), run(plain, x), rtol=0.03, atol=0.1)
+
+
+@pytest.mark.parametrize('name', ['weight', 'bias'])
+def test_pruned_after(layers, name):
+    """A pruned weight or bias is computed before each call, in training and in inference."""
+
+    def run(layer, x):
+        layer = copy.deepcopy(layer)
+        for module in layer.modules():
+            if getattr(module, name, None) is not None:
+                prune.random_unstructured(module, name, 0.5)
+                mask = getattr(module, f'{name}_mask')
+                mask.copy_(torch.arange(mask.numel()).view(mask.shape) % 2)
+        optimizer = torch.optim.SGD(layer.parameters(), 0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            layer(x).square().sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.add_(0.1)
+            inferred = layer(x)
+        return inferred, layer(x)
+
+    same(layers, run)
+
+
+@pytest.mark.parametrize('shared', [False, True], ids=['own', 'shared'])
+def test_weights_that_serve_twice(layers, shared):
+    """A layer that is called twice, and two layers with one weight."""
+
+    def run(layer, x):
+        second = layer
+        if shared:
+            second = copy.deepcopy(layer)
+            others = dict(layer.named_modules())
+            for name, module in second.named_modules():
+                for key in module._parameters:
+                    module._parameters[key] = others[name]._parameters[key]
+        return gradients(layer, layer(x) + second(2 * x).relu())
+
+    same(layers, run)
+
+
+def test_copies_are_independent(layers):
+    _, fast, x = layers
+    copied = copy.deepcopy(fast)
+    expected = fast(x)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    assert not copied(x).any()
+    assert torch.equal(fast(x), expected)
+
+
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+def test_functional_calls(layers, grad):
+    """Other tensors in the place of parameters."""
+
+    def run(layer, x):
+        given = {n: (p.detach() * 2).requires_grad_(grad) for n, p in layer.named_parameters()}
+        with torch.set_grad_enabled(grad):
+            out = torch.func.functional_call(layer, given, (x,))
+            return torch.autograd.grad(out.square().sum(), list(given.values())) if grad else out
+
+    same(layers, run)
+
+
+def test_what_a_linear_layer_saves():
+    """No more than a plain one: of a frozen layer no input, of the first one no weight."""
+    for trained, given in itertools.product((False, True), repeat=2):
+        sizes = []
+        for accelerated in (False, True):
+            layer = nn.Linear(4, 3).requires_grad_(trained)
+            if accelerated:
+                accelerate(layer)
+            x = torch.randn(5, 7, 4, requires_grad=given)
+            saved = []
+            with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda x: x):
+                layer(x)
+            sizes.append(sorted(y.numel() for y in saved))
+        assert sizes[0] == sizes[1]
+
+
+def test_results_of_one_time_are_those_of_another(layers):
+    """Without gradient, with it, and in `inference_mode`."""
+    _, fast, x = layers
+    expected = fast(x)
+    for mode in (torch.no_grad, torch.inference_mode, nullcontext):
+        with mode():
+            assert_same(fast(x), expected)
+
+
+def test_a_large_mlp_is_differentiated_twice(monkeypatch):
+    monkeypatch.setattr(products, 'AT_A_TIME', 16)
+    plain = randomize(OnMap(MLP(4, 8)))
+    fast = accelerate(copy.deepcopy(plain))
+    found = []
+    for layer in (plain, fast):
+        x = torch.linspace(-1, 1, 40).view(1, 2, 5, 4).requires_grad_()
+        (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(grad.square().sum(), [x, *layer.parameters()][:-1]))
+    assert_same(*found)

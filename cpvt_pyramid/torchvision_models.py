@@ -18,30 +18,26 @@ Shapes: B batch, C channels, H x W image in pixels, h x w map, N anchors.
 
 import inspect
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, TypeVar, Union
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import detection
+from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign, clip_boxes_to_image, nms
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
 from torchvision.ops.poolers import LevelMapper
 
-from .archs import COLUMNAR_ARCHS, Arch, ColumnarArch
-from .columnar import DenseCPVT
-from .model import CPVTPyramid
+from .bodies import Backbone, Body, build_body
 from .padding.batching import map_in_batches
 from .padding.mask import split_validity
-
-# A name from `ARCHS` or `COLUMNAR_ARCHS`; a dict of `arch` and other options of `CPVTPyramid` or
-# `DenseCPVT`; or one of these.
-Body = Union[CPVTPyramid, DenseCPVT]
-Backbone = Union[str, dict[str, Any], Body]
 
 
 class BySize(nn.Module):
@@ -92,6 +88,90 @@ class RetinaNet(BySize, detection.RetinaNet):
     """torchvision's, in evaluation `BySize`."""
 
 
+class MMDetectionRetinaNet(RetinaNet):
+    """RetinaNet whose boxes are those of MMDetection's, for its trained models.
+
+    torchvision's limits the growth of anchors alone, lets boxes of different classes be separated
+    in two ways, and keeps empty boxes.
+    """
+
+    def detect(self, batch: Tensor, sizes: list[tuple[int, int]]) -> list[dict[str, Tensor]]:
+        """The detections in pixels of a batch that the transform has normalized and padded; its
+        images have these heights and widths."""
+        maps = list(self.backbone(batch).values())
+        outputs = self.head(maps)
+        anchors = self.anchor_generator(ImageList(batch, sizes), maps)
+        cells = [x.shape[2] * x.shape[3] for x in maps]
+        per_cell = anchors[0].shape[0] // sum(cells)
+        counts = [per_cell * count for count in cells]
+        by_level = {name: list(x.split(counts, dim=1)) for name, x in outputs.items()}
+        anchors_by_level = [list(x.split(counts)) for x in anchors]
+        return self.postprocess_detections(by_level, anchors_by_level, sizes)
+
+    def postprocess_detections(
+        self,
+        head_outputs: dict[str, list[Tensor]],
+        anchors: list[list[Tensor]],
+        image_shapes: list[tuple[int, int]],
+    ) -> list[dict[str, Tensor]]:
+        """The detections of each image, from the outputs and anchors of each level."""
+        found = []
+        for i, size in enumerate(image_shapes):
+            logits = [x[i] for x in head_outputs['cls_logits']]
+            deltas = [x[i] for x in head_outputs['bbox_regression']]
+            parts = [self.candidates(*level) for level in zip(logits, deltas, anchors[i])]
+            boxes, scores, labels = (torch.cat(part) for part in zip(*parts))
+            boxes = clip_boxes_to_image(boxes, size)
+            used = (boxes[:, 2:] > boxes[:, :2]).all(1)
+            boxes, scores, labels = boxes[used], scores[used], labels[used]
+            keep = nms_by_label(boxes, scores, labels, self.nms_thresh)[: self.detections_per_img]
+            found.append({'boxes': boxes[keep], 'scores': scores[keep], 'labels': labels[keep]})
+        return found
+
+    def candidates(
+        self, logits: Tensor, deltas: Tensor, anchors: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The best boxes, scores and labels of a level, from N anchors."""
+        scores = logits.float().sigmoid()  # (N, classes)
+        anchor, label = (scores > self.score_thresh).nonzero(as_tuple=True)
+        scores, order = scores[anchor, label].sort(descending=True)
+        order = order[: self.topk_candidates]
+        anchor, label = anchor[order], label[order]
+        boxes = self.box_coder.decode_single(deltas[anchor].float(), anchors[anchor])
+        return boxes, scores[: self.topk_candidates], label
+
+    def replace_classifiers(self, num_classes: int) -> None:
+        """Give the model a new classifier, with the initial weights of RetinaNet (section 4.1)."""
+        head = self.head.classification_head
+        old = head.cls_logits
+        count = head.num_anchors * num_classes
+        new = nn.Conv2d(old.in_channels, count, 3, padding=1).to(old.weight.device)
+        nn.init.normal_(new.weight, std=0.01)
+        nn.init.constant_(new.bias, -math.log(99))  # all scores are 0.01
+        head.cls_logits = new
+        head.num_classes = num_classes
+
+
+class ClampedBoxCoder(BoxCoder):
+    """torchvision's, which limits the shrinking of anchors as it does their growth."""
+
+    def decode_single(self, rel_codes: Tensor, boxes: Tensor) -> Tensor:
+        limit = self.bbox_xform_clip
+        shifts, scales = rel_codes[:, :2], rel_codes[:, 2:]
+        return super().decode_single(torch.cat([shifts, scales.clamp(-limit, limit)], 1), boxes)
+
+
+def nms_by_label(boxes: Tensor, scores: Tensor, labels: Tensor, iou_threshold: float) -> Tensor:
+    """Indices of the boxes that survive non-maximum suppression in their class, best first.
+
+    As in mmcv, each class is moved to a place of its own. torchvision does so for few boxes only.
+    """
+    if not len(boxes):
+        return labels
+    places = labels.to(boxes.dtype) * (boxes.max() + 1)
+    return nms(boxes + places[:, None], scores, iou_threshold)
+
+
 class FCOS(BySize, detection.FCOS):
     """torchvision's, in evaluation `BySize`."""
 
@@ -111,6 +191,7 @@ def retinanet(
     out_channels: int = 256,
     extra_levels: int = 2,
     head_convs: int = 4,
+    mmdetection: bool = False,
     **options: Any,
 ) -> RetinaNet:
     """RetinaNet, with the levels and anchors of `configs/retinanet_cpvt_s.py`.
@@ -121,6 +202,9 @@ def retinanet(
         out_channels: channels of FPN and head.
         extra_levels: levels after those of the backbone, which have strides 8, 16 and 32.
         head_convs: 3x3 convolutions, 1 to 4, before those that predict.
+        mmdetection: what differs is as in MMDetection, whose trained models `load_trained` builds:
+            the limits of boxes and the order of their suppression, up to 100 boxes in an image,
+            sizes of resized images, and padding, which the backbone takes for image.
         **options: of torchvision's `RetinaNet`, for example `min_size` and `max_size`.
 
     Examples:
@@ -133,7 +217,12 @@ def retinanet(
         raise ValueError(f'head_convs must be 1 to 4, got {head_convs}')
     sides = [4 * 2 ** (i / 3) for i in range(3)]
     parts = one_stage_parts(backbone, out_channels, extra_levels, sides)
-    model = assemble(RetinaNet, num_classes, parts | options)
+    if mmdetection:
+        parts['detections_per_img'] = 100
+        model = assemble(MMDetectionRetinaNet, num_classes, parts | options, MMDetectionTransform)
+        model.box_coder = ClampedBoxCoder(model.box_coder.weights)
+    else:
+        model = assemble(RetinaNet, num_classes, parts | options)
     for branch in (model.head.classification_head, model.head.regression_head):
         branch.conv = branch.conv[:head_convs]
     return model
@@ -234,8 +323,13 @@ def two_stage_parts(backbone: Backbone, out_channels: int) -> dict[str, Any]:
 Detector = TypeVar('Detector', RetinaNet, FCOS, FasterRCNN, MaskRCNN)
 
 
-def assemble(kind: type[Detector], num_classes: int, options: dict[str, Any]) -> Detector:
-    """Build a detector whose transform marks the padding for the backbone.
+def assemble(
+    kind: type[Detector],
+    num_classes: int,
+    options: dict[str, Any],
+    transform: Optional[type[GeneralizedRCNNTransform]] = None,
+) -> Detector:
+    """Build a detector with a transform, by default one that marks the padding for the backbone.
 
     Raises:
         TypeError: an unknown option, or one that must be a number and is not. torchvision ignores
@@ -251,7 +345,7 @@ def assemble(kind: type[Detector], num_classes: int, options: dict[str, Any]) ->
             raise TypeError(f'{name} of {kind.__name__} must be a number, got {value!r}')
     model = kind(num_classes=num_classes, **options)
     plain = model.transform
-    model.transform = ValidRegionTransform(
+    model.transform = (transform or ValidRegionTransform)(
         model.backbone.in_channels,
         plain.min_size,
         plain.max_size,
@@ -267,40 +361,6 @@ def is_number_or_several(value: object) -> bool:
     """True for a number and, as `min_size` can be, for a list of numbers."""
     values = value if isinstance(value, (list, tuple)) else [value]
     return all(isinstance(each, (int, float)) for each in values)
-
-
-def build_body(backbone: Backbone, finest: int) -> Body:
-    """Build a backbone from its name or options, or check a given one.
-
-    Args:
-        backbone: see `Backbone`.
-        finest: stride of its first map, 4 or 8.
-    """
-    if isinstance(backbone, str):
-        backbone = dict(arch=backbone)
-    if isinstance(backbone, dict):
-        options: dict[str, Any] = dict(out_indices=(0, 1, 2, 3) if finest == 4 else (1, 2, 3))
-        options |= backbone
-        if is_columnar(options.get('arch', 'pcpvt_small')):
-            backbone = DenseCPVT(**options)
-        else:
-            backbone = CPVTPyramid(**options)
-    strides = (4, 8, 16, 32) if finest == 4 else (8, 16, 32)
-    if tuple(backbone.strides) != strides:
-        raise ValueError(
-            f'the strides of the backbone must be {strides}, got {tuple(backbone.strides)}; '
-            f'choose out_indices'
-        )
-    return backbone
-
-
-def is_columnar(arch: Union[str, dict[str, Any], Arch, ColumnarArch]) -> bool:
-    """True for an arch of `DenseCPVT`: its name, its row, or a dict of its fields."""
-    if isinstance(arch, str):
-        return arch in COLUMNAR_ARCHS
-    if isinstance(arch, dict):
-        return 'dim' in arch
-    return isinstance(arch, ColumnarArch)
 
 
 class ValidRegionTransform(GeneralizedRCNNTransform):
@@ -327,6 +387,57 @@ class ValidRegionTransform(GeneralizedRCNNTransform):
             return batch
         marked = [torch.cat([image, torch.ones_like(image[:1])]) for image in images]
         return super().batch_images(marked, size_divisible)
+
+
+class MMDetectionTransform(GeneralizedRCNNTransform):
+    """torchvision's transform, whose evaluation resizes images to the sizes of MMDetection.
+
+    `in_channels` is not read.
+    """
+
+    def __init__(self, in_channels: int, *args: Any) -> None:
+        super().__init__(*args)
+
+    def resize(
+        self, image: Tensor, target: Optional[dict[str, Tensor]] = None
+    ) -> tuple[Tensor, Optional[dict[str, Tensor]]]:
+        if self.training or target is not None:
+            return super().resize(image, target)
+        height, width = image.shape[1:]
+        short, long = min(height, width), max(height, width)
+        scale = min(self.max_size / long, self.min_size[-1] / short)
+        size = [max(int(side * scale + 0.5), 1) for side in (height, width)]
+        return F.interpolate(image[None], size, mode='bilinear', align_corners=False)[0], target
+
+
+# Names in MMDetection's RetinaNet, and ours.
+MMDETECTION_NAMES = (
+    (r'backbone\.', r'backbone.body.'),
+    (r'neck\.lateral_convs\.(\d+)\.conv\.', r'backbone.fpn.inner_blocks.\1.0.'),
+    (r'neck\.fpn_convs\.([012])\.conv\.', r'backbone.fpn.layer_blocks.\1.0.'),
+    (r'neck\.fpn_convs\.3\.conv\.', r'backbone.fpn.extra_blocks.convs.0.'),
+    (r'neck\.fpn_convs\.4\.conv\.', r'backbone.fpn.extra_blocks.convs.1.'),
+    (r'bbox_head\.cls_convs\.(\d+)\.conv\.', r'head.classification_head.conv.\1.0.'),
+    (r'bbox_head\.reg_convs\.(\d+)\.conv\.', r'head.regression_head.conv.\1.0.'),
+    (r'bbox_head\.retina_cls\.', r'head.classification_head.cls_logits.'),
+    (r'bbox_head\.retina_reg\.', r'head.regression_head.bbox_reg.'),
+)
+
+
+def from_mmdetection(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of MMDetection's RetinaNet under the names of ours. Those of the backbone keep
+    their format, which it recognizes. Tensors of our own model keep their names."""
+    if not any(name.startswith('bbox_head.') for name in tensors):
+        return tensors
+    renamed = {}
+    for name, value in tensors.items():
+        for theirs, ours in MMDETECTION_NAMES:
+            new, count = re.subn(f'^{theirs}', ours, name)
+            if count:
+                name = new
+                break
+        renamed[name] = value
+    return renamed
 
 
 class BackboneFPN(nn.Module):

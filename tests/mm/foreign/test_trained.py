@@ -139,7 +139,7 @@ def save_as_published(model: nn.Module, name: str, new: bool) -> Path:
     Args:
         new: with the classes as MMEngine stores them; the published files are older.
     """
-    classes = [f'class {i}' for i in range(CLASSES[TRAINED[name].data])]
+    classes = [f"class {i}" for i in range(len(CLASSES[TRAINED[name].data]))]
     meta = {
         'env_info': 'sys.platform: linux',
         'config': model.cfg.pretty_text,

@@ -302,7 +302,7 @@ def trained_models() -> Iterator[list[object]]:
             f'`{name}`',
             f'[{model.config}](../configs/{model.config}.py)',
             model.data,
-            CLASSES[model.data],
+            len(CLASSES[model.data]),
             f'{model.result} {METRICS[model.data]}',
             f'{model.parameters / 1e6:.1f}M',
             f'[{model.megabytes:.0f} MB]({model.url})',

@@ -23,6 +23,7 @@ _PUBLIC = {
     'ColumnarArch': 'archs',
     'PosCNN': 'model',
     'accelerate': 'acceleration.accelerate',
+    'load_trained': 'trained',
     'load_weights': 'checkpoints',
 }
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from .model import CPVTPyramid as CPVTPyramid
     from .model import PosCNN as PosCNN
     from .position import PEGConfig as PEGConfig
+    from .trained import load_trained as load_trained
 
 __all__ = list(_PUBLIC)
 __version__ = '0.1.0'

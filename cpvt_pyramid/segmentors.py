@@ -308,7 +308,9 @@ class SemanticSegmentor(nn.Module):
         height, width = image.shape[2:]
         total: Any = 0
         count = image.new_zeros(1, 1, height, width)
-        for top, left in itertools.product(starts(height, side, step), starts(width, side, step)):
+        for top, left in itertools.product(
+            window_starts(height, side, step), window_starts(width, side, step)
+        ):
             bottom = min(top + side, height)
             right = min(left + side, width)
             part = image[:, :, top:bottom, left:right]
@@ -337,7 +339,7 @@ class SemanticSegmentor(nn.Module):
                 head.start_classifier()
 
 
-def starts(length: int, side: int, step: int) -> list[int]:
+def window_starts(length: int, side: int, step: int) -> list[int]:
     """Where windows begin along an axis: at multiples of a step, but the last one ends with it."""
     count = max(length - side + step - 1, 0) // step + 1
     return [max(min(i * step, length - side), 0) for i in range(count)]

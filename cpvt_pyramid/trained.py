@@ -74,6 +74,11 @@ class Trained(NamedTuple):
         return self.head == 'retinanet'
 
     @property
+    def needs(self) -> str:
+        """The packages that it needs, besides those that come with this one."""
+        return 'torchvision' if self.detects else 'torch'
+
+    @property
     def licence(self) -> str:
         """Of the weights. NVIDIA licenses those of MiT, from which SegFormer's training begins, for
         research only."""

@@ -177,7 +177,11 @@ def test_the_table(name):
 def test_the_command_lists_them(capsys):
     assert main(['models']) == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == ['data', 'classes', 'published', 'parameters', 'download']
+    columns = ['data', 'classes', 'published', 'parameters', 'download', 'needs', 'weights']
+    assert head.split() == columns
     assert [line.split()[0] for line in lines] == list(TRAINED)
-    row = 'retinanet_pvt_s_coco COCO 80 40.4 box AP 34.2M 137 MB'
-    assert row.split() in [line.split() for line in lines]
+    for row in (
+        'retinanet_pvt_s_coco COCO 80 40.4 box AP 34.2M 137 MB torchvision Apache-2.0',
+        'segformer_b0_cityscapes Cityscapes 19 76.54 mIoU 3.7M 15 MB torch research only',
+    ):
+        assert row.split() in [line.split() for line in lines]

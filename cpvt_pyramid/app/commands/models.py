@@ -2,10 +2,13 @@
 
     cpvt models
 
-They were trained and published by OpenMMLab. A model is downloaded when it is first used, into the
-cache of torch.hub:
+They were trained and published by OpenMMLab, which is not needed to run them: segmentors need torch,
+detectors torchvision, too. A model is downloaded when it is first used, into the cache of torch.hub
+($TORCH_HOME/hub/checkpoints, by default in ~/.cache/torch):
 
     cpvt infer retinanet_pvt_v2_b2_coco photos/
+
+Without a network, put the file there, or give its path after the name.
 """
 
 from collections.abc import Sequence
@@ -19,17 +22,19 @@ def models() -> None:
     from ...trained import CLASSES, METRICS, TRAINED
     from ..tooling.report import text_table
 
-    head = ['', 'data', 'classes', 'published', 'parameters', 'download']
+    head = ['', 'data', 'classes', 'published', 'parameters', 'download', 'needs', 'weights']
     rows = []
     for name, model in TRAINED.items():
         rows.append(
             [
                 name,
                 model.data,
-                str(CLASSES[model.data]),
+                str(len(CLASSES[model.data])),
                 f'{model.result} {METRICS[model.data]}',
                 f'{model.parameters / 1e6:.1f}M',
                 f'{model.megabytes:.0f} MB',
+                model.needs,
+                model.licence,
             ]
         )
     print(text_table(head, rows))

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from ... import CPVT, CPVTPyramid, load_weights
 from ...archs import ARCHS, COLUMNAR_ARCHS
+from ...trained import TRAINED
 from ..images.formats import IMAGE_ENDINGS
 from ..images.inputs import find_images
 from ..images.reading import load_image
@@ -91,6 +92,10 @@ def open_source(name: str, checkpoint: Optional[str], cfg_options: Sequence[str]
         raise UserError(f'{name} is exported already')
     if left:
         raise UserError(f'{name} has its own weights; leave out {checkpoint}')
+    if files.trained is not None:
+        trained = TRAINED[files.trained]
+        weights = files.checkpoint or trained.url
+        return open_trained_source(weights, str(trained.config_path), cfg_options)
     assert files.checkpoint is not None
     return open_trained_source(files.checkpoint, files.config, cfg_options)
 
@@ -110,9 +115,9 @@ def open_trained_source(
 ) -> Source:
     """A detector or a segmentor."""
     from ..config.parts import leaves
-    from ..predict.openmmlab.model import load_trained
+    from ..predict.openmmlab.model import load_from_config
 
-    model, cfg, weights = load_trained(checkpoint, config, cfg_options, 'cpu')
+    model, cfg, weights = load_from_config(checkpoint, config, cfg_options, 'cpu')
     data = next(leaves(cfg.test_dataloader.dataset))
     prefix = data.get('data_prefix', {})
     folder = Path(data.get('data_root') or '', prefix.get('img', prefix.get('img_path', '')))

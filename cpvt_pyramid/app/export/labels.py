@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ..predict.openmmlab.possible_classes import possible_classes
+from ..predict.pytorch.possible_classes import possible_classes
 from .resizing import resample
 
 UINT8, INT32 = 2, 6  # ONNX's numbers

@@ -1,4 +1,5 @@
-"""Models exported by cpvt export, with numpy, Pillow and onnxruntime or OpenVINO.
+"""Models that a session runs: those exported by cpvt export, with numpy, Pillow and onnxruntime or
+OpenVINO, and, in `pytorch`, trained ones.
 
 Shapes: images (B, C, H, W), padded at the right and bottom; `valid` (B, 2), the true height and
 width of each in pixels. The padded sizes of a batch are equal: no image is padded by another.
@@ -10,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 
@@ -34,20 +35,17 @@ SMALLEST = np.finfo(np.float32).tiny  # probability, which has a logarithm
 LONGEST = 10  # times the shorter side, where neither the file nor the user says more
 
 
-class ExportedModel:
-    """A model exported by cpvt export, with its pre- and post-processing; see `model.Model`.
+class SessionModel:
+    """A model that a session runs, with its pre- and post-processing; see `model.Model`.
 
     Args:
-        path: the .onnx file, or an OpenVINO model (.xml) made from one.
-        backend: 'onnxruntime' or 'openvino'.
-        device: 'cpu', an execution provider of onnxruntime or a device of OpenVINO; None takes a
-            GPU if onnxruntime finds one.
-        threads: that will call `predict` at the same time, each with its share of the cores. Other
-            devices than CPUs serve one at a time.
-        score_thr: boxes of a lower score are left out; None takes the threshold in the file.
+        path: of its file, or its name.
+        session: runs it.
+        about: metadata, as in a file; docs/file_format.md lists the keys.
+        threads: that will call `predict` at the same time.
+        score_thr: boxes of a lower score are left out; None takes the threshold in the metadata.
 
     Attributes:
-        about: the metadata in the file; docs/file_format.md lists its keys.
         resize: the longest shorter and longer side of the input in pixels, or None.
     """
 
@@ -56,15 +54,15 @@ class ExportedModel:
     def __init__(
         self,
         path: Path,
-        backend: str = 'onnxruntime',
-        device: Optional[str] = None,
+        session: Session,
+        about: dict[str, Any],
         threads: int = 1,
         score_thr: Optional[float] = None,
     ) -> None:
         self.path = path
+        self.session = session
+        self.about = about
         self.threads = threads
-        self.session: Session = open_session(path, backend, device, threads)
-        self.about = read_metadata(path, self.session)
         self.score_thr: float = self.about['score_thr'] if score_thr is None else score_thr
         self.classes: Sequence[str] = self.about['classes']
         self.palette: Sequence[Color] = class_palette(self.classes, self.about['palette'])
@@ -77,7 +75,7 @@ class ExportedModel:
         self.resize = resize and (resize['short'], resize['long'])
         self.memory = Budget(memory.available() / 2 if threads > 1 else math.inf)
 
-    def with_size(self, short: int) -> 'ExportedModel':
+    def with_size(self, short: int) -> 'SessionModel':
         """The same model with another shorter side of the input, and the longer in proportion."""
         long = LONGEST * short
         if self.resize:
@@ -295,3 +293,28 @@ class ExportedModel:
                 advice = 'results are incomplete; check its weights, and export it without --half'
                 text = f'{self.path} returned NaN in {name}: {advice}'
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+class ExportedModel(SessionModel):
+    """A model exported by cpvt export.
+
+    Args:
+        path: the .onnx file, or an OpenVINO model (.xml) made from one.
+        backend: 'onnxruntime' or 'openvino'.
+        device: 'cpu', an execution provider of onnxruntime or a device of OpenVINO; None takes a
+            GPU if onnxruntime finds one.
+        threads: that will call `predict` at the same time, each with its share of the cores. Other
+            devices than CPUs serve one at a time.
+        score_thr: boxes of a lower score are left out; None takes the threshold in the file.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        backend: str = 'onnxruntime',
+        device: Optional[str] = None,
+        threads: int = 1,
+        score_thr: Optional[float] = None,
+    ) -> None:
+        session = open_session(path, backend, device, threads)
+        super().__init__(path, session, read_metadata(path, session), threads, score_thr)

@@ -1,6 +1,7 @@
 """What a model is to the parts that read images and write predictions.
 
-There are two: `exported.ExportedModel` and `openmmlab.model.OpenMMLabModel`.
+There are three: `exported.ExportedModel` and `pytorch.model.TrainedModel`, which share their code,
+and `openmmlab.model.OpenMMLabModel`.
 """
 
 import itertools

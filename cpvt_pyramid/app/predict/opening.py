@@ -13,6 +13,7 @@ from .model import Model, check_score_thr
 
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
 CONFIGS = ('.py', '.json', '.yaml', '.yml')
+WEIGHTS = ('.pth', '.pt', '.safetensors')
 KINDS = (
     'CONFIG CHECKPOINT, an exported model (.onnx, .xml), a checkpoint with its config inside, or '
     'the name of a trained model (cpvt models)'
@@ -20,9 +21,10 @@ KINDS = (
 
 
 class ModelFiles(NamedTuple):
-    """The files of a model: one of the two."""
+    """The files of a model, which has one of the first three."""
 
     exported: Optional[Path] = None
+    trained: Optional[str] = None  # the name of a trained model; its checkpoint may be given
     checkpoint: Optional[str] = None  # a path or an address
     config: Optional[str] = None  # of the checkpoint, if it has none inside
 
@@ -32,7 +34,7 @@ def resolve_model(model: str, more: Sequence[str] = ()) -> tuple[ModelFiles, lis
 
     The first word decides: an exported model ends with .onnx or .xml; a config with .py, .json or
     .yaml, and its checkpoint is the next word; others are a checkpoint with its config inside, or
-    the name of a trained model.
+    the name of a trained model, which a file with its weights may follow.
 
     Raises:
         UserError: it is none of them.
@@ -52,8 +54,9 @@ def resolve_model(model: str, more: Sequence[str] = ()) -> tuple[ModelFiles, lis
     if is_address(model):
         return ModelFiles(checkpoint=model), words
     if model in TRAINED:
-        trained = TRAINED[model]
-        return ModelFiles(checkpoint=trained.url, config=str(trained.config_path)), words
+        if words and words[0].endswith(WEIGHTS):
+            return ModelFiles(trained=model, checkpoint=words[0]), words[1:]
+        return ModelFiles(trained=model), words
     similar = similar_name(model)
     if similar:
         raise UserError(f'no model at {model}; did you mean {similar}?')
@@ -77,10 +80,11 @@ def open_model(
         files: see `resolve_model`.
         device: 'cpu', or what PyTorch, onnxruntime or OpenVINO call a device.
         score_thr: leave out boxes with a lower score; None takes the model's own threshold.
-        size: shorter side of the input in pixels, of an exported model; None takes its own.
+        size: shorter side of the input in pixels, of an exported or trained model; None takes its
+            own.
         backend: of an exported model, 'onnxruntime' or 'openvino'.
         threads: that will call `predict` of an exported model at the same time.
-        dtype: of a model of OpenMMLab, float32 or bfloat16.
+        dtype: of a model in PyTorch, float32 or bfloat16.
         cfg_options: override settings of a config.
 
     Raises:
@@ -91,13 +95,28 @@ def open_model(
     if files.exported is not None:
         if dtype != 'float32' or cfg_options:
             raise UserError(
-                f'dtype and cfg_options are for models of OpenMMLab; {files.exported} is exported'
+                f'dtype and cfg_options are for models in PyTorch; {files.exported} is exported'
             )
         if backend == 'onnxruntime' and files.exported.suffix == '.xml':
             raise UserError(f'{files.exported} is a model of OpenVINO; leave out onnxruntime')
         backend = backend or 'onnxruntime'
         exported = ExportedModel(files.exported, backend, device, threads, score_thr)
         model = exported if size is None else exported.with_size(size)
+    elif files.trained is not None:
+        if backend is not None or cfg_options:
+            raise UserError(
+                f'backend is for exported models and cfg_options for configs; {files.trained} is a '
+                'trained model in PyTorch'
+            )
+        try:
+            from .pytorch.model import TrainedModel
+        except ImportError as error:
+            raise UserError(
+                f"{files.trained} needs torch and torchvision; pip install '.[torchvision]' in a "
+                f'clone of cpvt_pyramid ({error})'
+            ) from error
+        trained = TrainedModel(files.trained, files.checkpoint, device, score_thr, dtype)
+        model = trained if size is None else trained.with_size(size)
     else:
         if size is not None or backend is not None:
             raise UserError(

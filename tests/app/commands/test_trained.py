@@ -29,14 +29,15 @@ def test_export_takes_the_config_and_the_weights_of_a_name(tmp_path, monkeypatch
     (tmp_path / 'best.pth').touch()
     path = str(tmp_path / 'best.pth')
     trained = TRAINED[NAME]
-    for command in ([NAME], ['a.py', 'b.pth'], [path]):
+    for command in ([NAME], [NAME, 'mine.pth'], ['a.py', 'b.pth'], [path]):
         assert main(['export', *command, *out]) == 2
     assert asked == [
         (trained.url, str(trained.config_path), ()),
+        ('mine.pth', str(trained.config_path), ()),
         ('b.pth', 'a.py', ()),
         (path, None, ()),
     ]
-    assert capsys.readouterr().err == 3 * 'cpvt export: enough\n'
+    assert capsys.readouterr().err == 4 * 'cpvt export: enough\n'
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_export_takes_the_config_and_the_weights_of_a_name(tmp_path, monkeypatch
         (['segformer_b0_ade20'], f'no model at segformer_b0_ade20; did you mean {NAME}?'),
         (['a.py'], 'a.py is a config; its checkpoint comes next'),
         (['pcpvt_nano'], 'pcpvt_nano is an architecture; its checkpoint comes next'),
-        ([NAME, 'b.pth'], f'{NAME} has its own weights; leave out b.pth'),
+        ([NAME, 'photo.jpg'], f'{NAME} has its own weights; leave out photo.jpg'),
         (['model.onnx'], 'model.onnx is exported already'),
     ],
     ids=lambda value: ' '.join(value) if isinstance(value, list) else '',

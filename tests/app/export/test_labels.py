@@ -11,7 +11,7 @@ from cpvt_pyramid.app.export.files import CPU
 from cpvt_pyramid.app.export.labels import resized_labels
 from cpvt_pyramid.app.export.onnx_file import translate
 from cpvt_pyramid.app.export.resizing import resample, resize_weights
-from cpvt_pyramid.app.predict.openmmlab.possible_classes import possible_classes
+from cpvt_pyramid.app.predict.pytorch.possible_classes import possible_classes
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime, OpenVino
 
 

@@ -228,7 +228,7 @@ def test_mistakes(model, folder, monkeypatch, capfd):
         ('torn.onnx in --backend openvino', 'torn.onnx is not a complete model: '),
         ('foreign.onnx in', 'foreign.onnx has no metadata cpvt_pyramid; export'),
         ('https://host/a.onnx in', 'got the address https://host/a.onnx; download it'),
-        ('detection.onnx in --dtype bfloat16', 'dtype and cfg_options are for models of OpenMMLab'),
+        ('detection.onnx in --dtype bfloat16', 'dtype and cfg_options are for models in PyTorch'),
         ('box.xml in/a.png --backend onnxruntime', 'box.xml is a model of OpenVINO; leave out'),
         ('detection.onnx in --device tpu', 'onnxruntime cannot use tpu; choose from'),
         ('labels.onnx in --score-thr 0.5', 'the model predicts labels; leave it out'),

@@ -229,7 +229,7 @@ def open_trained(
     Raises:
         UserError: the model cannot be loaded; one line that says why.
     """
-    model, cfg, weights = load_trained(checkpoint, config, cfg_options, device)
+    model, cfg, weights = load_from_config(checkpoint, config, cfg_options, device)
     if dtype == 'bfloat16':
         replace_forward(model)
     elif not what_is_missing():
@@ -238,7 +238,7 @@ def open_trained(
     return OpenMMLabModel(model, cfg, meta, SCORE_THR if score_thr is None else score_thr)
 
 
-def load_trained(
+def load_from_config(
     checkpoint: str, config: Optional[str], cfg_options: Sequence[str], device: Optional[str]
 ) -> tuple[nn.Module, Config, dict]:
     """The model in evaluation mode with its weights, its config, and its checkpoint; see

@@ -18,13 +18,11 @@ from mmengine.model import BaseTTAModel, is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import CheckpointLoader
-from torch import Tensor, nn
+from torch import nn
 
 from ....checkpoints import read_checkpoint
 from ....checkpoints.downloads import SCHEMES
-from ....checkpoints.loading import check_backbones
-from ....checkpoints.reading import listed
-from ....trained import weights_of
+from ....trained import load_whole, weights_of
 from ...config.parts import is_local
 from ...tooling.command import UserError, one_line
 
@@ -86,18 +84,10 @@ def load_whole_model(model: nn.Module, checkpoint: dict, path: Union[str, Path])
     tensors = {re.sub(r'^module\.', '', k): v for k, v in checkpoint['state_dict'].items()}
     while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
         model = model.module
-    for name, _ in model.named_parameters():
-        value = tensors.get(name)
-        if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
-            raise UserError(f'{path} is damaged: {name} has values that are not finite')
     try:
-        check_backbones(model, tensors)
-        missing, unknown = model.load_state_dict(tensors, strict=False)
-    except (RuntimeError, ValueError) as error:  # other shapes; hardly a key in common
-        raise UserError(f'{path} does not fit the model: {one_line(error)}') from error
-    for what, names in (('missing', missing), ('not in the model', unknown)):
-        if names:
-            raise UserError(f'{path} does not fit the model; tensors {what}: {listed(names)}')
+        load_whole(model, tensors, str(path))
+    except ValueError as error:
+        raise UserError(one_line(error)) from error
 
 
 @contextmanager

@@ -1,0 +1,199 @@
+"""Trained models by name, in PyTorch.
+
+A model is a session, as those of onnxruntime and OpenVINO are, so that images are prepared, and
+results made, by the code for exported models.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....acceleration.accelerate import accelerate, what_is_missing
+from ....segmentors import resize
+from ....trained import PALETTES, TRAINED, load_trained
+from ...tooling.command import UserError, one_line
+from ..exported import SessionModel
+from ..model import SCORE_THR
+from ..tiles import Boxes
+from .best_labels import best_labels
+
+STRIDE = 32  # to multiples of which MMDetection pads images
+NO_BOX = -1  # the label of unused rows
+
+
+class TrainedModel(SessionModel):
+    """A trained model with its pre- and post-processing; see `model.Model`.
+
+    Args:
+        name: see `cpvt models`.
+        checkpoint: the file of its weights; None: it is downloaded.
+        device: of PyTorch; None takes a GPU if there is one.
+        score_thr: boxes of a lower score are left out; by default 0.3.
+        dtype: float32 or bfloat16, of backbone and heads; boxes are float32.
+
+    Raises:
+        UserError: it cannot be loaded; one line that says why.
+    """
+
+    session: 'TorchSession'
+
+    def __init__(
+        self,
+        name: str,
+        checkpoint: Optional[str] = None,
+        device: Optional[str] = None,
+        score_thr: Optional[float] = None,
+        dtype: str = 'float32',
+    ) -> None:
+        trained = TRAINED[name]
+        try:
+            model: Any = load_trained(name, checkpoint)
+        except ImportError as error:
+            raise UserError(
+                f"{name} needs torch and torchvision; pip install '.[torchvision]' ({error})"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise UserError(str(error)) from error
+        model = on_device(model, device)
+        kind = DetectorSession if trained.detects else SegmentorSession
+        short, long = model.image_sides
+        about = {
+            'task': 'detection' if trained.detects else 'segmentation',
+            'classes': list(model.classes),
+            'palette': PALETTES[trained.data],
+            'resize': {'short': short, 'long': long},
+            'stride': STRIDE,
+            'masks': None,
+            'score_thr': SCORE_THR,
+        }
+        if trained.detects:
+            about['nms'] = {'iou_threshold': model.nms_thresh, 'class_agnostic': False}
+        session = kind(model, dtype)
+        super().__init__(Path(name), session, about, score_thr=score_thr)
+
+    def _predict_tile(self, tile: np.ndarray) -> Union[np.ndarray, Boxes]:
+        if isinstance(self.session, SegmentorSession):
+            return self.session.scores(tile)
+        return super()._predict_tile(tile)
+
+
+def on_device(model: Any, device: Optional[str]) -> Any:
+    """A model on a device of PyTorch; on a CPU it is accelerated."""
+    if device is None:
+        device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    try:
+        model = model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f'no device {device}: {one_line(error, 100)}') from error
+    if next(model.parameters()).device.type == 'cpu' and not what_is_missing():
+        accelerate(model)
+    return model
+
+
+class TorchSession:
+    """A model in PyTorch as a `sessions.Session`, for one thread."""
+
+    metadata = None
+    test = None
+    requests = 1
+    names: list[str]
+    shapes: dict[str, list[Optional[int]]]
+
+    def __init__(self, model: Any, dtype: str) -> None:
+        self.model = model
+        self.place = next(model.parameters()).device
+        self.device = f'PyTorch on {self.place}'
+        self.dtype = getattr(torch, dtype)
+        self.dtypes = {name: np.dtype(np.int64) for name in self.shapes}
+        self.dtypes['images'] = np.dtype(np.float32)
+
+    @torch.no_grad()
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs of `names` for the inputs of `shapes`."""
+        images = torch.from_numpy(inputs['images']).to(self.place) / 255
+        autocast = self.dtype != torch.float32
+        with torch.autocast(self.place.type, self.dtype, enabled=autocast):
+            return self.outputs(images, inputs)
+
+    def outputs(self, images: Tensor, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """`run` for images (B, 3, H, W) in [0, 1] on the model's device."""
+        raise NotImplementedError
+
+
+class DetectorSession(TorchSession):
+    """A RetinaNet of `torchvision_models`. Images are padded with zeros after normalization."""
+
+    names = ['boxes', 'scores', 'labels']
+    shapes = {'images': [None, 3, None, None], 'valid': [None, 2]}
+
+    def outputs(self, images: Tensor, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        sizes = [(int(height), int(width)) for height, width in inputs['valid']]
+        transform = self.model.transform
+        normalized = [
+            transform.normalize(image[:, :height, :width])
+            for image, (height, width) in zip(images, sizes)
+        ]
+        found = self.model.detect(transform.batch_images(normalized, STRIDE), sizes)
+        rows = max(len(each['scores']) for each in found)
+        boxes = np.zeros((len(found), rows, 4), np.float32)
+        scores = np.zeros((len(found), rows), np.float32)
+        labels = np.full((len(found), rows), NO_BOX, np.int64)
+        for i, each in enumerate(found):
+            count = len(each['scores'])
+            boxes[i, :count] = each['boxes'].cpu().numpy()
+            scores[i, :count] = each['scores'].cpu().numpy()
+            labels[i, :count] = each['labels'].cpu().numpy()
+        return {'boxes': boxes, 'scores': scores, 'labels': labels}
+
+
+class SegmentorSession(TorchSession):
+    """A segmentor of `segmentors`. Its images are not padded: those of a batch have one size."""
+
+    names = ['labels']
+    shapes = {'images': [None, 3, None, None], 'original': [None, 2]}
+
+    def outputs(self, images: Tensor, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        to_batch_size: Callable[[Tensor], Tensor]
+        if self.model.window is None:
+            scores = self.model.scores(images)
+            size = images.shape[2:]
+
+            def to_batch_size(x: Tensor) -> Tensor:
+                return resize(x, size)
+
+        else:
+            scores = self.model(images)
+
+            def to_batch_size(x: Tensor) -> Tensor:
+                return x
+
+        scores = scores.float().contiguous()
+        originals = [(int(height), int(width)) for height, width in inputs['original']]
+        height, width = np.max(originals, axis=0)
+        labels = np.zeros((len(originals), height, width), np.uint8)
+        for i, original in enumerate(originals):
+            own = label_map(scores[i : i + 1], to_batch_size, original)
+            labels[i, : original[0], : original[1]] = own.cpu().numpy()
+        return {'labels': labels}
+
+    @torch.no_grad()
+    def scores(self, tile: np.ndarray) -> np.ndarray:
+        """The scores (K, h, w) of a tile (h, w, 3) RGB uint8."""
+        image = torch.from_numpy(tile).to(self.place).permute(2, 0, 1)[None].float() / 255
+        autocast = self.dtype != torch.float32
+        with torch.autocast(self.place.type, self.dtype, enabled=autocast):
+            scores = self.model(image)
+        return scores[0].float().cpu().numpy()
+
+
+def label_map(
+    scores: Tensor, to_batch_size: Callable[[Tensor], Tensor], original: tuple[int, int]
+) -> Tensor:
+    """The labels (H, W) of an image of this size from its scores (1, K, h, w)."""
+    if scores.is_cpu:
+        return best_labels(scores, to_batch_size, {'ori_shape': original}, False)[0]
+    return resize(to_batch_size(scores), original).argmax(1)[0]

@@ -35,7 +35,7 @@ CARD = """---
 
 {{ description | default("Training data, metrics and licence are not stated.", true) }}
 
-In a checkout of cpvt_pyramid: `pip install '.[torchvision]'`
+In a checkout of cpvt_pyramid: `pip install '.[torch]'`
 
 ```python
 from cpvt_pyramid.hub import HubModel

@@ -1,6 +1,6 @@
 """Train a segmentor on a folder of images and label maps with Lightning, and evaluate it.
 
-    pip install '.[torchvision,demo]' lightning torchmetrics
+    pip install '.[torch,demo]' lightning torchmetrics
     cpvt demo-data pages
     python examples/lightning_segmentation.py
 

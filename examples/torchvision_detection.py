@@ -1,6 +1,6 @@
 """Train a RetinaNet on data in COCO's layout with torchvision, without OpenMMLab, and evaluate it.
 
-    pip install '.[torchvision,demo]' pycocotools
+    pip install '.[torch,demo]' pycocotools
     cpvt demo-data pages
     python examples/torchvision_detection.py
 

@@ -2,9 +2,9 @@
 
     cpvt models
 
-They were trained and published by OpenMMLab, which is not needed to run them: segmentors need torch,
-detectors torchvision, too. A model is downloaded when it is first used, into the cache of torch.hub
-($TORCH_HOME/hub/checkpoints, by default in ~/.cache/torch):
+They were trained and published by OpenMMLab, which is not needed to run them: segmentors need torch
+and detectors torchvision, too. A model is downloaded when it is first used, into the cache of
+torch.hub ($TORCH_HOME/hub/checkpoints, by default in ~/.cache/torch):
 
     cpvt infer retinanet_pvt_v2_b2_coco photos/
 

@@ -112,7 +112,7 @@ def open_model(
             from .pytorch.model import TrainedModel
         except ImportError as error:
             raise UserError(
-                f"{files.trained} needs torch and torchvision; pip install '.[torchvision]' in a "
+                f"{files.trained} needs torch and torchvision; pip install '.[torch]' in a "
                 f'clone of cpvt_pyramid ({error})'
             ) from error
         trained = TrainedModel(files.trained, files.checkpoint, device, score_thr, dtype)

@@ -54,7 +54,7 @@ class TrainedModel(SessionModel):
             model: Any = load_trained(name, checkpoint)
         except ImportError as error:
             raise UserError(
-                f"{name} needs torch and torchvision; pip install '.[torchvision]' ({error})"
+                f"{name} needs torch and torchvision; pip install '.[torch]' ({error})"
             ) from error
         except (OSError, ValueError) as error:
             raise UserError(str(error)) from error

@@ -204,8 +204,9 @@ of parameters, in float32.
 
 OpenMMLab has trained and published these models. `cpvt models` prints the table. Each name stands
 for a config and a file, in `cpvt infer NAME photos/`, `Predictor(NAME)`, `cpvt export NAME` and
-`cpvt app NAME`, which exports it first; as `load_from` of a training on your own classes; and in
-`load_weights(backbone, NAME)`, which takes the backbone out of the file:
+`cpvt app NAME`, which exports it first; and as `load_from` of a training on your own classes.
+`load_weights(backbone, weights_of(NAME))`, with `weights_of` of `cpvt_pyramid.trained`, takes the
+backbone out of the file:
 
 ```bash
 cpvt infer retinanet_pvt_v2_b2_coco photos/
@@ -244,16 +245,22 @@ the papers' numbers are higher by half a million or more, because their code kee
 
 ## Checkpoints
 
-`load_weights`, `load_state_dict`, `init_cfg`, `load_from` and timm load all of these formats, of a
-backbone alone or within a detector or segmentor. The format is recognized by its keys.
-`cpvt convert-weights` writes all of them.
+`load_weights`, `load_state_dict`, `init_cfg`, `load_from` and timm load all of these formats. A
+file is of the format that knows most of its names. `cpvt convert-weights` writes all of them.
 
 `load_weights(model, NAME)` takes the path of a file or of a folder with one checkpoint (shards with
 their index, a snapshot of the Hugging Face hub), `timm://pvt_v2_b2.in1k`, `hf://nvidia/mit-b0`,
-`hf://OWNER/REPO/FILE` or an `https://` address. It refuses damaged files and other architectures,
-and after an error the model is as it was. `load_state_dict` converts names and shapes, leaves out
-what a backbone does not have (the classifier), and treats missing, additional and infinite values
-as any PyTorch module does.
+`hf://OWNER/REPO/FILE` or an `https://` address. It finds the backbone within a detector, a
+segmentor or any other model, also in DDP, FSDP, compiled, averaged or saved by Lightning. If a file
+has several backbones that fit, it asks for the `prefix` of one. It refuses damaged files and other
+architectures, and after an error the model is as it was. `init_cfg=dict(type='Pretrained', ...)`
+does the same.
+
+`load_state_dict` is PyTorch's: a model loads its own state dict, and missing, additional and
+infinite values are treated as in any module. Only the names of a published file are converted, if
+they are at the root of the backbone, and what such files hold and a backbone does not have (the
+classifier, later stages) is left out. Wrappers and prefixes are not removed; for timm's
+`load_checkpoint`, `filter_fn=cpvt_pyramid.timm_models.checkpoint_filter_fn` does that.
 
 {formats}"""
 
@@ -418,6 +425,7 @@ def formats() -> Iterator[list[str]]:
         'mmpretrain_vit': 'mmpretrain (`VisionTransformer`)',
         'pvt_v2': 'the authors of PVTv2 and of SegFormer',
         'timm_pvt_v2': 'timm (`pvt_v2_*`)',
+        'timm_pvt_v2_maps': 'timm (`pvt_v2_*` with `features_only=True`)',
         'mm_pvt_v2': (
             'mmdetection (`PyramidVisionTransformerV2`), mmsegmentation (`MixVisionTransformer`)'
         ),

@@ -24,7 +24,7 @@ _PUBLIC = {
     'PosCNN': 'model',
     'accelerate': 'acceleration.accelerate',
     'load_trained': 'trained',
-    'load_weights': 'checkpoints',
+    'load_weights': 'checkpoints.loading',
 }
 if TYPE_CHECKING:
     from .acceleration.accelerate import accelerate as accelerate
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .archs import COLUMNAR_ARCHS as COLUMNAR_ARCHS
     from .archs import Arch as Arch
     from .archs import ColumnarArch as ColumnarArch
-    from .checkpoints import load_weights as load_weights
+    from .checkpoints.loading import load_weights as load_weights
     from .columnar import CPVT as CPVT
     from .columnar import DenseCPVT as DenseCPVT
     from .model import CPVTPyramid as CPVTPyramid

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .archs import ColumnarArch, check_heads, check_out_indices, check_rates, find_arch
-from .checkpoints import LoadsCheckpoints
+from .checkpoints.hook import convert_on_load
+from .checkpoints.rgb import check_rgb_weights
 from .model import (
     MLP,
     Attention,
@@ -33,11 +34,11 @@ from .padding.mask import BatchPadding, Padding, fill_outside, mean_inside
 from .position import PEGConfig, RelativePosition, parse_position, position_table
 
 
-class Column(LoadsCheckpoints):
+class Column(nn.Module):
     """The part common to classifier and dense backbone: from the image to the last block.
 
     Parameter names are those of DeiT's authors and of timm, whose checkpoints `load_state_dict`
-    takes as they are (see `cpvt_pyramid.checkpoints`).
+    takes as they are (see `cpvt_pyramid.checkpoints.hook`).
 
     Arguments are those of `CPVT`, without `num_classes`.
     """
@@ -60,7 +61,11 @@ class Column(LoadsCheckpoints):
         drop_path_rate: float = 0.0,
         with_cp: bool = False,
     ) -> None:
-        super().__init__(in_channels, rgb_weights)
+        super().__init__()
+        check_rgb_weights(rgb_weights, in_channels)
+        self.in_channels = in_channels
+        self.rgb_weights = rgb_weights
+        convert_on_load(self)
         self.arch = arch = find_arch(arch, ColumnarArch)
         check_heads(arch.dim, arch.heads)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
@@ -176,35 +181,6 @@ class Column(LoadsCheckpoints):
         if name not in self.pos_block:
             return x
         return encode_map(self.pos_block[name], x, grid)
-
-    def ignores_key(self, name: str) -> bool:
-        """True if published checkpoints hold a tensor that this model leaves out: a class token
-        or, of a dense backbone, the classifier and levels that are not built."""
-        part, *rest = name.split('.')
-        if part in ('cls_token', 'cls_pos'):
-            return self.cls_token is None
-        levels = getattr(self, 'levels', None)
-        if part == 'levels' and isinstance(levels, nn.ModuleDict):
-            return bool(rest) and rest[0] not in levels
-        return part in ('norm', 'head') and not hasattr(self, part)
-
-    @property
-    def num_layers(self) -> int:
-        """The number of layers that `layer_of` counts, with one for all after the blocks."""
-        return self.arch.depth + 2
-
-    def layer_of(self, name: str) -> int:
-        """The depth of a parameter, for learning rates that grow layer by layer.
-
-        0 is everything before the first block, 1 the first block and the PEGs before and after it,
-        and so on; the last is everything after the blocks.
-        """
-        part, *rest = name.split('.')
-        if part in ('blocks', 'pos_block'):
-            return 1 + max(int(rest[0]), 0)
-        if part in ('patch_embed', 'pos_embed', 'cls_token', 'cls_pos'):
-            return 0
-        return self.num_layers - 1
 
 
 class SelfAttention(Attention):

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .archs import Arch, check_rates, check_stages, find_arch
-from .checkpoints import LoadsCheckpoints
+from .checkpoints.hook import convert_on_load
+from .checkpoints.rgb import check_rgb_weights
+from .names import STAGE_PARTS
 from .padding.mask import MASKED, BatchPadding, Padding, fill_outside
 from .position import NoPosition, PEGConfig, RoPE, Rotation, parse_position, position_table, rotate
 from .recompute import gelu_linear, is_plain_linear
@@ -655,15 +657,11 @@ def repeat_border(x: Tensor, padding: Optional[Padding], border: int) -> Tensor:
     return x[batch, rows[:, :, None], columns[:, None]]
 
 
-# Lists with an entry for each stage.
-STAGE_PARTS = ('patch_embeds', 'pos_embeds', 'blocks', 'pos_block', 'norm_list', 'more_pos_block')
-
-
-class CPVTPyramid(LoadsCheckpoints):
+class CPVTPyramid(nn.Module):
     """Pyramid vision transformer with a PEG after the first block of each stage.
 
-    Parameter names are those of the published checkpoints, which `load_state_dict` takes as
-    they are (see `cpvt_pyramid.checkpoints`).
+    Parameter names are those of the published checkpoints of Twins. `load_state_dict` reads these
+    and, at the root, files in the names of others, too (see `cpvt_pyramid.checkpoints.hook`).
 
     Args:
         arch: a name from `ARCHS`, or an `Arch` (or a dict of its fields) of your own.
@@ -742,7 +740,11 @@ class CPVTPyramid(LoadsCheckpoints):
         with_cp: bool = False,
         recompute_gelu: bool = False,
     ) -> None:
-        super().__init__(in_channels, rgb_weights)
+        super().__init__()
+        check_rgb_weights(rgb_weights, in_channels)
+        self.in_channels = in_channels
+        self.rgb_weights = rgb_weights
+        convert_on_load(self)
         self.arch = arch = find_arch(arch, Arch)
         check_stages(arch, out_indices, frozen_stages, window_padding)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
@@ -919,43 +921,6 @@ class CPVTPyramid(LoadsCheckpoints):
         for name, parameter in self.named_parameters():
             if name in self.frozen:
                 parameter.requires_grad_(False)
-
-    def ignores_key(self, name: str) -> bool:
-        """True if published checkpoints hold a tensor that this model leaves out: of a classifier
-        or of a stage that is not built."""
-        part, *rest = name.split('.')
-        if part in ('norm', 'head', 'cls_token', 'cls_pos'):
-            return True
-        stage = rest[0] if rest else ''
-        return part in STAGE_PARTS and stage.isdecimal() and int(stage) >= len(self.blocks)
-
-    @property
-    def num_layers(self) -> int:
-        """The number of layers that `layer_of` counts, and one for all after the backbone."""
-        return sum(self.arch.depths[: len(self.blocks)]) + 2
-
-    def layer_of(self, name: str) -> int:
-        """The depth of a parameter, for learning rates that grow layer by layer.
-
-        0 is the first patch embedding and its table, 1 the first block and its PEG, and so on.
-        A later stage's patch embedding counts with its first block, a stage norm with the last.
-        Whatever a derived class adds counts with what comes after the backbone.
-        """
-        part, *rest = name.split('.')
-        if part not in STAGE_PARTS:
-            return self.num_layers - 1
-        stage = int(rest[0])
-        if part == 'blocks':
-            block = int(rest[1])
-        elif part == 'more_pos_block':
-            block = max(int(rest[1]), 0)
-        elif part == 'norm_list':
-            block = self.arch.depths[stage] - 1
-        else:  # patch_embeds, pos_embeds, pos_block
-            block = 0
-        if stage == 0 and part in ('patch_embeds', 'pos_embeds'):
-            return 0
-        return 1 + sum(self.arch.depths[:stage]) + block
 
 
 def build_attention(

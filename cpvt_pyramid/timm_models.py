@@ -21,7 +21,6 @@ Examples:
     >>> pvt = timm.create_model('pcpvt_nano', position='learned')  # an option of `CPVTPyramid`
 """
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -39,13 +38,12 @@ from .checkpoints.formats import to_ours
 from .checkpoints.reading import tensors_of
 from .columnar import Column
 from .model import CPVTPyramid, PosCNN, init_weights, set_checkpointing
+from .names import layer_of, role_of
 
 POOLS = ('avg', 'token', '')
 PVT_WEIGHTS = 'https://github.com/whai362/PVT/releases/download/v2/{}.pth'
 # Options of `timm.create_model` that read files.
 READING = {'pretrained', 'pretrained_cfg', 'pretrained_cfg_overlay', 'checkpoint_path', 'cache_dir'}
-# Parameters without weight decay, as in the code of DeiT and Twins: tables, tokens and PEGs.
-UNDECAYED = re.compile(r'(pos_|more_pos_block\.|cls_)|.*\.attn\.(position|peg)\.')
 
 # By index, the class token (B, 1, C), if there is one, and the map (B, H, W, C).
 Outputs = dict[int, tuple[Optional[Tensor], Tensor]]
@@ -74,7 +72,6 @@ class Classifier(nn.Module):
     feature_info: list[dict[str, Any]]  # num_chs, reduction (stride) and module of each map
     outputs: Callable[..., Outputs]  # of some stages or blocks
     cut_after: Callable[[int], None]  # remove what follows a map
-    layer_of: Callable[[str], int]  # the depth of a parameter
 
     def __init__(
         self,
@@ -230,11 +227,13 @@ class Classifier(nn.Module):
         self.distilled_training = enable
 
     def no_weight_decay(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if UNDECAYED.match(name)}
+        """Tables, tokens and PEGs, as in the code of DeiT and Twins."""
+        names = [name for name, _ in self.named_parameters()]
+        return {name for name in names if role_of(name) in ('position', 'token')}
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
         """The layer of a parameter's name, for learning rates that grow layer by layer."""
-        return self.layer_of
+        return partial(layer_of, self)
 
 
 class PyramidClassifier(Classifier, CPVTPyramid):
@@ -340,6 +339,21 @@ def build(
         return model_cls(**options).to(dtype=dtype)
 
 
+def checkpoint_filter_fn(state_dict: dict, model: Optional[nn.Module] = None) -> dict[str, Tensor]:
+    """Our names for a checkpoint of any format, of a model or of a larger one that it is part of.
+
+    The `filter_fn` of timm's functions that load checkpoints, before they adapt stem and head.
+
+    Raises:
+        ValueError: see `checkpoints.formats.to_ours`.
+
+    Examples:
+        >>> model = timm.create_model('pcpvt_nano')
+        >>> timm.models.load_checkpoint(model, 'detector.pth', filter_fn=checkpoint_filter_fn)
+    """
+    return to_ours(tensors_of(state_dict))
+
+
 def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
     """Put a model into timm's registry; `published` are the options of the published one."""
 
@@ -352,8 +366,7 @@ def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
             partial(build, model_cls),
             name,
             pretrained,
-            # Any format under our names, before timm adapts stem and head.
-            pretrained_filter_fn=lambda state_dict, _: to_ours(tensors_of(state_dict)),
+            pretrained_filter_fn=checkpoint_filter_fn,
             feature_cfg=dict(out_indices=4),
             **published | options,
         )

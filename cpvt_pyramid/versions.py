@@ -1,9 +1,11 @@
 """The one place that knows versions of PyTorch."""
 
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import nn
 
 VERSION = tuple(int(number) for number in re.findall(r'\d+', torch.__version__)[:2])
 
@@ -47,3 +49,12 @@ def statically_known_true(condition: bool) -> bool:
 
 # Below PyTorch 2.7 there is no way to tell exports from compilation.
 is_exporting = torch.compiler.is_exporting if VERSION >= (2, 7) else is_compiling
+
+
+def add_load_hook(module: nn.Module, hook: Callable) -> None:
+    """Call a function before a module loads a state dict; see
+    `nn.Module.register_load_state_dict_pre_hook`, which older versions of PyTorch do not have."""
+    if hasattr(module, 'register_load_state_dict_pre_hook'):
+        module.register_load_state_dict_pre_hook(hook)
+    else:
+        module._register_load_state_dict_pre_hook(hook, with_module=True)

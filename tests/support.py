@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Union
-from unittest import mock
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import nn
 
 from cpvt_pyramid.app.doctor import installed
 from cpvt_pyramid.checkpoints import LoadReport
+from cpvt_pyramid.checkpoints.loading import fit_checkpoint
 
 ROOT = Path(__file__).parents[1]
 ORIGINAL_MM = bool(installed('mmcv'))  # not the maintained fork, which is onedl-mmcv
@@ -81,12 +81,9 @@ def run(*command: object, **environment: str) -> subprocess.CompletedProcess:
 
 
 def load(model: nn.Module, tensors: dict, strict: bool = True) -> LoadReport:
-    """Load tensors into a model of this package and return the report that it logs."""
-    reports = []
-    with mock.patch.object(model, 'log_load_report', reports.append):
-        model.load_state_dict(tensors, strict=strict)
-    (report,) = reports
-    return report
+    """Load tensors into a model of this package, and return what they have for it."""
+    model.load_state_dict(tensors, strict=strict)
+    return fit_checkpoint(model, tensors)[1]
 
 
 def assert_loaded(model: nn.Module, tensors: dict) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..columnar import CPVT
 from ..model import CPVTPyramid
+from ..names import role_of
 from . import formats, reading
 from .fit import arch_of, compare, defect_of, has_mlp_conv, objection_to, shape_of
 
@@ -37,7 +38,8 @@ def convert_checkpoint(
         raise ValueError(f'{source} has no tensors, but {reading.contents_of(inner) or "nothing"}')
     check_complete(ours, model_of(ours))
     if backbone_only:
-        ours = {k: v for k, v in ours.items() if not formats.CLASSIFIER.match(k)}
+        classifier = ('classifier', 'token')
+        ours = {k: v for k, v in ours.items() if role_of(k) not in classifier}
     key = to if to in ('ours', *formats.FORMATS) else published_format(ours, to)
     # Parts of a split tensor share its memory; copied, each is saved by itself.
     tensors = {k: v.clone().contiguous() for k, v in formats.to_format(ours, key).items()}

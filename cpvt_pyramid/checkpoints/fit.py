@@ -1,6 +1,5 @@
 """Comparing a checkpoint with a model, both under our names."""
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
@@ -8,15 +7,11 @@ import torch
 from torch import Tensor
 
 from ..archs import ARCHS, COLUMNAR_ARCHS, Arch
+from ..names import IN_ATTENTION, role_of
 from .files import listed
 from .rgb import FIRST_CONV
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Names of the tensors by which architectures differ: all but those of position, of stage norms and
-# of the classifier.
-BODY = re.compile(r'(patch_embeds?|blocks)\.(?!(\d+\.)+attn\.(position|peg)\.)')
-# Parts that a checkpoint may lack, but not in part: those of position, and the stage norms of SVT.
-OPTIONAL = re.compile(r'(pos_block|more_pos_block|pos_embeds?|norm_list)\.')
 
 
 class LoadReport(NamedTuple):
@@ -89,13 +84,14 @@ def objection_to(
     if report.mismatched:
         name = report.mismatched[0]
         return describe_mismatch(name, tuple(ours[name].shape), tuple(theirs[name].shape))
-    needed = {name.split('.')[0] for name in theirs if OPTIONAL.match(name)}
+    # What gives position, and the stage norms of SVT, a checkpoint may lack, but not in part.
+    needed = {part_of(name) for name in theirs if role_of(name) in ('position', 'norm')}
     if has_mlp_conv(ours):
         needed.add('norm_list')  # those of PVTv2 and MiT are in every checkpoint
-    lacking = [name for name in report.kept if BODY.match(name) or name.split('.')[0] in needed]
+    lacking = [n for n in report.kept if role_of(n) == 'features' or part_of(n) in needed]
     if lacking:
         return f'the checkpoint is of another architecture or damaged: it lacks {listed(lacking)}'
-    besides = [name for name in report.unused if BODY.match(name)]
+    besides = [name for name in report.unused if role_of(name) == 'features']
     if besides:
         return f'the checkpoint is of another architecture: the model has no {listed(besides)}'
     for name in report.loaded:
@@ -108,6 +104,13 @@ def objection_to(
                 f"the model's dtype, {ours[name].dtype}"
             )
     return None
+
+
+def part_of(name: str) -> str:
+    """The part of the model that a name begins with; of position inside a block, that of the
+    attention."""
+    inside = IN_ATTENTION.search(name)
+    return inside[0] if inside else name.split('.')[0]
 
 
 def describe_mismatch(name: str, here: tuple[int, ...], there: tuple[int, ...]) -> str:

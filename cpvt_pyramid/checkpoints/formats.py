@@ -1,44 +1,42 @@
 """The formats of checkpoint files: how each names and shapes the tensors of our models.
 
-A format is a row of `FORMATS`, which is read in both directions: `to_ours` and `to_format`.
-Our names are those of the Twins authors and of timm.
+A format is a row of `FORMATS`, which is read in both directions: `to_ours` and `to_format`. A file
+is of the format that knows most of its names: `find_formats`. Our names, of `names`, are those of
+the Twins authors and of timm.
 """
 
 import functools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
+from ..names import BLOCK, COLUMN, GLOBAL, JOINT, MLP_CONV, PYRAMID, ModelPart, role_of
+
 
 class Format(NamedTuple):
     """How a family of checkpoint files names and shapes the tensors of our models.
 
     Attributes:
-        mark: regular expression that matches some key of such a file, and no key of a format that
-            comes later in `FORMATS`.
-        holds: regular expression that matches our names of all tensors that it has a place for,
-            except those of the classifier.
-        names: pairs (ours, theirs). Each is the beginning of a key or, if it starts with a dot, a
-            part inside of it. `{i}` is the index of a stage and `{j}` that of a block, from 0;
-            `{i+1}` is from 1.
-        conv_in_mlp: whether the MLP of its models has a depthwise convolution (PVTv2, MiT).
+        tensors: our names of all tensors that it has a place for, where `{i}` is the index of a
+            stage and `{j}` that of a block.
+        names: pairs (ours, theirs). Each is the beginning of a name or, if it starts with a dot, a
+            part inside of it. `{i+1}` and `{j+1}` count from 1.
         linear: whether its models may have linear attention (PVTv2's `li`).
         in_proj: whether q and kv of global attention are one tensor, with rows [q; kv].
         split_kv: whether k and v of global attention are two tensors, `key` and `value`.
         pointwise: whether the MLP's linear layers are 1x1 convolutions.
         flat_tables: whether tables are (1, N, C) instead of (1, H, W, C).
         class_entry: whether the last table has an entry for the class token before the others.
-        prefix: of all names but those of the head.
+        prefix: of all names but those of the head, in files of whole classifiers.
     """
 
-    mark: str
-    holds: str
+    tensors: tuple[str, ...]
     names: tuple[tuple[str, str], ...]
-    conv_in_mlp: bool = False
     linear: bool = False
     in_proj: bool = False
     split_kv: bool = False
@@ -48,10 +46,33 @@ class Format(NamedTuple):
     prefix: str = ''
 
 
-PEG_PYRAMID = r'(patch_embeds|blocks|norm_list)\.|pos_block\.\d+\.proj\.0\.(weight|bias)$'
-COLUMN = r'(patch_embed|pos_embed|blocks)\.'
-STAGES = r'(patch_embeds|blocks|norm_list)\.'
-TABLE_PYRAMID = r'(patch_embeds|pos_embeds)\.|blocks\.\d+\.\d+\.(?!attn\.qkv)'
+def templates(parts: dict[str, ModelPart], **others: Sequence[str]) -> tuple[str, ...]:
+    """The names of the tensors of some parts, all that are published or the given ones."""
+    found = []
+    for name, tensors in others.items():
+        part = parts[name]
+        for tensor in tensors or part.tensors:
+            found.append('.'.join(filter(None, (name, *part.indices, tensor))))
+    return tuple(found)
+
+
+HEAD = templates(PYRAMID, head=())
+TOKENS = templates(PYRAMID, cls_token=(), cls_pos=(), norm=(), head=())
+TWINS = templates(
+    PYRAMID, patch_embeds=(), blocks=BLOCK + GLOBAL + JOINT, pos_block=(), norm_list=(), norm=()
+)
+PVT = templates(PYRAMID, patch_embeds=(), pos_embeds=(), blocks=BLOCK + GLOBAL)
+PVT_V2 = templates(PYRAMID, patch_embeds=(), blocks=BLOCK + GLOBAL + MLP_CONV, norm_list=())
+DEIT = templates(COLUMN, patch_embed=(), pos_embed=(), blocks=())
+OURS = Format(
+    tuple(
+        dict.fromkeys(
+            templates(PYRAMID, **dict.fromkeys(PYRAMID, ()))
+            + templates(COLUMN, **dict.fromkeys(COLUMN, ()))
+        )
+    ),
+    (),
+)
 # Pairs of names that models of the mm packages have in common.
 MM_MLP = (('.mlp.fc1.', '.ffn.layers.0.0.'), ('.mlp.fc2.', '.ffn.layers.1.'))
 MM_PYRAMID = (
@@ -61,14 +82,12 @@ MM_PYRAMID = (
 )
 FORMATS = {
     'mmseg': Format(  # mmsegmentation's PCPVT and SVT
-        r'layers\.\d+\.\d+\.(norm1|attn)\.',
-        PEG_PYRAMID,
+        TWINS,
         (*MM_PYRAMID, ('blocks.{i}.{j}.', 'layers.{i}.{j}.')),
         in_proj=True,
     ),
     'mmpretrain': Format(  # mmpretrain's PCPVT and SVT
-        r'stages\.\d+\.\d+\.',
-        PEG_PYRAMID,
+        TWINS + HEAD,
         (
             *MM_PYRAMID,
             ('blocks.{i}.{j}.', 'stages.{i}.{j}.'),
@@ -78,8 +97,7 @@ FORMATS = {
         prefix='backbone.',
     ),
     'mm_pvt_v2': Format(  # mmdetection's PyramidVisionTransformerV2, mmsegmentation's MiT
-        r'layers\.\d+\.1\.\d+\.ffn\.layers\.4\.',
-        STAGES,
+        PVT_V2,
         (
             ('patch_embeds.{i}.proj.', 'layers.{i}.0.projection.'),
             ('patch_embeds.{i}.norm.', 'layers.{i}.0.norm.'),
@@ -89,13 +107,11 @@ FORMATS = {
             ('.mlp.dwconv.', '.ffn.layers.1.'),
             ('.mlp.fc2.', '.ffn.layers.4.'),
         ),
-        conv_in_mlp=True,
         in_proj=True,
         pointwise=True,
     ),
     'mmdet': Format(  # mmdetection's PyramidVisionTransformer; a stage is [patches, blocks]
-        r'layers\.\d+\.1\.\d+\.',
-        TABLE_PYRAMID,
+        PVT,
         (
             ('patch_embeds.{i}.proj.', 'layers.{i}.0.projection.'),
             ('patch_embeds.{i}.norm.', 'layers.{i}.0.norm.'),
@@ -109,32 +125,37 @@ FORMATS = {
         flat_tables=True,
     ),
     'pvt_v2': Format(  # the authors of PVTv2 and of SegFormer
-        r'block\d\.\d+\.mlp\.dwconv\.',
-        STAGES,
+        PVT_V2 + HEAD,
         (
             ('patch_embeds.{i}.', 'patch_embed{i+1}.'),
             ('blocks.{i}.{j}.', 'block{i+1}.{j}.'),
             ('norm_list.{i}.', 'norm{i+1}.'),
             ('.mlp.dwconv.', '.mlp.dwconv.dwconv.'),
         ),
-        conv_in_mlp=True,
         linear=True,
     ),
     'timm_pvt_v2': Format(  # timm's PVTv2
-        r'stages\.\d+\.blocks\.\d+\.mlp\.dwconv\.(weight|bias)$',
-        STAGES,
+        PVT_V2 + HEAD,
         (
             ('patch_embeds.0.', 'patch_embed.'),
             ('patch_embeds.{i}.', 'stages.{i}.downsample.'),
             ('blocks.{i}.{j}.', 'stages.{i}.blocks.{j}.'),
             ('norm_list.{i}.', 'stages.{i}.norm.'),
         ),
-        conv_in_mlp=True,
+        linear=True,
+    ),
+    'timm_pvt_v2_maps': Format(  # timm's PVTv2 with features_only=True
+        PVT_V2,
+        (
+            ('patch_embeds.0.', 'patch_embed.'),
+            ('patch_embeds.{i}.', 'stages_{i}.downsample.'),
+            ('blocks.{i}.{j}.', 'stages_{i}.blocks.{j}.'),
+            ('norm_list.{i}.', 'stages_{i}.norm.'),
+        ),
         linear=True,
     ),
     'transformers': Format(  # files of transformers' SegFormer
-        r'encoder\.block\.\d+\.\d+\.attention\.self\.',
-        STAGES,
+        PVT_V2 + HEAD,
         (
             ('patch_embeds.{i}.proj.', 'encoder.patch_embeddings.{i}.proj.'),
             ('patch_embeds.{i}.norm.', 'encoder.patch_embeddings.{i}.layer_norm.'),
@@ -153,13 +174,11 @@ FORMATS = {
             ('.mlp.fc2.', '.mlp.dense2.'),
             ('head.', 'classifier.'),
         ),
-        conv_in_mlp=True,
         split_kv=True,
         prefix='segformer.',
     ),
     'transformers_5': Format(  # the modules of SegFormer since transformers 5
-        r'stages\.\d+\.blocks\.\d+\.attention\.q_proj\.',
-        STAGES,
+        PVT_V2 + HEAD,
         (
             ('patch_embeds.{i}.proj.', 'stages.{i}.patch_embeddings.proj.'),
             ('patch_embeds.{i}.norm.', 'stages.{i}.patch_embeddings.layer_norm.'),
@@ -176,13 +195,11 @@ FORMATS = {
             ('.mlp.dwconv.', '.mlp.dwconv.dwconv.'),
             ('head.', 'classifier.'),
         ),
-        conv_in_mlp=True,
         split_kv=True,
         prefix='segformer.',
     ),
     'pvt': Format(  # PVT's authors
-        r'patch_embed1\.',
-        TABLE_PYRAMID,
+        PVT + TOKENS,
         (
             ('patch_embeds.{i}.', 'patch_embed{i+1}.'),
             ('pos_embeds.{i}.table', 'pos_embed{i+1}'),
@@ -192,8 +209,7 @@ FORMATS = {
         class_entry=True,
     ),
     'mmpretrain_vit': Format(  # mmpretrain's VisionTransformer
-        r'layers\.\d+\.ln1\.',
-        COLUMN,
+        DEIT + TOKENS,
         (
             ('patch_embed.proj.', 'patch_embed.projection.'),
             ('blocks.{j}.norm1.', 'layers.{j}.ln1.'),
@@ -209,49 +225,268 @@ FORMATS = {
         prefix='backbone.',
     ),
     'vit': Format(  # DeiT's authors, and timm's ViT
-        r'pos_embed$',
-        COLUMN,
+        DEIT + TOKENS,
         (('pos_embed.table', 'pos_embed'),),
         flat_tables=True,
         class_entry=True,
     ),
 }
 LINEAR_IN_MLP = re.compile(r'\.mlp\.fc[12]\.')
-CLASSIFIER = re.compile(r'(norm|head)\.|cls_token$|cls_pos$')
-# Names of backbones in all formats, by their beginnings.
-BACKBONE = re.compile(r'(patch_embed|pos_embed|pos_block|blocks?\d*\.|layers\.|stages\.|encoder\.)')
 FIELD = re.compile(r'\{(\w)(\+1)?\}')
+INDEX = '(?:0|[1-9][0-9]*)'
+DEEPEST = 10  # parts of a name in front of a backbone's
 
 
-def format_of(names: Iterable[str]) -> str:
-    """The key in `FORMATS` of a checkpoint with these names, or 'ours'."""
-    names = list(names)
-    for key, form in FORMATS.items():
-        if any(re.match(form.mark, name) for name in names):
-            return key
-    return 'ours'
+class Spelling(NamedTuple):
+    """One name in two formats, as templates, and the pattern of the first."""
+
+    pattern: re.Pattern
+    source: str
+    target: str
+
+    def translate(self, name: str) -> Optional[str]:
+        """The name in the second format; None if it is not this one."""
+        match = self.pattern.fullmatch(name)
+        if not match:
+            return None
+        text = self.target
+        for field, plus_one in FIELD.findall(self.source):
+            index = int(match[field]) - bool(plus_one)
+            if index < 0:
+                return None
+            text = text.replace(f'{{{field}}}', str(index))
+            text = text.replace(f'{{{field}+1}}', str(index + 1))
+        return text
 
 
-def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert what `tensors_of` returns, of any format, to our names and shapes. Keeps every value.
+def spelling(source: str, target: str) -> Spelling:
+    pattern = FIELD.sub(rf'(?P<\1>{INDEX})', source.replace('.', r'\.'))
+    return Spelling(re.compile(pattern), source, target)
+
+
+def skeleton(name: str) -> str:
+    """A name without its numbers. Equal names of two formats have equal ones."""
+    return re.sub('[0-9]+', '#', FIELD.sub('#', name))
+
+
+def names_between(form: Format) -> list[str]:
+    """Our names of a format's tensors, but for those that it splits or joins: they have its own
+    names for them, `attn.attn.in_proj_weight` or `attn.key` and `attn.value`."""
+    names = []
+    windows = any('.attn.qkv.' in name for name in form.tensors)
+    for name in form.tensors:
+        if form.in_proj and '.attn.kv.' in name:
+            continue
+        if form.in_proj and '.attn.q.' in name:
+            names.append(name.replace('.attn.q.', '.attn.attn.in_proj_'))
+        elif form.in_proj and '.attn.proj.' in name:
+            names.append(name.replace('.attn.proj.', '.attn.attn.out_proj.'))
+            if windows:  # whose attention has tensors of its own
+                names.append(name)
+        elif form.split_kv and '.attn.kv.' in name:
+            names.append(name.replace('.attn.kv.', '.attn.key.'))
+            names.append(name.replace('.attn.kv.', '.attn.value.'))
+        else:
+            names.append(name)
+    return names
+
+
+@functools.cache
+def name_pairs(key: str, whole: bool = False) -> tuple[tuple[str, str], ...]:
+    """The templates (ours, theirs) of all names of a format; see `names_between`.
+
+    Args:
+        key: of `FORMATS`, or 'ours'.
+        whole: with the prefix that names have in files of whole classifiers.
+    """
+    form = OURS if key == 'ours' else FORMATS[key]
+    pairs = []
+    for ours in names_between(form):
+        first = ours.replace('{i}', '0')
+        if any(first.startswith(source) for source, _ in form.names if '.0.' in source):
+            pairs.append(first)
+        pairs.append(ours)
+    spelled = []
+    for ours in pairs:
+        theirs = respell(ours, form.names)
+        if whole and not ours.startswith('head.'):
+            theirs = form.prefix + theirs
+        spelled.append((ours, theirs))
+    return tuple(spelled)
+
+
+def respell(name: str, pairs: Sequence[tuple[str, str]]) -> str:
+    """Rename a template by every pair (from, to) that it matches; see `Format.names`."""
+    for source, target in pairs:
+        if source.startswith('.'):
+            name = name.replace(source, target)
+        elif name.startswith(source):
+            name = target + name[len(source) :]
+    return name
+
+
+class Known(NamedTuple):
+    """A name of a format: that of a file, or of a backbone in it."""
+
+    key: str
+    whole: bool
+    spelling: Spelling
+
+
+@functools.cache
+def known_names() -> dict[str, list[Known]]:
+    """The names of all formats, by their skeletons."""
+    known = defaultdict(list)
+    for key in ('ours', *FORMATS):
+        for whole in (False, True):
+            if whole and not (key in FORMATS and FORMATS[key].prefix):
+                continue
+            for ours, theirs in name_pairs(key, whole):
+                known[skeleton(theirs)].append(Known(key, whole, spelling(theirs, ours)))
+    return dict(known)
+
+
+class Found(NamedTuple):
+    """The names of a file that are those of one format.
+
+    Attributes:
+        root: what precedes them: the path of the backbone in a larger model, and a dot.
+        key: of `FORMATS`; 'ours'; or 'own' for names of a given model.
+        whole: see `name_pairs`.
+        names: ours, or with 'own' those of the model, by those in the file.
+    """
+
+    root: str
+    key: str
+    whole: bool
+    names: dict[str, str]
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of the backbone."""
+        return self.root + (FORMATS[self.key].prefix if self.whole else '')
+
+
+def find_formats(names: Iterable[str], own: Iterable[str] = (), roots: bool = True) -> list[Found]:
+    """The formats that know names of a file, those that know most of them first.
+
+    Args:
+        names: of a file.
+        own: the names of the model that it is read for, which come before those of formats.
+        roots: look for backbones inside of larger models, too.
+    """
+    own = set(own)
+    known = known_names()
+    found: dict[tuple[str, str, bool], dict[str, str]] = defaultdict(dict)
+    for name in names:
+        done = set()
+        for start in starts_of(name) if roots else [0]:
+            inner = name[start:]
+            root = name[:start]
+            if inner in own and 'own' not in done:
+                found[root, 'own', False][name] = inner
+                done.add('own')
+            for key, whole, spelled in known.get(skeleton(inner), ()):
+                if (key, whole) in done:
+                    continue
+                ours = spelled.translate(inner)
+                if ours is not None:
+                    found[root, key, whole][name] = ours
+                    done.add((key, whole))
+    order = ['own', 'ours', *FORMATS]
+    results = [Found(*place, renamed) for place, renamed in found.items()]
+    return sorted(
+        results, key=lambda f: (-len(f.names), order.index(f.key), f.whole, len(f.root), f.root)
+    )
+
+
+def renames(found: Found, own: Iterable[str]) -> bool:
+    """True if a format gives another name to a tensor that has the name of one of the model's."""
+    own = set(own)
+    for theirs, ours in found.names.items():
+        name = theirs.removeprefix(found.root)
+        if name in own and name != ours:
+            return True
+    return False
+
+
+def backbones_in(names: Iterable[str], own: Iterable[str] = ()) -> list[Found]:
+    """The backbones in a file, each with the format that knows most of its names.
+
+    Arguments are those of `find_formats`. A backbone with less than half as many names as the first
+    is none, but what another part of the model has in common with one.
+    """
+    backbones: list[Found] = []
+    for found in find_formats(names, own):
+        if backbones and 2 * len(found.names) < len(backbones[0].names):
+            break
+        is_same = any(not found.names.keys().isdisjoint(other.names) for other in backbones)
+        if not is_same and not renames(found, own):
+            backbones.append(found)
+    return backbones
+
+
+def check_only_one(backbones: Sequence[Found]) -> None:
+    """Raise a ValueError if a file has several backbones."""
+    if len(backbones) > 1:
+        prefixes = ', '.join(found.prefix for found in backbones)
+        raise ValueError(
+            f'the checkpoint has several backbones, with the prefixes {prefixes}; give the prefix '
+            f'of one of them, or save a checkpoint of one'
+        )
+
+
+def starts_of(name: str) -> list[int]:
+    """Where the parts of a name begin, as far as a backbone's name may begin there."""
+    starts = [0]
+    while len(starts) <= DEEPEST and (dot := name.find('.', starts[-1])) >= 0:
+        starts.append(dot + 1)
+    return starts
+
+
+def to_ours(tensors: dict[str, Tensor], found: Optional[Found] = None) -> dict[str, Tensor]:
+    """Convert the tensors of a backbone to our names and shapes. Keeps every value.
+
+    Args:
+        tensors: of any format, of a backbone or of a larger model.
+        found: their format, if it is known. Default: that of the only one of `backbones_in`.
+
+    Returns:
+        The tensors of the backbone and of its classifier. Those that the format does not know keep
+        the rest of their names after its root.
 
     Raises:
-        ValueError: a tensor has a shape that its format does not have.
+        ValueError: a tensor has a shape that its format does not have, two names stand for one
+            tensor, or there are several backbones.
     """
-    key = format_of(tensors)
-    if key == 'ours':
-        return {name.replace('head.fc.', 'head.'): value for name, value in tensors.items()}
-    form = FORMATS[key]
-    pairs = [(theirs, ours) for ours, theirs in form.names]
-    if key == 'mmpretrain' and 'norm_after_stage0.weight' not in tensors:
-        pairs.insert(0, ('norm_after_stage3.', 'norm.'))  # the classifier's
+    if found is None:
+        backbones = backbones_in(tensors)
+        if not backbones:
+            return dict(tensors)
+        check_only_one(backbones)
+        found = backbones[0]
+    form = FORMATS.get(found.key, OURS)
+    renamed = {}
+    for name in tensors:
+        if name in found.names:
+            renamed[name] = found.names[name]
+        elif name.startswith(found.prefix):
+            renamed[name] = name[len(found.prefix) :]
+    if found.key == 'mmpretrain' and 'norm_list.0.weight' not in renamed.values():
+        # It is the classifier's norm, not that of a stage.
+        renamed = {k: re.sub(r'^norm_list\.3\.', 'norm.', v) for k, v in renamed.items()}
+    if len(set(renamed.values())) < len(renamed):
+        values = list(renamed.values())
+        twice = next(name for name in values if values.count(name) > 1)
+        both = [name[:100] for name, ours in renamed.items() if ours == twice]
+        raise ValueError(f'{both[0]} and {both[1]} stand for one tensor, {twice[:100]}')
     ours = {}
-    for name, value in tensors.items():
-        name = rename(name, pairs)
+    for theirs, name in renamed.items():
+        value = tensors[theirs]
         name = name.replace('.attn.attn.out_proj.', '.attn.proj.')
         if form.pointwise and LINEAR_IN_MLP.search(name) and value.dim() == 4:
             value = value.flatten(1)
-        if '.attn.attn.in_proj_' in name:
+        if form.in_proj and '.attn.attn.in_proj_' in name:
             ours.update(split_in_proj(name, value))
         elif form.flat_tables and name.endswith('.table'):
             table, class_entry = square_table(name, value)
@@ -323,20 +558,12 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
     if key == 'ours':
         return tensors
     form = FORMATS[key]
-    for name in tensors:
-        if not re.match(form.holds, name) and not CLASSIFIER.match(name):
-            raise ValueError(f'the format {key!r} has no place for {name}')
     convs = [name for name in tensors if '.mlp.dwconv.' in name]
-    if convs and not form.conv_in_mlp:
-        raise ValueError(f'the format {key!r} has no place for {convs[0]}')
-    if form.conv_in_mlp and not convs:
+    if not convs and any('.mlp.dwconv.' in name for name in form.tensors):
         raise ValueError(f'the format {key!r} is of models with a convolution in the MLP only')
     reduction = tensors.get('blocks.0.0.attn.sr.weight')
     if convs and reduction is not None and reduction.shape[2:] == (1, 1) and not form.linear:
         raise ValueError(f'the format {key!r} has no place for linear attention')
-    pairs = list(form.names)
-    if key == 'mmpretrain' and 'norm_list.0.weight' not in tensors:
-        pairs.append(('norm.', 'norm_after_stage3.'))
     tables = [name for name in tensors if name.endswith('.table')]
     table_with_class_entry = ''
     if form.class_entry and tables and 'cls_pos' in tensors:
@@ -344,6 +571,7 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
     theirs = {}
     for name, value in tensors.items():
         stem, _, leaf = name.rpartition('.attn.')
+        between = name
         if name == 'cls_pos' and table_with_class_entry:
             continue
         if form.in_proj and f'{stem}.attn.q.weight' in tensors:  # global attention
@@ -352,22 +580,53 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
             if leaf.startswith('q.'):
                 kind = leaf.removeprefix('q.')
                 value = joined(tensors, name, f'{stem}.attn.kv.{kind}', dim=0)
-                name = f'{stem}.attn.attn.in_proj_{kind}'
+                between = f'{stem}.attn.attn.in_proj_{kind}'
             if leaf.startswith('proj.'):
-                name = f'{stem}.attn.attn.out_{leaf}'
+                between = f'{stem}.attn.attn.out_{leaf}'
         if form.pointwise and LINEAR_IN_MLP.search(name) and value.dim() == 2:
             value = value[..., None, None]
         if name.endswith('.table') and form.flat_tables:
             value = value.flatten(1, 2)
             if name == table_with_class_entry:
                 value = joined({**tensors, name: value}, 'cls_pos', name, dim=1)
-        prefix = '' if name.startswith('head.') else form.prefix
+        if key == 'mmpretrain' and 'norm_list.0.weight' not in tensors:
+            between = re.sub(r'^norm\.', 'norm_list.3.', between)  # the classifier's
         if form.split_kv and leaf.startswith('kv.'):
             for part, half in zip(('key', 'value'), value.chunk(2)):
-                theirs[prefix + rename(name.replace('.kv.', f'.{part}.'), pairs)] = half
-            continue
-        theirs[prefix + rename(name, pairs)] = value
+                theirs[their_name(name.replace('.kv.', f'.{part}.'), key, name)] = half
+        else:
+            theirs[their_name(between, key, name)] = value
     return theirs
+
+
+def their_name(between: str, key: str, ours: str) -> str:
+    """The name of a tensor in another format.
+
+    Args:
+        between: see `names_between`.
+        key: of `FORMATS`.
+        ours: our name.
+
+    Raises:
+        ValueError: the format has no place for it. Tensors of a classifier keep our names then.
+    """
+    for spelled in names_written(key).get(skeleton(between), ()):
+        theirs = spelled.translate(between)
+        if theirs is not None:
+            return theirs
+    if role_of(ours) not in ('classifier', 'token'):
+        raise ValueError(f'the format {key!r} has no place for {ours}')
+    prefix = '' if ours.startswith('head.') else FORMATS[key].prefix
+    return prefix + ours
+
+
+@functools.cache
+def names_written(key: str) -> dict[str, list[Spelling]]:
+    """The names that a format writes, by the skeletons of ours."""
+    written = defaultdict(list)
+    for ours, theirs in name_pairs(key, whole=True):
+        written[skeleton(ours)].append(spelling(ours, theirs))
+    return dict(written)
 
 
 def joined(tensors: dict[str, Tensor], first: str, second: str, dim: int) -> Tensor:
@@ -384,25 +643,3 @@ def joined(tensors: dict[str, Tensor], first: str, second: str, dim: int) -> Ten
             f'{a.dtype} and {b.dtype}'
         )
     return torch.cat([a, b], dim)
-
-
-def rename(name: str, pairs: Sequence[tuple[str, str]]) -> str:
-    """Rename a key by every pair (from, to) that it matches; see `Format.names`."""
-    for source, target in pairs:
-        match = key_pattern(source).search(name)
-        if match:
-            for field, plus_one in FIELD.findall(source):
-                index = int(match[field])
-                if plus_one:
-                    index -= 1
-                target = target.replace(f'{{{field}}}', str(index))
-                target = target.replace(f'{{{field}+1}}', str(index + 1))
-            name = name[: match.start()] + target + name[match.end() :]
-    return name
-
-
-@functools.cache
-def key_pattern(template: str) -> re.Pattern:
-    """The regular expression of a side of a pair: numbers at its fields, the rest literally."""
-    start = '' if template.startswith('.') else '^'
-    return re.compile(start + FIELD.sub(r'(?P<\1>\\d+)', template.replace('.', r'\.')))

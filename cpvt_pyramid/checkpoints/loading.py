@@ -1,151 +1,42 @@
-"""Loading checkpoints of any format into models.
+"""Loading checkpoints of any format, wrapper and prefix into models.
 
-`LoadsCheckpoints` converts names and shapes in every `load_state_dict` of a model, so that torch,
-timm, mmengine's `Pretrained`, `load_from` and `resume` all read the same files:
-  - wrappers (`state_dict`, `model`, ...) and prefixes (`module.`, `backbone.`) are removed, and
-    what lies outside of them (neck and head); of several wrappers the first in `WRAPPERS` is taken,
+`load_weights` and mmengine's `Pretrained` take a file apart completely:
+  - wrappers (`state_dict`, `model`, ...) are removed; of several the first in `WRAPPERS` is taken,
     and the report says so;
-  - the names of another format, recognized by its keys, are mapped to ours;
-  - what published checkpoints hold and the model leaves out is dropped: the classifier of a
-    backbone, and stages that are not built.
+  - the backbone is found in a larger model, such as a detector in DDP, by the names of a format;
+  - they are converted to ours, and compared with the model's: checkpoints of other architectures
+    and damaged ones are refused.
 
-What is missing, unexpected or of another shape then is PyTorch's business, as in any module.
-`fit_checkpoint` judges: it refuses checkpoints of another architecture and damaged ones.
+`load_from` and `resume` of mmengine, and timm, call `load_state_dict`: see `hook`.
 """
 
 import copy
-import logging
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 import torch
 from torch import Tensor, nn
 
-from .fit import BODY, LoadReport, compare, objection_to
-from .formats import to_ours
+from ..columnar import Column
+from ..model import CPVTPyramid
+from ..names import is_left_out, role_of
+from .fit import LoadReport, compare, objection_to
+from .formats import Found, backbones_in, check_only_one, to_ours
 from .reading import (
-    COMPILED,
     check_names,
     contents_of,
     read_checkpoint,
     tensors_of,
     unwrapped,
-    without_prefixes,
+    without_wrappers,
 )
-from .rgb import check_rgb_weights, inflated
+from .rgb import inflated
+
+BACKBONES = (CPVTPyramid, Column)
+Backbone = Union[CPVTPyramid, Column]
 
 
-class LoadsCheckpoints(nn.Module):
-    """A model whose `load_state_dict` converts checkpoints of every format.
-
-    Arguments are those of `CPVTPyramid`.
-    """
-
-    def __init__(self, in_channels: int, rgb_weights: Union[str, Sequence[str], None]) -> None:
-        super().__init__()
-        check_rgb_weights(rgb_weights, in_channels)
-        self.in_channels = in_channels
-        self.rgb_weights = rgb_weights
-
-    def ignores_key(self, name: str) -> bool:
-        """True if published checkpoints hold a tensor that this model leaves out."""
-        raise NotImplementedError
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict,
-        prefix: str,
-        local_metadata: dict,
-        strict: bool,
-        missing_keys: list,
-        unexpected_keys: list,
-        error_msgs: list,
-    ) -> None:
-        try:
-            report = convert_state_dict(self, state_dict, prefix)
-        except ValueError as error:
-            error_msgs.append(str(error))  # as PyTorch reports other shapes
-        else:
-            if report:
-                self.log_load_report(report)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-
-    def log_load_report(self, report: LoadReport) -> None:
-        """Log what happened to the tensors of a checkpoint."""
-        logging.getLogger(__name__).info('%s', report)
-
-
-def convert_state_dict(
-    module: LoadsCheckpoints, state_dict: dict, prefix: str
-) -> Optional[LoadReport]:
-    """Convert a checkpoint to the names and shapes of a model, in place.
-
-    Args:
-        module: the model.
-        state_dict: the checkpoint, of this model or of a larger one that it is part of; or a part
-            of one.
-        prefix: of the model's names in the checkpoint, as in PyTorch's load hooks: '', or the path
-            of the model in the larger one and a dot.
-
-    Returns:
-        What is loaded then; None if the checkpoint has nothing under the prefix.
-
-    Raises:
-        ValueError: a tensor has a shape that its format does not have. Nothing is changed.
-    """
-    theirs = {}
-    for name, value in state_dict.items():
-        if isinstance(name, str) and name.startswith(prefix):
-            theirs[name[len(prefix) :]] = value
-    if not theirs:
-        return None
-    ours = nn.Module.state_dict(module)
-    inner, choice = unwrapped(theirs)
-    inner = {name: value for name, value in inner.items() if isinstance(name, str)}
-    if inner.keys().isdisjoint(ours):
-        inner = without_prefixes(inner)
-    else:  # some names are the model's own, which stay
-        inner = {k if k in ours else k.replace(COMPILED, ''): v for k, v in inner.items()}
-    tensors = {}
-    others = {}
-    for name, value in inner.items():
-        if isinstance(value, Tensor):
-            tensors[name] = value
-        else:  # of a quantized model
-            others[name] = value
-    tensors, report = convert(module, ours, tensors)
-    for name in theirs:
-        del state_dict[prefix + name]
-    for name, value in (others | tensors).items():
-        state_dict[prefix + name] = value
-    return report._replace(choice=choice)
-
-
-def convert(
-    module: LoadsCheckpoints, ours: dict[str, Any], theirs: dict[str, Tensor]
-) -> tuple[dict[str, Tensor], LoadReport]:
-    """Convert tensors of any format to the names and shapes of a model with the state dict `ours`.
-
-    Returns:
-        The tensors, without those that the model leaves out, and what fits of them.
-
-    Raises:
-        ValueError: a tensor has a shape that its format does not have.
-    """
-    theirs = to_ours(theirs)
-    ignored = [name for name in theirs if name not in ours and module.ignores_key(name)]
-    for name in ignored:
-        del theirs[name]
-    theirs, how = inflated(theirs, ours, module.rgb_weights)
-    return theirs, compare(ours, theirs)._replace(inflated=how, ignored=ignored)
-
-
-def fit_checkpoint(
-    module: LoadsCheckpoints, checkpoint: dict
-) -> tuple[dict[str, Tensor], LoadReport]:
+def fit_checkpoint(module: Backbone, checkpoint: dict) -> tuple[dict[str, Tensor], LoadReport]:
     """The tensors of a checkpoint under a model's names and in its shapes.
 
     Args:
@@ -156,22 +47,58 @@ def fit_checkpoint(
         The tensors, and what is loaded of them.
 
     Raises:
-        ValueError: the checkpoint is damaged or of another architecture.
+        ValueError: the checkpoint is damaged or of another architecture, or has several backbones
+            that fit.
     """
     check_names(checkpoint)
     ours = nn.Module.state_dict(module)
     inner, choice = unwrapped(checkpoint)
     if has_packed_parameters(ours) and ours.keys() <= inner.keys():  # the model's own
         return inner, compare(ours, inner)._replace(choice=choice)
-    theirs, report = convert(module, ours, tensors_of(inner))
-    if not any(BODY.match(name) for name in theirs):
-        raise ValueError(
-            f'the checkpoint has no tensor of this backbone, but {contents_of(inner)}. '
-            f'Check the file and, in an init_cfg, the prefix'
-        )
-    if objection := objection_to(ours, theirs, report):
-        raise ValueError(objection)
-    return theirs, report._replace(choice=choice)
+    tensors = tensors_of(inner)
+    own = {without_wrappers(name): name for name in ours}
+    fitting = []
+    objections = []
+    for found in backbones_in(tensors, own):
+        try:
+            theirs, report = convert(module, tensors, found)
+            objection = objection_to(ours, theirs, report)
+        except ValueError as error:
+            objection = str(error)
+        if objection:
+            objections.append(objection)
+        elif any(role_of(name) == 'features' for name in theirs):
+            fitting.append((found, theirs, report._replace(choice=choice)))
+    if fitting:
+        check_only_one([found for found, _, _ in fitting])
+        return fitting[0][1:]
+    if objections:
+        raise ValueError(objections[0])
+    raise ValueError(
+        f'the checkpoint has no tensor of this backbone, but {contents_of(inner)}. '
+        f'Check the file and, in an init_cfg, the prefix'
+    )
+
+
+def convert(
+    module: Backbone, tensors: dict[str, Tensor], found: Found
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """Convert the tensors of a backbone to the names and shapes of a model.
+
+    Returns:
+        The tensors, without those that the model leaves out, and what fits of them.
+
+    Raises:
+        ValueError: a tensor has a shape that its format does not have.
+    """
+    ours = nn.Module.state_dict(module)
+    own = {without_wrappers(name): name for name in ours}
+    theirs = {own.get(name, name): value for name, value in to_ours(tensors, found).items()}
+    ignored = [n for n in theirs if n not in ours and is_left_out(n, module, theirs)]
+    for name in ignored:
+        del theirs[name]
+    theirs, how = inflated(theirs, ours, module.rgb_weights)
+    return theirs, compare(ours, theirs)._replace(inflated=how, ignored=ignored)
 
 
 def check_backbones(model: nn.Module, tensors: dict[str, Tensor]) -> None:
@@ -181,7 +108,7 @@ def check_backbones(model: nn.Module, tensors: dict[str, Tensor]) -> None:
         ValueError: they are damaged or of another architecture.
     """
     for name, part in model.named_modules():
-        if isinstance(part, LoadsCheckpoints):
+        if isinstance(part, BACKBONES):
             prefix = f'{name}.' if name else ''
             inner = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
             if inner:
@@ -193,7 +120,7 @@ def has_packed_parameters(state: dict) -> bool:
     return not all(isinstance(value, Tensor) for value in state.values())
 
 
-def load_weights(model: LoadsCheckpoints, path: Union[str, Path]) -> LoadReport:
+def load_weights(model: Backbone, path: Union[str, Path], prefix: str = '') -> LoadReport:
     """Load a checkpoint into a model of this package.
 
     What a checkpoint of this architecture may lack, such as the stage norms of SVT, keeps its
@@ -203,6 +130,8 @@ def load_weights(model: LoadsCheckpoints, path: Union[str, Path]) -> LoadReport:
         model: a backbone or a classifier, of timm's registry, too.
         path: a `.pth` or `.safetensors` file in any of the known formats: a path, name or address,
             see `local_file`; or a folder, see `read_checkpoint`.
+        prefix: of the names of the backbone's tensors, such as `teacher.backbone.`, in a file with
+            several backbones. Default: the only backbone is found.
 
     Raises:
         ConnectionError: the file cannot be downloaded.
@@ -218,7 +147,7 @@ def load_weights(model: LoadsCheckpoints, path: Union[str, Path]) -> LoadReport:
         >>> print(load_weights(CPVTPyramid('pcpvt_nano'), 'nano.pth'))
         loaded 160 of 160 tensors, 0 missing, 0 unused
     """
-    if not isinstance(model, LoadsCheckpoints):
+    if not isinstance(model, BACKBONES):
         raise TypeError(
             f'load_weights needs a backbone or a classifier of this package, got a '
             f'{type(model).__name__}; pass the part that is one, such as model.backbone'
@@ -232,11 +161,28 @@ def load_weights(model: LoadsCheckpoints, path: Union[str, Path]) -> LoadReport:
     if not checkpoint:
         raise ValueError(f'{path} is empty')
     try:
-        tensors, report = fit_checkpoint(model, checkpoint)
+        tensors, report = fit_checkpoint(model, tensors_under(checkpoint, prefix))
         load_or_restore(model, tensors)
     except (ValueError, RuntimeError) as error:
         raise ValueError(f'{path}: {" ".join(str(error).split())}') from None
     return report
+
+
+def tensors_under(checkpoint: dict, prefix: str) -> dict:
+    """The tensors of a checkpoint whose names have a prefix, without it.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not prefix:
+        return checkpoint
+    inner, _ = unwrapped(checkpoint)
+    check_names(inner)
+    prefix = prefix.rstrip('.') + '.'
+    tensors = {k.removeprefix(prefix): v for k, v in inner.items() if k.startswith(prefix)}
+    if not tensors:
+        raise ValueError(f'no tensor has the prefix {prefix}, but there are {contents_of(inner)}')
+    return tensors
 
 
 def load_or_restore(model: nn.Module, tensors: dict[str, Any]) -> None:

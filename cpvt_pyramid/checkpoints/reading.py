@@ -18,16 +18,14 @@ from torch import Tensor, nn
 
 from .downloads import local_file
 from .files import INDEX_ENDING, describe_file, is_safetensors, listed, pick_from_folder, shards_of
-from .formats import BACKBONE
 
 # Keys under which training scripts store the tensors: moving averages, which are taken first, and
 # others. `ema` is RT-DETR's key, `module` DeepSpeed's.
 AVERAGES = ('state_dict_ema', 'model_ema', 'ema_state_dict', 'ema')
 WRAPPERS = (*AVERAGES, 'state_dict', 'model', 'module')
-# Prefixes of DDP; of Lightning and `HubModel`; of detectors, also torchvision's; of transformers.
-PREFIXES = ('module.', 'model.', 'backbone.', 'body.', 'segformer.')
 MOST_WRAPPERS = 4  # nested
-COMPILED = '_orig_mod.'  # in names, from torch.compile
+# What wrappers of single modules add to names: torch.compile, activation checkpointing, FSDP.
+IN_NAMES = re.compile(r'\b(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.')
 # Classes that checkpoints of mmengine and timm hold besides tensors and plain values.
 INERT = (
     'argparse.Namespace',
@@ -153,15 +151,21 @@ def load_tensors(path: Path, map_location: str, others: Sequence[type]) -> Any:
 
 
 def tensors_of(checkpoint: dict) -> dict[str, Tensor]:
-    """The tensors of a model inside a checkpoint, without wrapper and prefix.
+    """The tensors in a checkpoint, without its wrappers and those of modules in names.
 
     Raises:
         ValueError: names or tensors are damaged, sharded, sparse or quantized.
     """
     checkpoint, _ = unwrapped(checkpoint)
     check_names(checkpoint)
-    inner = without_prefixes(checkpoint)
-    tensors = {name: value for name, value in inner.items() if isinstance(value, Tensor)}
+    tensors: dict[str, Tensor] = {}
+    for full_name, value in checkpoint.items():
+        if not isinstance(value, Tensor):
+            continue
+        name = without_wrappers(full_name)
+        if name in tensors:
+            raise ValueError(f'{full_name[:100]} is in the checkpoint twice, also as {name[:100]}')
+        tensors[name] = value
     for name, value in tensors.items():
         if type(value) not in (Tensor, nn.Parameter):
             kind = type(value).__name__
@@ -177,31 +181,9 @@ def tensors_of(checkpoint: dict) -> dict[str, Tensor]:
     return tensors
 
 
-def without_prefixes(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Remove the prefixes of wrappers and of larger models from the names, and what lacks them,
-    such as neck and head of a detector. Keeps a classifier next to the backbone."""
-    inner = {name.replace(COMPILED, ''): value for name, value in checkpoint.items()}
-    while prefix := prefix_of(inner):  # several, if an average wraps DDP
-        prefixed = {}
-        classifier = {}
-        for name, value in inner.items():
-            if name.startswith(prefix):
-                prefixed[name.removeprefix(prefix)] = value
-            elif name.startswith(('head.', 'classifier.')):
-                classifier[name] = value
-        inner = prefixed | classifier
-    return inner
-
-
-def prefix_of(names: Iterable[str]) -> str:
-    """The first of `PREFIXES` that some name has, or '' if most names of a backbone have none."""
-    names = list(names)
-    bare = sum(bool(BACKBONE.match(name)) for name in names)
-    for prefix in PREFIXES:
-        prefixed = sum(name.startswith(prefix) for name in names)
-        if prefixed > bare:
-            return prefix
-    return ''
+def without_wrappers(name: str) -> str:
+    """A name without what wrappers of single modules add to it; see `IN_NAMES`."""
+    return IN_NAMES.sub('', name)
 
 
 def unwrapped(checkpoint: dict) -> tuple[dict, str]:

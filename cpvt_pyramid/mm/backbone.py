@@ -54,7 +54,10 @@ class Configured(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *others: Any) -> None:
         if self.initializing:
-            fit_checkpoint(self, state_dict)  # type: ignore[arg-type]  # raises a ValueError
+            tensors, report = fit_checkpoint(self, state_dict)  # type: ignore[arg-type]
+            state_dict.clear()
+            state_dict.update({f'{prefix}{name}': value for name, value in tensors.items()})
+            self.log_load_report(report)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
@@ -92,6 +95,7 @@ class Configured(nn.Module):
         return tuple(x.contiguous() for x in maps)
 
     def log_load_report(self, report: LoadReport) -> None:
+        """Print what a `Pretrained` has loaded."""
         print_log(f'backbone: {report}', logger='current')
 
 

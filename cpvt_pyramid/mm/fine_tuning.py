@@ -6,8 +6,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
-from ..checkpoints import LoadsCheckpoints
-from ..checkpoints.loading import check_backbones
+from ..checkpoints.loading import BACKBONES, check_backbones
 from ..checkpoints.reading import listed
 
 
@@ -43,7 +42,7 @@ def replace_unfit(model: nn.Module, tensors: dict[str, Tensor]) -> list[str]:
         Their names.
     """
     backbones = tuple(
-        f'{name}.' for name, module in model.named_modules() if isinstance(module, LoadsCheckpoints)
+        f'{name}.' for name, module in model.named_modules() if isinstance(module, BACKBONES)
     )
     ours = {
         name: value for name, value in model.state_dict().items() if not name.startswith(backbones)

@@ -8,6 +8,7 @@ from torch import nn
 
 from ..columnar import DenseCPVT
 from ..model import CPVTPyramid
+from ..names import count_layers, layer_of
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -47,7 +48,7 @@ class LayerDecayConstructor(DefaultOptimWrapperConstructor):
             if not isinstance(part, (CPVTPyramid, DenseCPVT)):
                 continue
             for name, parameter in part.named_parameters():
-                layers_after = part.num_layers - 1 - part.layer_of(name)
+                layers_after = count_layers(part) - 1 - layer_of(part, name)
                 scales[parameter] = self.paramwise_cfg['layer_decay'] ** layers_after
         if not scales:
             raise ValueError(

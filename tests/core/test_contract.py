@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, DenseCPVT, PEGConfig, PosCNN, model
 from cpvt_pyramid.model import Block
+from cpvt_pyramid.names import count_layers, layer_of
 from tests.models.ours import (
     BACKBONES,
     CASES,
@@ -335,10 +336,10 @@ def test_dropout_comes_after_each_layer(monkeypatch, build, recompute_gelu):
 def test_depth_grows_along_the_forward_pass(build):
     """For learning rates that grow layer by layer."""
     model = build(position='learned+peg', peg=PEGConfig(after=(-1, 0, 1)))
-    layers = {name: model.layer_of(name) for name, _ in model.named_parameters()}
+    layers = {name: layer_of(model, name) for name, _ in model.named_parameters()}
     blocks = [n for n, m in model.named_modules() if isinstance(m, Block)]
     of_blocks = [layers[f'{name}.attn.proj.weight'] for name in blocks]
-    assert of_blocks == list(range(1, len(blocks) + 1)) and model.num_layers == len(blocks) + 2
+    assert of_blocks == list(range(1, len(blocks) + 1)) and count_layers(model) == len(blocks) + 2
     order = []
     for name, module in model.named_modules():
         first = next((n for n in layers if n.startswith(f'{name}.')), None)
@@ -393,7 +394,7 @@ def test_a_copy_is_whole(build, tmp_path):
     for copied in (copy.deepcopy(model), pickled):
         randomize(copied, seed=1)
         assert_loaded(model, weights)
-        copied.load_state_dict({f'module.{k}': v for k, v in weights.items()})
+        copied.load_state_dict(weights)
         assert_loaded(copied, weights)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from cpvt_pyramid import CPVT, CPVTPyramid, DenseCPVT
 from cpvt_pyramid.model import Grid, drop_path, init_weights
+from cpvt_pyramid.names import count_layers, layer_of
 from tests.models.ours import pcpvt, pvt_v2, shallow
 from tests.models.ports import randomize
 
@@ -215,8 +216,8 @@ def test_the_core_imports_torch_alone():
 def test_layers_of_stages_that_are_not_built_do_not_count():
     """The last block that is built is one layer before the end."""
     model = CPVTPyramid('pcpvt_small', out_indices=(0, 1, 2))
-    assert model.num_layers == 3 + 4 + 6 + 2
-    assert model.layer_of('blocks.2.5.mlp.fc1.weight') == model.num_layers - 2
+    assert count_layers(model) == 3 + 4 + 6 + 2
+    assert layer_of(model, 'blocks.2.5.mlp.fc1.weight') == count_layers(model) - 2
 
 
 def test_initial_weights_of_layers_without_a_bias_and_of_levels():

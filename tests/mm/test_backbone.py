@@ -139,7 +139,7 @@ sys.modules['mmcv._ext'] = None  # as where they are not compiled
 sys.modules['timm'] = None  # slow to import
 import mmengine.hooks, mmengine.model, mmengine.optim, mmengine.runner, safetensors.torch
 import PIL.Image, PIL.ImageFile, PIL.TiffImagePlugin
-import torch, torch._dynamo
+import torch
 from mmengine.config import Config
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, Registry, init_default_scope, root
@@ -164,7 +164,10 @@ def state():
         *map(str, warnings.filters),
         str((torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(),
              torch.are_deterministic_algorithms_enabled(), torch.get_rng_state(),
-             torch.get_float32_matmul_precision())),
+             torch.get_float32_matmul_precision(), torch.is_anomaly_enabled(),
+             torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark,
+             torch.backends.cudnn.deterministic, torch.backends.mkldnn.enabled,
+             torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled())),
         *(f'{c} {k} {id(v)}' for c in CLASSES for k, v in vars(c).items() if callable(v)),
         str((sys.excepthook, signal.getsignal(signal.SIGTERM), sys.path)),
     }

@@ -5,6 +5,7 @@ from mmengine.optim import build_optim_wrapper
 from torch import nn
 
 from cpvt_pyramid.mm import CPVTPyramid, DenseCPVT
+from cpvt_pyramid.names import count_layers
 
 
 def detector(arch: str = 'pcpvt_nano') -> nn.ModuleDict:
@@ -62,7 +63,7 @@ def test_learning_rate_falls_layer_by_layer_towards_the_image(arch, layers_after
     assert lr['head.weight'] == lr['head.bias'] == 1
     for name, after in layers_after.items():
         assert lr[f'backbone.{name}'] == 0.5**after, name
-    assert set(lr.values()) == {0.5**i for i in range(model.backbone.num_layers)}
+    assert set(lr.values()) == {0.5**i for i in range(count_layers(model.backbone))}
 
 
 def test_what_a_derived_class_adds_has_the_full_rate():

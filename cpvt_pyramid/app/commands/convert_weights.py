@@ -26,6 +26,7 @@ Format = Literal[
     'vit',
     'pvt_v2',
     'timm_pvt_v2',
+    'timm_pvt_v2_maps',
     'mm_pvt_v2',
     'transformers',
     'transformers_5',

@@ -8,8 +8,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 
-from ...checkpoints import LoadsCheckpoints
-from ...checkpoints.loading import fit_checkpoint
+from ...checkpoints.loading import BACKBONES, Backbone, fit_checkpoint
 from ..config.check import is_pretrained
 from ..config.load import config_in_checkpoint
 from ..predict.openmmlab.models import FROM_SCRATCH, fetch_checkpoint
@@ -134,7 +133,7 @@ def setting_text(cfg: Config, path: str) -> str:
 def check_weights(model: nn.Module, load_from: Optional[str]) -> None:
     """Check that the checkpoints a training starts from are complete and fit its backbones."""
     for name, module in model.named_modules():
-        if not isinstance(module, LoadsCheckpoints):
+        if not isinstance(module, BACKBONES):
             continue
         init_cfg: Any = getattr(module, 'init_cfg', None)
         if is_pretrained(init_cfg):
@@ -147,7 +146,7 @@ def check_weights(model: nn.Module, load_from: Optional[str]) -> None:
             check_load_from(module, f'{name.removeprefix("module.")}.', str(load_from))
 
 
-def check_load_from(backbone: LoadsCheckpoints, prefix: str, path: str) -> None:
+def check_load_from(backbone: Backbone, prefix: str, path: str) -> None:
     """Check a `load_from` against the backbone whose parameters have this prefix."""
     tensors = fetch_checkpoint(path)['state_dict']
     tensors = {key.removeprefix('module.'): value for key, value in tensors.items()}
@@ -161,9 +160,7 @@ def check_load_from(backbone: LoadsCheckpoints, prefix: str, path: str) -> None:
     )
 
 
-def check_backbone(
-    backbone: LoadsCheckpoints, tensors: dict[str, Tensor], prefix: str, path: str
-) -> None:
+def check_backbone(backbone: Backbone, tensors: dict[str, Tensor], prefix: str, path: str) -> None:
     inner = {k[len(prefix) :]: value for k, value in tensors.items() if k.startswith(prefix)}
     if not inner:  # of another part of the model
         return

@@ -3,21 +3,27 @@
 Shapes: N boxes, H x W image in pixels.
 """
 
-import contextlib
-import io
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pycocotools import mask as mask_utils
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 from ..images.label_maps import IGNORED, ious_of_classes, pixel_confusion, read_label_map
 from ..images.rasters import ReadError
+from ..images.reading import size_of
+from ..predictions.average_precision import coco_with_index, evaluate_coco
 from ..predictions.kinds import Detections, LabelMap, Prediction
-from ..tooling.command import UserError, one_line
+from ..predictions.matching import box_ious, greedy_pairs
+from ..tooling.command import UserError
+from .annotations import (
+    complete_object,
+    labels_of_categories,
+    match_names,
+    read_coco_file,
+    sides_of,
+)
 
 IOU = 0.5  # of two boxes that are the same object
 SCORES = 0.1  # largest difference of the scores of a pair that agrees
@@ -59,24 +65,10 @@ def agreement_of(found: Prediction, expected: Prediction) -> Agreement:
 def pairs_of(found: Detections, expected: Detections) -> list[tuple[int, int]]:
     """Boxes of two predictions that are one object: each of `expected`, which is sorted by score,
     takes the free one with the largest IoU."""
-    if not len(found) or not len(expected):
-        return []
-    crowds = [0] * len(expected)  # none of them is one
-    overlap = mask_utils.iou(as_xywh(found.boxes), as_xywh(expected.boxes), crowds)
-    overlap[found.labels[:, None] != expected.labels] = 0
-    pairs = []
-    for theirs in range(len(expected)):
-        ours = int(overlap[:, theirs].argmax())
-        if overlap[ours, theirs] >= IOU:
-            pairs.append((ours, theirs))
-            overlap[ours] = 0
-    return pairs
-
-
-def as_xywh(boxes: np.ndarray) -> np.ndarray:
-    """Boxes (N, 4) of corners with their width and height instead of the second corner."""
-    sides = boxes[:, 2:] - boxes[:, :2]
-    return np.concatenate([boxes[:, :2], sides], axis=1).astype(np.float64)
+    overlaps = box_ious(expected.boxes, found.boxes)
+    may_be_one = (overlaps >= IOU) & (expected.labels[:, None] == found.labels)
+    pairs = greedy_pairs(np.where(may_be_one, overlaps, -np.inf))
+    return [(ours, theirs) for theirs, ours in pairs]
 
 
 class Truth:
@@ -84,13 +76,11 @@ class Truth:
 
     Attributes:
         name: of the measure, such as 'AP'.
+        images: that are annotated, of those given.
     """
 
     name: str
-
-    def has(self, path: Path) -> bool:
-        """Whether an image is annotated."""
-        raise NotImplementedError
+    images: Sequence[Path]
 
     def measure(self, predictions: Mapping[Path, Any]) -> float:
         """The accuracy, in percent, of what `summary` made of the predictions for images."""
@@ -102,46 +92,71 @@ class Truth:
 
 
 class CocoTruth(Truth):
-    """Objects in COCO's format, with the masks of instances for a model that predicts them. Its
-    images are found by their names."""
+    """Objects in COCO's format, or the masks of instances.
+
+    Args:
+        file: of JSON.
+        classes: of the model. Objects of other categories do not count.
+        images: that are compared. Those in the file are found by `match_names`.
+        metric: see `evaluate_coco`.
+
+    Raises:
+        UserError: what is wrong with the file, as far as these images and classes need it.
+    """
 
     name = 'AP'
 
-    def __init__(self, path: Path, classes: Sequence[str]) -> None:
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                self.coco = COCO(str(path))
-            names = {c['name']: c['id'] for c in self.coco.dataset['categories']}
-            self.image_ids = {}
-            for image in self.coco.dataset['images']:
-                self.image_ids[Path(image['file_name']).name] = image['id']
-        except (ValueError, KeyError, TypeError, AssertionError) as error:  # of pycocotools
-            raise UserError(f'{path} is not in COCO format: {one_line(error)}') from error
-        unknown = [name for name in classes if name not in names]
-        if unknown:
+    def __init__(
+        self, file: Path, classes: Sequence[str], images: Sequence[Path], metric: str = 'bbox'
+    ) -> None:
+        content = read_coco_file(file)
+        labels = labels_of_categories(content['categories'], classes, file)
+        records = match_names(
+            images, [str(image['file_name']) for image in content['images']], file
+        )
+        self.images = [path for path in images if path in records]
+        self.metric = metric
+        self.image_ids = {path: number for number, path in enumerate(self.images, 1)}
+        self.category_ids = list(range(1, len(classes) + 1))
+        annotations_of = defaultdict(list)
+        for annotation in content['annotations']:
+            if annotation.get('category_id') in labels:
+                annotations_of[annotation.get('image_id')].append(annotation)
+        image_records = []
+        objects: list[dict[str, Any]] = []
+        for path in self.images:
+            record = content['images'][records[path]]
+            image = {'id': self.image_ids[path], **sides_of(record, path, file)}
+            image_records.append(image)
+            for annotation in annotations_of[record['id']]:
+                label = labels[annotation['category_id']]
+                number = len(objects) + 1  # pycocotools takes an object with the id 0 for none
+                given = {**annotation, 'id': number, 'category_id': self.category_ids[label]}
+                at = f'{file}: annotation {annotation.get("id", "")} of {record["file_name"]}'
+                objects.append(complete_object(given, image, metric, at))
+        if self.images and not objects:
             raise UserError(
-                f'{path} must have the categories of the model; it lacks {", ".join(unknown[:5])}'
+                f'{file} has no object of the model in the {len(self.images)} images to compare '
+                'on; --compare gives others'
             )
-        self.category_ids = [names[name] for name in classes]
-
-    def has(self, path: Path) -> bool:
-        return path.name in self.image_ids
+        self.content = {
+            'images': image_records,
+            'categories': [{'id': number} for number in self.category_ids],
+            'annotations': objects,
+        }
 
     def summary(self, path: Path, prediction: Prediction) -> Any:
-        return prediction.to_coco(self.image_ids[path.name], self.category_ids)
+        return prediction.to_coco(self.image_ids[path], self.category_ids)
 
     def measure(self, predictions: Mapping[Path, Any]) -> float:
-        found = [item for items in predictions.values() for item in items]
-        if not found:
-            return 0.0
-        with contextlib.redirect_stdout(io.StringIO()):
-            kind = 'segm' if 'segmentation' in found[0] else 'bbox'
-            results = COCOeval(self.coco, self.coco.loadRes(found), kind)
-            results.params.imgIds = [self.image_ids[path.name] for path in predictions]
-            results.evaluate()
-            results.accumulate()
-            results.summarize()
-        return float(results.stats[0]) * 100
+        ids = {self.image_ids[path] for path in predictions}
+        truth = coco_with_index(
+            self.content
+            | {'images': [image for image in self.content['images'] if image['id'] in ids]}
+            | {'annotations': [a for a in self.content['annotations'] if a['image_id'] in ids]}
+        )
+        results = [item for items in predictions.values() for item in items]
+        return 100 * evaluate_coco(truth, results, self.category_ids, self.metric).ap
 
 
 class LabelTruth(Truth):
@@ -150,45 +165,66 @@ class LabelTruth(Truth):
     Args:
         folder: of PNG files of class indices; 255 is ignored.
         classes: of the model.
+        images: that are compared. Their maps are found by `match_names`.
         zero_is_ignored: 0 is ignored, too, and 1 is the first class.
+
+    Raises:
+        UserError: what is wrong with a map.
     """
 
     name = 'mIoU'
 
-    def __init__(self, folder: Path, classes: Sequence[str], zero_is_ignored: bool) -> None:
-        self.maps = {path.stem: path for path in sorted(folder.glob('*.png'))}
-        if not self.maps:
+    def __init__(
+        self,
+        folder: Path,
+        classes: Sequence[str],
+        images: Sequence[Path],
+        zero_is_ignored: bool = False,
+    ) -> None:
+        files = sorted(folder.rglob('*.png'))
+        if not files:
             raise UserError(f'no segmentation masks (*.png) in {folder}')
         self.classes = len(classes)
         self.first = int(zero_is_ignored)
+        names = [str(file.relative_to(folder).with_suffix('')) for file in files]
+        places = match_names(images, names, folder, with_endings=False)
+        self.maps = {path: files[place] for path, place in places.items()}
+        self.images = [path for path in images if path in self.maps]
+        annotated_pixels = 0
+        for path in self.images:
+            truth = self.read(path)
+            size = size_of(path)  # None of a file that cannot be read, and is left out later
+            if size is not None and size != truth.shape:
+                raise UserError(
+                    f'{self.maps[path]} must have the size of its image, {size[0]} x {size[1]} '
+                    f'(height x width), got {truth.shape[0]} x {truth.shape[1]}'
+                )
+            annotated_pixels += int((truth != IGNORED).sum())
+        if self.images and not annotated_pixels:
+            raise UserError(f'{folder} ignores all pixels of the images to compare on')
 
-    def has(self, path: Path) -> bool:
-        return path.stem in self.maps
-
-    def summary(self, path: Path, prediction: Prediction) -> Any:
-        """Pixels by annotated and predicted class."""
-        assert isinstance(prediction, LabelMap)
-        file = self.maps[path.stem]
+    def read(self, path: Path) -> np.ndarray:
+        """The class (H, W) of each pixel of an image, or `IGNORED`."""
+        file = self.maps[path]
         try:
             stored = read_label_map(file)
         except ReadError as error:
             raise UserError(f'{file}: {error}') from error
         if stored.is_color or not stored.is_whole:
             raise UserError(f'{file} must have one channel of class indices')
-        annotated = stored.values
-        if annotated.shape != prediction.labels.shape:
-            sizes = f'{annotated.shape}, its image {prediction.labels.shape}'
-            raise UserError(f'{file} must have the size of its image; it has {sizes}')
-        known = annotated != IGNORED
-        labels = annotated.astype(np.int64) - self.first
-        known &= labels >= 0
+        labels = stored.values.astype(np.int64) - self.first
+        known = (stored.values != IGNORED) & (labels >= 0)
         if labels[known].max(initial=0) >= self.classes:
             raise UserError(
                 f'{file} has the label {labels[known].max() + self.first}, but the model '
                 f'{self.classes} classes; if 1 is the first class, add --zero-is-ignored'
             )
-        truth = np.where(known, labels, IGNORED)
-        return pixel_confusion(truth, prediction.labels, self.classes)
+        return np.where(known, labels, IGNORED)
+
+    def summary(self, path: Path, prediction: Prediction) -> Any:
+        """Pixels by annotated and predicted class."""
+        assert isinstance(prediction, LabelMap)
+        return pixel_confusion(self.read(path), prediction.labels, self.classes)
 
     def measure(self, predictions: Mapping[Path, Any]) -> float:
         confusion = np.sum(list(predictions.values()), axis=0)

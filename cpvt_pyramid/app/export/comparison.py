@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..predictions.matching import greedy_pairs
+
 Arrays = Mapping[str, np.ndarray]  # the outputs for one image, by name
 
 
@@ -152,18 +154,12 @@ def compare_boxes(
 
 def matched(found: Arrays, expected: Arrays, tolerances: Tolerances) -> list[tuple[int, int]]:
     """Rows of detections that are the same: of one label, closest in box and score."""
-    pairs: list[tuple[int, int]] = []
-    free = np.ones(len(found['scores']), bool)
-    for row in range(len(expected['scores'])):
-        distance = np.abs(found['boxes'] - expected['boxes'][row]).max(-1)
-        close = (distance <= tolerances.boxes) & (found['labels'] == expected['labels'][row])
-        close &= np.abs(found['scores'] - expected['scores'][row]) <= tolerances.scores
-        close &= free
-        if close.any():
-            best = int(np.where(close, distance, np.inf).argmin())
-            free[best] = False
-            pairs.append((best, row))
-    return pairs
+    distances = np.abs(expected['boxes'][:, None] - found['boxes']).max(-1)
+    differences = np.abs(expected['scores'][:, None] - found['scores'])
+    are_close = (distances <= tolerances.boxes) & (differences <= tolerances.scores)
+    are_close &= expected['labels'][:, None] == found['labels']
+    pairs = greedy_pairs(np.where(are_close, -distances, -np.inf))
+    return [(ours, theirs) for theirs, ours in pairs]
 
 
 def verdict(checks: Sequence[Check], reference: str = 'PyTorch') -> str:

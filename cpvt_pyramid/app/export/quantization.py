@@ -269,15 +269,6 @@ def split_images(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     return list(paths[::2]), list(paths[1::2])
 
 
-def annotated_images(paths: Sequence[Path], truth: Truth) -> list[Path]:
-    found = [path for path in paths if truth.has(path)]
-    if not found:
-        raise UserError(
-            f'none of the {len(paths)} images to compare on is annotated; --compare gives others'
-        )
-    return found
-
-
 def evenly_spaced(paths: Sequence[Path], most: int) -> list[Path]:
     """At most `most` of them."""
     if len(paths) <= most:
@@ -356,8 +347,8 @@ def quantize_file(
     model = float32_model(path)
     truth = None
     if annotations is not None:
-        truth = read_annotations(annotations, original, zero_is_ignored)
-        compared = annotated_images(compared, truth)
+        truth = read_annotations(annotations, original, compared, zero_is_ignored)
+        compared = truth.images
     else:
         compared = evenly_spaced(compared, COMPARED)
     nncf = import_nncf()  # takes seconds, and comes after what may be wrong with the arguments
@@ -443,16 +434,31 @@ def metadata_of(original: ExportedModel, measured: Optional[Measured] = None) ->
     return {KEY: json.dumps(about)}
 
 
-def read_annotations(path: Path, original: ExportedModel, zero_is_ignored: bool) -> Truth:
+def read_annotations(
+    path: Path, original: ExportedModel, compared: Sequence[Path], zero_is_ignored: bool
+) -> Truth:
+    """The annotations of the images on which the models are compared.
+
+    Raises:
+        UserError: what is wrong with them, or none of the images has any.
+    """
     segments = original.kind == 'labels'
     if segments != path.is_dir():
         wanted = 'a folder of segmentation masks' if segments else 'a JSON file in COCO format'
         raise UserError(f'--annotations must be {wanted} for this model, got {path}')
+    truth: Truth
     if segments:
-        return LabelTruth(path, original.classes, zero_is_ignored)
-    if not path.is_file():
+        truth = LabelTruth(path, original.classes, compared, zero_is_ignored)
+    elif path.is_file():
+        metric = 'segm' if original.about['masks'] else 'bbox'
+        truth = CocoTruth(path, original.classes, compared, metric)
+    else:
         raise UserError(f'no annotations at {path}')
-    return CocoTruth(path, original.classes)
+    if not truth.images:
+        raise UserError(
+            f'none of the {len(compared)} images to compare on is annotated; --compare gives others'
+        )
+    return truth
 
 
 @contextmanager

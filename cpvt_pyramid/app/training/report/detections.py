@@ -1,9 +1,7 @@
 """The analysis of detections: COCO's numbers, kinds of errors, confusion, the worst images."""
 
-import io
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +16,10 @@ from tqdm import tqdm
 
 from ...config.parts import as_list, dataset_meta
 from ...data.checks import annotation_file, image_folder
-from ...data.coco import COUNTED_IN_AP, indexed_coco, usable_content
+from ...data.coco import indexed_coco, usable_content
 from ...predict.model import SCORE_THR
+from ...predictions.average_precision import COUNTED as COUNTED_IN_AP
+from ...predictions.average_precision import evaluate_coco, mean_precision
 from ...predictions.drawing import draw_boxes
 from ...predictions.records import coco_fields
 from ...tooling import charts, pages
@@ -112,48 +112,11 @@ def evaluate_detections(
     truth: COCO, results: Sequence[dict], names: dict[str, int], metric: str
 ) -> Evaluation:
     """Evaluate COCO results by a metric, bbox or segm; `names` has the category of each class."""
-    annotations = [{**r, 'id': i, 'iscrowd': 0} for i, r in enumerate(results, 1)]
-    has_masks = metric == 'segm'
-    for number, annotation in enumerate(annotations):
-        if has_masks:
-            mask = run_lengths_of(truth, annotation, f'result {number}')
-            annotation |= {'segmentation': mask, 'area': float(mask_utils.area(mask))}
-            annotation['bbox'] = mask_utils.toBbox(mask).tolist()
-        else:
-            annotation['area'] = annotation['bbox'][2] * annotation['bbox'][3]
-    if has_masks:
-        for annotation in truth.anns.values():
-            run_lengths_of(truth, annotation, f'annotation {annotation["id"]}')
-    found = indexed_coco({**truth.dataset, 'annotations': annotations})
-    coco_eval = COCOeval(truth, found, metric)
     categories = list(names.values())
-    coco_eval.params.catIds = categories
-    coco_eval.params.maxDets = list(COUNTED)
-    with redirect_stdout(io.StringIO()):
-        coco_eval.evaluate()
-        coco_eval.accumulate()
-    # The categories are sorted inside.
-    order = np.searchsorted(coco_eval.params.catIds, categories)
-    precision = coco_eval.eval['precision'][:, :, order]
-    images = list(compared_images(coco_eval, truth, found, categories, metric))
+    coco = evaluate_coco(truth, results, categories, metric, COUNTED)
+    images = list(compared_images(coco.matches, truth, coco.found, categories, metric))
     crowds = sum(annotation['iscrowd'] for annotation in truth.anns.values())
-    return Evaluation(list(names), precision, images, crowds)
-
-
-def run_lengths_of(truth: COCO, annotation: dict, name: str) -> dict[str, Any]:
-    """The mask of an annotation or a result, which must have the size of its image."""
-    image = truth.imgs[annotation['image_id']]
-    try:
-        mask = truth.annToRLE(annotation)
-        mask_utils.decode(mask)
-    except Exception:  # pycocotools raises many kinds
-        mask = {'size': None}
-    if mask['size'] != [image['height'], image['width']]:
-        raise UserError(
-            f'{name} must have a mask of its image, {image["height"]} x {image["width"]} pixels, '
-            'for the metric segm; without masks, set test_evaluator.metric=bbox'
-        )
-    return mask
+    return Evaluation(list(names), coco.precision, images, crowds)
 
 
 def compared_images(
@@ -213,16 +176,14 @@ def averages(precision: np.ndarray) -> dict[str, float]:
     """The averages that MMDetection reports of precisions (10, 101, ..., 4, 2), see
     `Evaluation`."""
 
-    def mean(values: np.ndarray) -> float:
-        values = values[values > -1]
-        return float(values.mean()) if values.size else math.nan
-
     found = {
-        'AP': mean(precision[..., 0, 0]),
-        'AP50': mean(precision[0, ..., 0, 1]),
-        'AP75': mean(precision[5, ..., 0, 1]),
+        'AP': mean_precision(precision[..., 0, 0]),
+        'AP50': mean_precision(precision[0, ..., 0, 1]),
+        'AP75': mean_precision(precision[5, ..., 0, 1]),
     }
-    return found | {f'AP {size}': mean(precision[..., i, 1]) for i, size in enumerate(SIZES) if i}
+    for i, size in enumerate(SIZES[1:], 1):
+        found[f'AP {size}'] = mean_precision(precision[..., i, 1])
+    return found
 
 
 def add_detections(

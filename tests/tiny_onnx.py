@@ -114,6 +114,11 @@ MODELS = {
         MAP,
         '    sizes = Shape<start = 2>(images)' + LABELS,
     ),
+    'labels of one size': (
+        'float[B,3,64,96] images, int64[B,2] original',
+        MAP,
+        '    sizes = Shape<start = 2>(images)' + LABELS,
+    ),
     'probabilities': (INPUTS, 'float[B,3,H,W] probabilities', PROBABILITIES),
     'two': (INPUTS, 'float[B,2,H,W] probabilities', TWO),
 }

@@ -382,6 +382,21 @@ def test_boxes_in_tiles(model, photos):
     assert found[0]['box'] == [0, 0, width, height] and found[0]['class'] == 'one'
 
 
+@pytest.mark.parametrize('size', [(64, 96), (40, 50), (20, 96), (128, 192), (150, 60), (7, 300)])
+def test_a_file_of_one_size_that_is_not_told_the_true_ones(size, model):
+    """It takes the padding for image, and must not squeeze its labels into the image."""
+    stripes = np.zeros((*size, 3), np.uint8)
+    for channel in range(3):
+        stripes[:, size[1] * channel // 3 : size[1] * (channel + 1) // 3, channel] = 200
+    labels = Predictor(model('labels of one size', resize=None))(stripes).labels
+    assert labels.shape == size
+    expected = stripes.argmax(2)
+    wrong = (labels != expected).mean()
+    assert wrong <= 0.02  # at the borders, where the image was resized
+    if size[0] <= 64 and size[1] <= 96:
+        assert wrong == 0
+
+
 def test_files_that_are_no_videos():
     """FFmpeg would read the files that a list names, and wait for what comes through a pipe."""
     film('film.mp4', [np.zeros((48, 64, 3), np.uint8)] * 3)

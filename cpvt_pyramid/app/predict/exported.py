@@ -24,8 +24,15 @@ from ..tooling.command import UserError
 from ..tooling.threads import Budget
 from .masks import enlarge_masks, paste_masks
 from .metadata import read_metadata
-from .model import Prepared
-from .sessions import Session, SessionError, open_session, padded_input, padded_inputs, run_session
+from .model import Prepared, TooLarge
+from .sessions import (
+    OutOfMemory,
+    Session,
+    open_session,
+    padded_input,
+    padded_inputs,
+    run_session,
+)
 from .tiles import Boxes, Suppression
 
 # Memory for a pixel of the input, of a label map and of masks; see `ExportedModel.memory_estimate`.
@@ -96,7 +103,8 @@ class SessionModel:
         """
         size = self.input_size(image.shape[:2])
         too_large = ReadError(
-            f'an input of {size[1]} x {size[0]} pixels does not fit into memory; reduce the size'
+            f'an input of {size[1]} x {size[0]} pixels does not fit into memory; reduce it with '
+            '--size'
         )
         if PIXEL_BYTES * math.prod(size) > memory.available():
             raise too_large
@@ -155,15 +163,24 @@ class SessionModel:
 
     @contextmanager
     def one_line_if_too_large(self, resized: Sequence[np.ndarray]) -> Iterator[None]:
-        """Raise a SessionError if images in the input size do not fit into memory together."""
+        """Raise `TooLarge` if images in the input size do not fit into memory together."""
         height, width = max((image.shape[:2] for image in resized), key=math.prod)
         try:
             yield
-        except MemoryError:
-            raise SessionError(
-                f'{self.path}: {len(resized)} inputs of up to {width} x {height} pixels do not fit '
-                'into memory; reduce the size or the batch'
-            ) from None
+        except (MemoryError, OutOfMemory) as error:
+            what = f'an input of {width} x {height} pixels does'
+            if len(resized) > 1:
+                what = f'{len(resized)} inputs of up to {width} x {height} pixels do'
+            free = f'{memory.available() / 1e9:.1f} GB are free'
+            if isinstance(error, OutOfMemory) and error.needed:
+                free = f'{error.needed / 1e9:.1f} GB are needed at once, {free}'
+            advice = 'reduce the input with --size'
+            if not self.about['masks']:  # which tiles do not have
+                advice += ', or divide the image with --tile 1024'
+            can_be_tiled = self.kind == 'detections' and not self.about['masks']
+            raise TooLarge(
+                f'{what} not fit into memory ({free}); {advice}', can_be_tiled and not self.resize
+            ) from error
 
     def memory_estimate(self, images: Sequence[np.ndarray]) -> float:
         """An estimate of the bytes of a prediction: maps at the size of the input and, at that of

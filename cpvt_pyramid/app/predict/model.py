@@ -22,6 +22,19 @@ SCORE_THR = 0.3  # of the boxes that are kept, unless the user or the model give
 Result = TypeVar('Result')
 
 
+class TooLarge(UserError):
+    """Images that do not fit into memory together.
+
+    Attributes:
+        can_be_tiled: tiles of such an image show the same, because the model does not resize it,
+            and have all that is written for it.
+    """
+
+    def __init__(self, line: str, can_be_tiled: bool = False) -> None:
+        super().__init__(line)
+        self.can_be_tiled = can_be_tiled
+
+
 class Prepared(NamedTuple):
     """An image as a model takes it."""
 
@@ -57,7 +70,11 @@ class Model(Protocol):
         """
 
     def predict(self, batch: Sequence[Prepared]) -> list[Prediction]:
-        """The predictions for images with one padded size, in one batch."""
+        """The predictions for images with one padded size, in one batch.
+
+        Raises:
+            TooLarge: they do not fit into memory.
+        """
 
     def predict_tiles(self, tiles: Sequence[np.ndarray]) -> list[Union[np.ndarray, Boxes]]:
         """The boxes in each tile (h, w, N), see `read`, or the scores (K, h, w) float32 of its

@@ -1,5 +1,6 @@
 """From files of images and videos to files of results: the loop of `cpvt infer`."""
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from ..predictions.kinds import Prediction
 from ..tooling.command import one_line
 from ..tooling.progress import progress
 from ..tooling.threads import prefetch
-from .model import Model, Prepared, predict_all
+from .model import Model, Prepared, TooLarge, predict_all
 from .results import Results
 from .sessions import SessionError
 from .tiles import TileGrid
@@ -29,7 +30,9 @@ class RunOptions(NamedTuple):
     overlap: int = 0  # of neighbouring tiles in pixels
 
 
+TILE, OVERLAP = 1024, 256  # pixels, of images that do not fit into memory
 MOST_FAILURES = 10  # a model that fails on as many images, and on no other before, fails on all
+Outcome = Union[Prediction, TooLarge, SessionError]  # of an image
 Skip = Callable[[Path, str], object]  # called with an input that cannot be read, and why
 
 
@@ -56,8 +59,9 @@ def write_images(
     model: Model, named: Sequence[NamedInput], results: Results, options: RunOptions, skip: Skip
 ) -> None:
     """Write the results of images. Threads read the next images and write the last results while
-    the model is at others. Images on which an exported model fails, for example because they are
-    too large, are skipped; if it fails on the first `MOST_FAILURES`, that is an error."""
+    the model is at others. Images that do not fit into memory are divided into tiles, where those
+    show the same, or skipped. Images on which an exported model fails otherwise are skipped; if it
+    fails on the first `MOST_FAILURES`, that is an error."""
     loaded: deque[NamedInput] = deque()  # in order, those that the model has not finished
 
     def load(entry: NamedInput) -> Prepared:
@@ -74,9 +78,13 @@ def write_images(
                 loaded.append(entry)
                 yield image
 
-    def predict(batch: Sequence[Prepared]) -> Sequence[Union[Prediction, SessionError]]:
+    def predict(batch: Sequence[Prepared]) -> Sequence[Outcome]:
         try:
             return model.predict(batch)
+        except TooLarge as error:
+            if len(batch) == 1:
+                return [error]
+            return [predict([image])[0] for image in batch]
         except SessionError as error:
             return [error] * len(batch)
 
@@ -85,6 +93,19 @@ def write_images(
         failures = 0
         for found in predict_all(predict, images(), options.batch_size, model.threads):
             entry = loaded.popleft()
+            if isinstance(found, TooLarge):
+                if found.can_be_tiled:
+                    warnings.warn(
+                        f'{entry[0]}: it does not fit into memory as a whole; divided as with '
+                        f'--tile {TILE}',
+                        stacklevel=2,
+                    )
+                    in_tiles = options._replace(tile=TILE, overlap=OVERLAP)
+                    write_large_images(model, [entry], results, in_tiles, skip)
+                else:
+                    skip(entry[0], one_line(found))
+                update(1)
+                continue
             if not isinstance(found, SessionError):
                 has_succeeded = True
                 yield entry, found
@@ -116,5 +137,5 @@ def write_large_images(
                 grid = TileGrid(image.shape, options.tile, options.overlap)
                 with progress(len(grid.rows) * len(grid.columns), 'tiles', name) as update:
                     results.write_in_tiles(entry, model, image, grid, options.batch_size, update)
-        except ReadError as error:
+        except (ReadError, SessionError) as error:
             skip(path, one_line(error))

@@ -27,11 +27,26 @@ DEVICES = {
 }
 # Where in its source code a backend has failed, with the arguments of the function there
 SOURCE_LINE = re.compile(r'\S+\.(cc|h):\d+ \S.*?\) (?=[A-Z])')
+NO_MEMORY = re.compile(
+    'failed to allocate memory|bad_alloc|bad allocation|out of memory|cannot allocate memory', re.I
+)
 NAMES = {'images', 'valid', 'original', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
 
 
 class SessionError(UserError):
     """A backend failed on some input, which may be too large for it."""
+
+
+class OutOfMemory(SessionError):
+    """A backend could not allocate memory.
+
+    Attributes:
+        needed: bytes that it asked for at once, if it tells.
+    """
+
+    def __init__(self, line: str, needed: Optional[int] = None) -> None:
+        super().__init__(line)
+        self.needed = needed
 
 
 class Session(Protocol):
@@ -279,11 +294,20 @@ def run_session(
     """The outputs of an opened file.
 
     Raises:
+        OutOfMemory: it could not allocate memory.
         SessionError: the backend failed.
     """
     try:
         return session.run(inputs)
     except Exception as error:  # the backends' own kinds
-        raise SessionError(
-            f'{path} failed on images of {inputs["images"].shape}: {one_line(error, 100)}'
-        ) from error
+        line = f'{path} failed on images of {inputs["images"].shape}: {one_line(error, 100)}'
+        if is_out_of_memory(error):
+            asked = re.search(r'requested buffer of size (\d+)', str(error))
+            raise OutOfMemory(line, int(asked[1]) if asked else None) from error
+        raise SessionError(line) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a backend could not allocate memory. onnxruntime and OpenVINO have no class of their
+    own for it."""
+    return isinstance(error, MemoryError) or NO_MEMORY.search(str(error)) is not None

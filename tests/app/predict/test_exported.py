@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -184,7 +185,7 @@ def test_a_model_that_fails_on_the_first_image(model, photos, monkeypatch, capsy
         if inputs['images'].shape[3] <= photos[0].shape[1]:
             return run(session, inputs)
         time.sleep(0.2)
-        raise RuntimeError('Failed to allocate memory for requested buffer')
+        raise RuntimeError('an operator refuses it')
 
     monkeypatch.setattr(OnnxRuntime, 'run', fails)
     path = str(model('detection', resize=None))
@@ -196,7 +197,7 @@ def test_a_model_that_fails_on_the_first_image(model, photos, monkeypatch, capsy
 
 @pytest.mark.parametrize('size', [1, 2])
 def test_an_image_on_which_a_model_fails_is_skipped(model, photos, monkeypatch, capsys, size):
-    """As one that is too large for the memory; the others are not."""
+    """And the others are not."""
     Path('in').mkdir()
     for i, photo in enumerate([photos[0], photos[3], photos[0]]):
         Image.fromarray(photo).save(f'in/{i}.png')
@@ -204,7 +205,7 @@ def test_an_image_on_which_a_model_fails_is_skipped(model, photos, monkeypatch, 
 
     def fails(session, inputs):
         if inputs['images'].shape[3] > photos[0].shape[1]:
-            raise RuntimeError('Failed to allocate memory for requested buffer')
+            raise RuntimeError('an operator refuses it')
         return run(session, inputs)
 
     monkeypatch.setattr(OnnxRuntime, 'run', fails)
@@ -438,6 +439,72 @@ def test_an_image_that_is_too_large_is_skipped(model, photos, capsys, monkeypatc
     said = capsys.readouterr()
     assert 'skipped b.png: an input of 9000 x 40 pixels does not fit into memory' in said.err
     assert '1 of 2 done' in said.out
+
+
+# As onnxruntime (two kinds) and OpenVINO report it.
+NO_MEMORY = {
+    'MatMul: bfc_arena.cc:360 Failed to allocate memory for requested buffer of size 35344000000': (
+        r'\(35.3 GB are needed at once, [0-9.]+ GB are free\)'
+    ),
+    'Non-zero status code: std::bad_alloc': r'\([0-9.]+ GB are free\)',
+    'Exception from src/inference: bad allocation': r'\([0-9.]+ GB are free\)',
+}
+
+
+@pytest.mark.parametrize('text', NO_MEMORY)
+def test_an_image_that_needs_too_much_memory(text, model, photos, capsys, monkeypatch):
+    """A detector that does not resize it takes it in tiles, and others are told what to do."""
+    Path('in').mkdir()
+    for name, photo in zip('abc', photos):
+        Image.fromarray(photo).save(f'in/{name}.png')
+    run_session = OnnxRuntime.run
+
+    def run_small(session, inputs):
+        if inputs['images'][..., 0].size > limit:
+            raise RuntimeError(text)
+        return run_session(session, inputs)
+
+    monkeypatch.setattr(OnnxRuntime, 'run', run_small)
+    monkeypatch.setattr(running, 'TILE', 64)
+    monkeypatch.setattr(running, 'OVERLAP', 32)
+    limit = 3 * 64
+    for size in ('1', '3'):
+        assert main([str(model('detection', resize=None)), 'in', '--batch-size', size]) == 0
+        said = capsys.readouterr()
+        for name in 'ab':  # of 91 x 133 and 160 x 77 pixels, padded to 32
+            line = f'cpvt infer: in/{name}.png: it does not fit into memory as a whole; divided as'
+            assert said.err.count(line) == 1
+        assert 'in/c.png' not in said.err and '3 of 3 done' in said.out
+        found = json.loads(Path('predictions/a.detections.json').read_text())['detections']
+        assert found[0]['box'] == [0, 0, 133, 91]
+    told = (
+        'skipped in/a.png: an input of 58 x 40 pixels does not fit into memory ' + NO_MEMORY[text]
+    )
+    limit = 1
+    for name, advice in (
+        ('detection', ', or divide the image with --tile 1024\n'),  # which would be larger in tiles
+        ('labels', ', or divide the image with --tile 1024\n'),
+        ('box', '\n'),
+    ):
+        assert main([str(model(name)), *(f'in/{name}.png' for name in 'abc')]) == 1
+        said = capsys.readouterr().err
+        assert re.search(f'{told}; reduce the input with --size{advice}', said), said
+        assert said.count('skipped') == 3
+
+
+def test_a_batch_that_needs_too_much_memory_is_divided(model, photos, monkeypatch, capsys):
+    for name, photo in zip('abc', photos):
+        Image.fromarray(np.resize(photo, (40, 60, 3))).save(f'{name}.png')
+    run_session = OnnxRuntime.run
+
+    def run_alone(session, inputs):
+        if len(inputs['images']) > 1:
+            raise RuntimeError('Failed to allocate memory')
+        return run_session(session, inputs)
+
+    monkeypatch.setattr(OnnxRuntime, 'run', run_alone)
+    assert main([str(model('labels')), *(f'{n}.png' for n in 'abc'), '--batch-size', '3']) == 0
+    assert '3 of 3 done' in capsys.readouterr().out
 
 
 def test_what_needs_torch():

@@ -311,7 +311,7 @@ def test_openvinos_own_format(model, photos):
 
 def test_inputs_that_do_not_fit_into_memory(model, photos, monkeypatch):
     path = model('labels', resize={'short': 1e6, 'long': 1e6})
-    told = 'an input of 1000000 x 684211 pixels does not fit into memory; reduce the size'
+    told = 'an input of 1000000 x 684211 pixels does not fit into memory; reduce it with --size'
     for known in (True, False):
         if not known:
             monkeypatch.setattr(memory, 'available', Mock(return_value=math.inf))

@@ -23,7 +23,7 @@ from ...images.reading import picture, read_image
 from ...predictions.drawing import Color
 from ...predictions.kinds import Kind, Prediction
 from ...tooling.command import UserError
-from ..model import SCORE_THR, Prepared
+from ..model import SCORE_THR, Prepared, TooLarge
 from ..tiles import Boxes, Suppression
 from .grouping import size_in_batch
 from .label_maps import predict_labels
@@ -146,12 +146,16 @@ class OpenMMLabModel:
 
 @contextmanager
 def errors_of_model() -> Iterator[None]:
-    """Inside this context, in which a model runs, too little GPU memory is a UserError."""
+    """Inside this context, in which a model runs, too little memory is reported as `TooLarge`."""
+    advice = 'use a smaller --batch-size or --tile'
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
-        advice = 'use a smaller --batch-size or --tile'
-        raise UserError(f'too little GPU memory; {advice}') from error
+        raise TooLarge(f'too little GPU memory; {advice}') from error
+    except RuntimeError as error:  # PyTorch has no class for it
+        if 'DefaultCPUAllocator' not in str(error):
+            raise
+        raise TooLarge(f'too little memory; {advice}') from error
 
 
 def is_panoptic(model: nn.Module) -> bool:

@@ -16,7 +16,7 @@ default_hooks = dict(
     divergence=dict(type='StopOnDivergenceHook'),
     pictures=dict(type='ResultPicturesHook'),
     signals=dict(type='StopOnSignalHook'),
-    resume=dict(type='EvaluateOnResumeHook'))
+    resume=dict(type='ResumeHook'))
 env_cfg = dict(
     cudnn_benchmark=False,  # sizes vary from batch to batch
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),

@@ -5,13 +5,12 @@ A checkpoint is complete, finite, and enough to go on from:
 - the file backend `atomic` writes a file as a whole or not at all;
 - `StopOnDivergenceHook` ends a training before NaN reaches a checkpoint;
 - `StopOnSignalHook` writes a checkpoint when the process is told to end;
-- `IterationSeedHook` and `EvaluateOnResumeHook` let a training that resumes at a checkpoint end as
-  one that was not interrupted.
+- `ResumeHook` and `IterationSeedHook` let a training that resumes at a checkpoint end as one that
+  was not interrupted.
 """
 
 import math
 import os
-import random
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -20,9 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Optional, Union
 
-import numpy as np
 import torch
-from mmengine.dist import all_reduce, barrier, is_main_process
+from mmengine.dist import all_reduce, barrier, get_world_size, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
@@ -31,11 +29,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..tooling.command import Preempted, UserError, exit_on_signal
-from ..tooling.files import atomic_write
-from . import pictures  # noqa: F401 (it registers the hook that draws)
+from ..tooling.files import atomic_write, write_text
+from . import pictures, seeds  # noqa: F401 (they register their hooks)
+from .resuming import is_within_sum
 
 PREEMPTED = 'preempted.pth'  # the checkpoint of StopOnSignalHook in the work dir
-EVALUATED = 'evaluated_iter'  # in the message hub: the iteration of the last evaluation
 
 
 @register_backend('atomic')
@@ -61,16 +59,28 @@ class AtomicBackend(LocalBackend):
 class StopOnDivergenceHook(Hook):
     """Ends a training whose weights are no longer finite, before they are written.
 
-    The loss is read in each iteration, as mmengine does for its log. The weights are read where the
-    loss is not finite, before each checkpoint and before each evaluation. A loss that is not finite
-    while the weights stay finite is no error after the first iteration: mixed precision in float16
-    skips such steps.
+    The loss is read in each iteration, as mmengine does for its log. The weights, and buffers such
+    as the statistics of batch norms, are read where the loss is not finite, before each checkpoint
+    and before each evaluation. A loss that is not finite while they stay finite is no error after
+    the first iteration: mixed precision in float16 skips such steps.
 
     Examples:
         >>> default_hooks = dict(divergence=dict(type='StopOnDivergenceHook'))
     """
 
     priority = 'NORMAL'  # before CheckpointHook
+
+    def __init__(self) -> None:
+        self.infinite: set[str] = set()  # buffers that have infinite values from the beginning
+
+    def before_train(self, runner: Runner) -> None:
+        self.infinite = {
+            name for name, buffer in runner.model.named_buffers() if not all_finite([buffer])
+        }
+
+    def check(self, runner: Runner, iterations: int) -> None:
+        buffers = [b for name, b in runner.model.named_buffers() if name not in self.infinite]
+        check_weights_are_finite(runner, iterations, buffers)
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, outputs: Optional[dict] = None, **_: Any
@@ -83,16 +93,16 @@ class StopOnDivergenceHook(Hook):
                     'such as data_preprocessor.std and bbox_coder.target_stds, the data, and the '
                     'weights that training starts from'
                 )
-            check_weights_are_finite(runner, runner.iter + 1)
+            self.check(runner, runner.iter + 1)
         if any(writes_after_this_iteration(hook, runner) for hook in runner.hooks):
-            check_weights_are_finite(runner, runner.iter + 1)
+            self.check(runner, runner.iter + 1)
 
     def after_train_epoch(self, runner: Runner) -> None:
-        check_weights_are_finite(runner, runner.iter)
+        self.check(runner, runner.iter)
 
     def before_val_epoch(self, runner: Runner) -> None:
         if runner.iter > 0:
-            check_weights_are_finite(runner, runner.iter)
+            self.check(runner, runner.iter)
 
 
 def writes_after_this_iteration(hook: Hook, runner: Runner) -> bool:
@@ -103,18 +113,24 @@ def writes_after_this_iteration(hook: Hook, runner: Runner) -> bool:
     return is_last or hook.every_n_train_iters(runner, hook.interval, hook.save_begin)
 
 
-def check_weights_are_finite(runner: Runner, iterations: int) -> None:
-    tensors = [parameter.detach() for parameter in runner.model.parameters()]
-    if all_finite(tensors):
+def check_weights_are_finite(
+    runner: Runner, iterations: int, buffers: Sequence[Tensor] = ()
+) -> None:
+    weights = [parameter.detach() for parameter in runner.model.parameters()]
+    if not all_finite(weights):
+        what = 'weights'
+    elif not all_finite(buffers):
+        what = 'the statistics of batch norms or other buffers'
+    else:
         return
     raise UserError(
-        f'diverged at iteration {iterations}: weights are not finite. Try a lower learning rate, a '
+        f'diverged at iteration {iterations}: {what} are not finite. Try a lower learning rate, a '
         'longer warm-up, optim_wrapper.clip_grad=dict(max_norm=1.0), or training without --amp. '
         f'They are in no checkpoint of {runner.work_dir}'
     )
 
 
-def all_finite(tensors: list[Tensor]) -> bool:
+def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether all values of all tensors are finite; waits for the device once."""
     flags = [tensor.isfinite().all() for tensor in tensors if tensor.is_floating_point()]
     return not flags or bool(torch.stack(flags).all())
@@ -156,9 +172,8 @@ class StopOnSignalHook(Hook):
     """Writes a checkpoint and ends the training after SIGTERM or SIGUSR1 to any of its processes.
 
     Clusters announce the end of a job by such a signal. The training finishes the iteration, or the
-    evaluation, writes `preempted.pth` into the work dir and ends with exit status 75. A training
-    that counts epochs repeats the epoch that was broken off. A second signal ends the training at
-    once.
+    evaluation, writes `preempted.pth` into the work dir and ends with exit status 75; see
+    `ResumeHook`. A second signal ends the training at once.
 
     Examples:
         >>> default_hooks = dict(signals=dict(type='StopOnSignalHook'))
@@ -170,12 +185,11 @@ class StopOnSignalHook(Hook):
         self.signals = [signal.SIGTERM]
         if hasattr(signal, 'SIGUSR1'):  # not on Windows
             self.signals.append(signal.SIGUSR1)
-        self.trains = False
+        self.has_evaluated = False
         self.received: Optional[signal.Signals] = None
         self.since = 0.0
 
     def before_train(self, runner: Runner) -> None:
-        self.trains = True
         for loop in (runner.train_loop, runner.val_loop):
             loader = getattr(loop, 'dataloader', None)  # there may be no evaluation
             if isinstance(loader, DataLoader):
@@ -184,7 +198,6 @@ class StopOnSignalHook(Hook):
             signal.signal(number, self.receive)
 
     def after_train(self, runner: Runner) -> None:
-        self.trains = False
         for number in self.signals:
             signal.signal(number, exit_on_signal)
         if is_main_process():  # the training is complete
@@ -199,24 +212,31 @@ class StopOnSignalHook(Hook):
             exit_on_signal(number, frame)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, **_: Any) -> None:
-        iterations = runner.iter + 1
-        if isinstance(runner.train_loop, EpochBasedTrainLoop):
-            if self.end_of_epoch(runner.train_dataloader, batch_idx):
-                return  # it stops after the epoch
-            iterations = runner.epoch * len(runner.train_dataloader)  # resumed at its beginning
-        self.stop_if_told(runner, runner.epoch, iterations)
+        is_last_of_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop) and self.end_of_epoch(
+            runner.train_dataloader, batch_idx
+        )
+        if not is_last_of_epoch:  # else it stops after the epoch
+            self.stop_if_told(runner, runner.epoch, runner.iter + 1)
 
     def after_train_epoch(self, runner: Runner) -> None:
         if isinstance(runner.train_loop, EpochBasedTrainLoop):
             self.stop_if_told(runner, runner.epoch + 1, runner.iter)
 
     def after_val_epoch(self, runner: Runner, **_: Any) -> None:
-        if self.trains:
+        self.has_evaluated = True
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, **_: Any) -> None:
+        """Stop after an evaluation: now all hooks have seen its metrics."""
+        if self.has_evaluated:
+            self.has_evaluated = False
             self.stop_if_told(runner, runner.epoch, runner.iter)
 
     def stop_if_told(self, runner: Runner, epoch: int, iterations: int) -> None:
         """Write a checkpoint that resumes after these epochs and iterations, and end the training,
-        if any process has received a signal; all processes must call it."""
+        if any process has received a signal; all processes must call it. Several processes go on to
+        the next update of the weights, as each has gradients of its own."""
+        if is_within_sum(runner) and get_world_size() > 1:
+            return
         received = torch.tensor([self.received or 0])
         all_reduce(received, 'max')
         if not received:
@@ -230,84 +250,9 @@ class StopOnSignalHook(Hook):
             backend_args={'backend': 'atomic'},
         )
         if is_main_process():
-            Path(runner.work_dir, 'last_checkpoint').write_text(str(path))  # for mmengine's resume
+            write_text(Path(runner.work_dir, 'last_checkpoint'), str(path))  # for mmengine's resume
         barrier()  # until the checkpoint is written
         raise Preempted(
             f'{signal.Signals(int(received)).name} received; {path} resumes after iteration '
             f'{iterations}: continue with the same command and --resume'
         )
-
-
-# Resuming
-
-
-@HOOKS.register_module()
-class EvaluateOnResumeHook(Hook):
-    """Evaluates a resumed model first, if its checkpoint is from before an evaluation.
-
-    mmengine writes a checkpoint before it evaluates the model. A training that ends in between
-    would lose the result, and maybe the best model.
-
-    Examples:
-        >>> default_hooks = dict(resume=dict(type='EvaluateOnResumeHook'))
-    """
-
-    priority = 'LOWEST'  # the evaluation needs what other hooks do before the training
-
-    def before_train(self, runner: Runner) -> None:
-        loop = runner.train_loop
-        if runner.iter == 0 or runner.val_loop is None:
-            return
-        if runner.message_hub.runtime_info.get(EVALUATED) == runner.iter:
-            return
-        if isinstance(loop, EpochBasedTrainLoop):
-            step = loop.epoch
-            last = loop.max_epochs
-        else:
-            step = loop.iter
-            last = loop.max_iters
-        is_due = step % loop.val_interval == 0 or step == last
-        if is_due and step >= loop.val_begin:
-            runner.logger.info('evaluating the model of the checkpoint first')
-            runner.val_loop.run()
-
-    def after_val_epoch(self, runner: Runner, **_: Any) -> None:
-        runner.message_hub.update_info(EVALUATED, runner.iter)
-
-
-@HOOKS.register_module()
-class IterationSeedHook(Hook):
-    """Seeds the random generators in each iteration, with its number and the seed of the run.
-
-    Random draws of the model, and augmentations if `num_workers=0`, are then the same in a training
-    that resumes at a checkpoint. Data workers have generators of their own.
-
-    Examples:
-        >>> default_hooks = dict(seed=dict(type='IterationSeedHook'))
-    """
-
-    priority = 'LOWEST'
-
-    def before_train_epoch(self, runner: Runner) -> None:
-        self.seed_loading(runner, runner.iter)
-
-    def before_train_iter(self, runner: Runner, batch_idx: int, **_: Any) -> None:
-        seed_generators(runner.seed, runner.rank, runner.iter, 1)
-
-    def after_train_iter(self, runner: Runner, batch_idx: int, **_: Any) -> None:
-        self.seed_loading(runner, runner.iter + 1)
-
-    def after_val_epoch(self, runner: Runner, **_: Any) -> None:
-        self.seed_loading(runner, runner.iter)
-
-    def seed_loading(self, runner: Runner, iteration: int) -> None:
-        """Before the batch of an iteration is loaded."""
-        seed_generators(runner.seed, runner.rank, iteration, 0)
-
-
-def seed_generators(*numbers: int) -> None:
-    """Seed all global random generators with these numbers."""
-    seeds = np.random.SeedSequence(numbers).generate_state(3)
-    random.seed(int(seeds[0]))
-    np.random.seed(seeds[1])
-    torch.manual_seed(int(seeds[2]))

@@ -10,18 +10,9 @@ from torch import Tensor, nn
 
 from ...checkpoints.loading import BACKBONES, Backbone, fit_checkpoint
 from ..config.check import is_pretrained
-from ..config.load import config_in_checkpoint
 from ..predict.openmmlab.models import FROM_SCRATCH, fetch_checkpoint
 from ..tooling.command import UserError, rank
-
-# Settings that a checkpoint replaces when a training resumes: mmengine restores the optimizer with
-# its learning rates, and the whole state of each schedule.
-RESTORED = (
-    'optim_wrapper.optimizer',
-    'optim_wrapper.paramwise_cfg',
-    'param_scheduler',
-    'auto_scale_lr.enable',
-)
+from .resuming import changed_settings, check_restored
 
 
 class Start(NamedTuple):
@@ -79,13 +70,15 @@ def read_training(path: Union[str, Path]) -> Optional[dict]:
 def last_checkpoint(folder: Path) -> Optional[Path]:
     """The last complete checkpoint of a training in `folder`, if there is one.
 
-    mmengine's own file `last_checkpoint` may be truncated or out of date after a kill.
+    It is that of mmengine's file `last_checkpoint`, also after the folder was moved. After a kill
+    that may be truncated or name a deleted file: then it is the one written last, by the file
+    system. Neither depends on the local time that a checkpoint names.
     """
-    written = {}
-    for path in folder.glob('*.pth'):
-        if checkpoint := read_training(path):
-            written[checkpoint['meta']['time'], checkpoint['meta']['iter']] = path
-    return written[max(written)] if written else None
+    pointer = folder / 'last_checkpoint'
+    named = pointer.read_text(errors='replace').strip() if pointer.is_file() else ''
+    found = [folder / Path(named).name, Path(named)] if named else []
+    found += sorted(folder.glob('*.pth'), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return next((path for path in found if path.is_file() and read_training(path)), None)
 
 
 def resume_from(cfg: Config, start: Optional[Start]) -> None:
@@ -97,34 +90,14 @@ def resume_from(cfg: Config, start: Optional[Start]) -> None:
     cfg.resume = start is not None
     if start is None:
         return
-    check_restored(cfg, start)
+    check_restored(changed_settings(cfg, start.checkpoint, start.path), start.path)
     cfg.load_from = str(start.path)
     # mmengine restores the seed only after it has made the order of the samples.
-    cfg.randomness = {**(cfg.get('randomness') or {}), 'seed': start.checkpoint['meta']['seed']}
-
-
-def check_restored(cfg: Config, start: Start) -> None:
-    """Check that a resumed training is the one that its config describes: other settings than those
-    of the checkpoint would have no effect."""
-    try:
-        before = config_in_checkpoint(start.checkpoint, start.path)
-    except UserError:  # written by another program
-        return
-    changed = [path for path in RESTORED if setting_text(cfg, path) != setting_text(before, path)]
-    if changed:
-        raise UserError(
-            f'{start.path} restores its own {", ".join(changed)}, and the config has another. '
-            'Resume with the settings of the checkpoint, or start another training from its '
-            f'weights, in another --work-dir: --cfg-options load_from={start.path}'
-        )
-
-
-def setting_text(cfg: Config, path: str) -> str:
-    """The setting at a path as in --cfg-options, as mmengine writes it into checkpoints."""
-    value: Any = cfg
-    for key in path.split('.'):
-        value = (value or {}).get(key)
-    return Config({'value': value}).pretty_text
+    seed = start.checkpoint['meta']['seed']
+    own = (cfg.get('randomness') or {}).get('seed')
+    if own not in (None, seed) and rank() == 0:
+        print(f'the seed is that of the checkpoint, {seed}, and not {own}')
+    cfg.randomness = {**(cfg.get('randomness') or {}), 'seed': seed}
 
 
 # Weights

@@ -1,5 +1,6 @@
 """`cpvt train`: load a config, apply the options, check what is certain, train."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Union
@@ -10,12 +11,14 @@ from mmengine.device import get_device
 from ..config import check
 from ..config.load import load_config, work_dir_of
 from ..config.parts import kind_of
+from ..config.schedules import check_schedules
 from ..data.checks import check_before_run
 from ..predict.openmmlab.models import load_whole_model, trusted_checkpoints
 from ..tooling.command import Preempted, UserError, rank, tracebacks_in
 from ..tooling.files import locked, make_folder
 from .hooks import StopOnDivergenceHook
 from .processes import connect, leave_processes, use_launcher
+from .resuming import ResumeHook
 from .runner import CommandRunner
 from .start import Start, check_weights, find_start, resume_from
 
@@ -44,6 +47,7 @@ def run_training(
         use_mixed_precision(cfg)
     if auto_scale_lr:
         scale_learning_rate(cfg)
+    own = copy.deepcopy(cfg)  # without what belongs to this run alone
     use_launcher(cfg, launcher)
     folder = make_folder(cfg.work_dir)
     lock = lock_work_dir(folder)
@@ -53,6 +57,8 @@ def run_training(
     with tracebacks_in(folder), trusted_checkpoints():
         check_before_run(cfg, *SPLITS, folder=folder)
         runner = build_runner(cfg, start)
+        if rank() == 0:
+            own.dump(folder / Path(config).name)
         try:
             runner.train()
         except Preempted:  # in all processes
@@ -71,6 +77,7 @@ def check_training(cfg: Config) -> None:
     check.check_optimizer(cfg)
     check.check_data(cfg, *SPLITS)
     check.check_checkpoints(cfg)
+    check_schedules(cfg)
 
 
 def use_mixed_precision(cfg: Config) -> None:
@@ -117,6 +124,19 @@ def build_runner(cfg: Config, start: Optional[Start]) -> CommandRunner:
     else:
         check_weights(runner.model, cfg.get('load_from'))
     check.check_classes(cfg, runner.model, *SPLITS)
-    if not any(isinstance(hook, StopOnDivergenceHook) for hook in runner.hooks):
-        runner.register_hook(StopOnDivergenceHook())  # it checks, and changes nothing
+    add_hooks(runner)
     return runner
+
+
+def add_hooks(runner: CommandRunner) -> None:
+    """Add our hooks that check a training or resume it as it was, if the config lacks them."""
+    missing = [
+        hook
+        for hook in (StopOnDivergenceHook(), ResumeHook())
+        if not any(isinstance(other, type(hook)) for other in runner.hooks)
+    ]
+    for hook in missing:
+        runner.register_hook(hook)
+    if missing:
+        names = ' and '.join(type(hook).__name__ for hook in missing)
+        runner.logger.info(f'cpvt train adds to the hooks of the config: {names}')

@@ -1,0 +1,457 @@
+"""A training that resumes at a checkpoint is the one that its config describes.
+
+mmengine restores weights, optimizer and schedules from the checkpoint, whatever the config says.
+Here this is compared with the config, in one place: what is restored and cannot be changed is an
+error, what follows the config is said.
+"""
+
+import bisect
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import torch
+from mmengine.config import Config
+from mmengine.dist import get_world_size
+from mmengine.hooks import EarlyStoppingHook, EMAHook, Hook
+from mmengine.model import is_model_wrapper
+from mmengine.optim import OptimWrapperDict
+from mmengine.registry import HOOKS
+from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ...checkpoints.reading import listed
+from ..config.load import config_in_checkpoint
+from ..config.schedules import schedule_problems
+from ..tooling.command import UserError
+from .seeds import IterationSeedHook
+
+# Settings that a checkpoint replaces when a training resumes: mmengine restores the optimizer with
+# its learning rates.
+RESTORED = (
+    'optim_wrapper.optimizer',
+    'optim_wrapper.paramwise_cfg',
+    'optim_wrapper.constructor',
+    'param_scheduler',
+    'auto_scale_lr.enable',
+)
+# The parts of a config that a training depends on.
+COMPARED = (
+    'model',
+    'data_preprocessor',
+    'train_dataloader',
+    'train_cfg',
+    'optim_wrapper',
+    'param_scheduler',
+    'auto_scale_lr',
+    'default_hooks',
+    'custom_hooks',
+)
+STATE = 'cpvt_pyramid'  # in a checkpoint: what the ResumeHook keeps there
+EVALUATED = 'evaluated_iter'  # in the message hub: the iteration of the last evaluation
+# Entries of the state of a schedule that change while it runs.
+PROGRESS = {'last_step', '_global_step', '_last_value', 'verbose'}
+
+
+@HOOKS.register_module()
+class ResumeHook(Hook):
+    """Lets a training that is stopped or killed, and resumes, end as one that was not.
+
+    - An epoch that was broken off continues with the batch at which it was.
+    - An evaluation that was broken off, or was due after the checkpoint, is made first.
+    - Schedules are those of the config, at the iteration at which the training is: with another
+      batch size, number of processes or length they differ from those of the checkpoint.
+    - EarlyStoppingHooks go on counting; sums of gradients (`accumulative_counts`) continue, in a
+      training of one process.
+    - Without the EMAHook that the checkpoint was trained with, the trained weights are resumed, and
+      not the averaged ones.
+
+    What differs from the checkpoint's training is logged in one line each.
+
+    Examples:
+        >>> default_hooks = dict(resume=dict(type='ResumeHook'))
+    """
+
+    priority = 'LOWEST'  # an evaluation needs what other hooks do before the training
+
+    def __init__(self) -> None:
+        self.whole_epoch: Optional[DataLoader] = None
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        if 'optimizer' not in checkpoint:  # nothing resumes at it
+            return
+        checkpoint[STATE] = {
+            'epoch_length': epoch_length(runner),
+            'processes': get_world_size(),
+            'early_stopping': {
+                hook.monitor: {
+                    'wait_count': hook.wait_count,
+                    'best_score': float(hook.best_score),
+                }
+                for hook in early_stopping(runner)
+            },
+            'gradients': summed_gradients(runner),
+        }
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        if not runner.cfg.get('resume') or 'optimizer' not in checkpoint:
+            return
+        state = checkpoint.get(STATE, {})
+        say = runner.logger.warning
+        changed = changed_settings(runner.cfg, checkpoint, 'the checkpoint')
+        check_restored(changed, 'the checkpoint')
+        used = [f'{path} {new!r} instead of {old!r}' for path, (old, new) in changed.items()]
+        if state.get('processes', get_world_size()) != get_world_size():
+            used.append(f'{get_world_size()} processes instead of {state["processes"]}')
+        if used:
+            say(f'this training differs from that of the checkpoint: {listed(used)}')
+        saved_at = checkpoint['meta']['iter']
+        restore_position(runner, checkpoint, state, say)
+        restore_trained_weights(runner, checkpoint, say)
+        restore_schedules(runner, checkpoint, say)
+        same_sum = 'optim_wrapper.accumulative_counts' not in changed
+        if same_sum and checkpoint['meta']['iter'] == saved_at:
+            restore_gradients(runner, checkpoint, state, say)
+        for hook in early_stopping(runner):
+            for name, value in state.get('early_stopping', {}).get(hook.monitor, {}).items():
+                setattr(hook, name, value)
+
+    def before_train(self, runner: Runner) -> None:
+        """Say what is odd about the schedules, and make the evaluation that is due after the
+        checkpoint.
+
+        mmengine writes a checkpoint before it evaluates the model. A training that ends in between
+        would lose the result, and maybe the best model.
+        """
+        for problem in schedule_problems(runner.cfg, epoch_length(runner)):
+            runner.logger.warning(problem)
+        loop = runner.train_loop
+        if runner.iter == 0 or runner.val_loop is None:
+            return
+        if runner.message_hub.runtime_info.get(EVALUATED) == runner.iter:
+            return
+        if isinstance(loop, EpochBasedTrainLoop):
+            if batches_done(runner):
+                return
+            step = loop.epoch
+            last = loop.max_epochs
+        else:
+            step = loop.iter
+            last = loop.max_iters
+        interval = loop.dynamic_intervals[bisect.bisect(loop.dynamic_milestones, step + 1) - 1]
+        is_due = step % interval == 0 or step == last
+        if is_due and step >= loop.val_begin:
+            runner.logger.info('evaluating the model of the checkpoint first')
+            runner.val_loop.run()
+
+    def after_val_epoch(self, runner: Runner, **_: Any) -> None:
+        runner.message_hub.update_info(EVALUATED, runner.iter)
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        """Skip the batches of an epoch that were trained before."""
+        loop = runner.train_loop
+        if not isinstance(loop, EpochBasedTrainLoop):
+            return
+        done = batches_done(runner)
+        if done:
+            runner.logger.info(f'continuing epoch {runner.epoch + 1} after {done} batches')
+            self.whole_epoch = loop.dataloader
+            loop.dataloader = rest_of_epoch(runner, loop.dataloader, done)
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        if self.whole_epoch is not None:
+            runner.train_loop.dataloader = self.whole_epoch
+            self.whole_epoch = None
+
+
+# What differs
+
+
+def changed_settings(
+    cfg: Config, checkpoint: dict, path: Union[str, Path]
+) -> dict[str, tuple[Any, Any]]:
+    """The settings of a training that differ from those in a checkpoint at `path`: by their paths
+    as in --cfg-options, the checkpoint's and the config's value, None where there is none."""
+    try:
+        before = config_in_checkpoint(checkpoint, path)
+    except UserError:  # written by another program
+        return {}
+    changed = {}
+    for part in COMPARED:
+        old = dict(values_in(before.get(part), part))
+        new = dict(values_in(cfg.get(part), part))
+        for key in {**old, **new}:
+            if old.get(key) != new.get(key):
+                changed[key] = old.get(key), new.get(key)
+    return changed
+
+
+def values_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The values in a part of a config, with their paths as in --cfg-options. Lists of plain values
+    are one value."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from values_in(inner, f'{path}.{key}')
+    elif isinstance(value, (list, tuple)) and any(isinstance(x, dict) for x in value):
+        for index, inner in enumerate(value):
+            yield from values_in(inner, f'{path}.{index}')
+    elif isinstance(value, type):  # as mmengine writes it
+        yield path, f'{value.__module__}.{value.__name__}'
+    elif isinstance(value, tuple):
+        yield path, list(value)
+    elif value is not None:
+        yield path, value
+
+
+def check_restored(changed: dict[str, Any], path: Union[str, Path]) -> None:
+    """Check that a config does not change what a checkpoint restores: it would have no effect.
+
+    Raises:
+        UserError: it does.
+    """
+    refused = [
+        name for name in RESTORED if any(f'{key}.'.startswith(f'{name}.') for key in changed)
+    ]
+    if refused:
+        raise UserError(
+            f'{path} restores its own {", ".join(refused)}, and the config has another. '
+            'Resume with the settings of the checkpoint, or start another training from its '
+            f'weights, in another --work-dir: --cfg-options load_from={path}'
+        )
+
+
+# What is restored
+
+
+def epoch_length(runner: Runner) -> Optional[int]:
+    """Iterations of an epoch; None in a training that counts iterations."""
+    loop = runner.train_loop
+    return loop.max_iters // loop.max_epochs if isinstance(loop, EpochBasedTrainLoop) else None
+
+
+def batches_done(runner: Runner) -> int:
+    """How many batches of the current epoch have been trained, before it begins."""
+    return runner.iter - runner.epoch * (epoch_length(runner) or 0)
+
+
+def restore_position(
+    runner: Runner, checkpoint: dict, state: dict, say: Callable[[str], None]
+) -> None:
+    """Set epoch and iteration of a checkpoint, for epochs of the length that they have now."""
+    meta = checkpoint['meta']
+    length = epoch_length(runner)
+    if length is None:
+        return
+    epoch, iteration = meta['epoch'], meta['iter']
+    old = state.get('epoch_length')
+    if old:
+        epoch, done = divmod(iteration, old)
+    else:  # by mmengine alone, which repeats an epoch
+        old = iteration / epoch if epoch else length
+        done = 0
+    meta['epoch'] = epoch
+    meta['iter'] = epoch * length + done * length // old
+    if old != length:
+        say(
+            f'an epoch has {length} iterations now, and had {old:g}: the training continues as '
+            f'iteration {meta["iter"]} after epoch {epoch}'
+            if not done
+            else f'an epoch has {length} iterations now, and had {old}: the training continues '
+            f'within epoch {epoch + 1} as iteration {meta["iter"]}, with other images than the '
+            'rest of the epoch had'
+        )
+    hub = checkpoint['message_hub']['runtime_info']
+    if hub.get(EVALUATED) == iteration:
+        hub[EVALUATED] = meta['iter']
+
+
+def restore_trained_weights(runner: Runner, checkpoint: dict, say: Callable[[str], None]) -> None:
+    """Take the trained weights if the averaged ones are not used: an EMAHook has written these as
+    `state_dict`, which exchanges them again when it resumes."""
+    averaged = checkpoint.get('ema_state_dict')
+    if not averaged or any(isinstance(hook, EMAHook) for hook in runner.hooks):
+        return
+    trained = {
+        name.removeprefix('module.'): value
+        for name, value in averaged.items()
+        if name.startswith('module.')
+    }
+    checkpoint['state_dict'].update(trained)
+    say(
+        'the config has no EMAHook: the training continues with the trained weights of the '
+        'checkpoint, without their average'
+    )
+
+
+def restore_schedules(runner: Runner, checkpoint: dict, say: Callable[[str], None]) -> None:
+    """Let the schedules be those of the config, at the iteration at which the training continues,
+    if those of the checkpoint are others or at another one."""
+    schedules = runner.param_schedulers
+    saved = checkpoint.get('param_schedulers')
+    if not isinstance(schedules, list) or not isinstance(saved, list):
+        return  # several optimizers, each with its own; or none
+    meta = checkpoint['meta']
+    differences = []
+    for schedule, old in zip(schedules, saved):
+        name = type(schedule).__name__
+        new = schedule.state_dict()
+        differences += [
+            f'{name}.{key} {brief(new[key])} instead of {brief(old[key])}'
+            for key in new.keys() & old.keys() - PROGRESS
+            if new[key] != old[key]
+        ]
+        place = meta['epoch'] if schedule.by_epoch else meta['iter']
+        if old['_global_step'] != place and not getattr(schedule, 'need_val_args', False):
+            differences.append(f'{name} at {place} instead of {old["_global_step"]}')
+    if len(schedules) != len(saved):
+        differences.append(f'{len(schedules)} schedules instead of {len(saved)}')
+    if not differences:
+        return
+    if any(getattr(schedule, 'need_val_args', False) for schedule in schedules):
+        say(
+            'the schedules of the checkpoint are restored, which differ from those of the config: '
+            f'{listed(sorted(differences))}'
+        )
+        return
+    advance(schedules, meta['iter'], epoch_length(runner))
+    checkpoint['param_schedulers'] = [schedule.state_dict() for schedule in schedules]
+    optimizer = checkpoint['optimizer']
+    groups = [*optimizer['param_groups'], optimizer.get('base_param_settings')]
+    for ours, theirs in zip(runner.optim_wrapper.param_groups, groups):
+        for key in ours:
+            if any(is_scheduled(key, schedule.param_name) for schedule in schedules):
+                theirs[key] = ours[key]
+    say(
+        f'the schedules differ from those of the checkpoint, {listed(sorted(differences))}: they '
+        f'continue as those of the config do after iteration {meta["iter"]}'
+    )
+
+
+def brief(value: Any) -> Any:
+    """A value for a message; the first one of a list with one for each group of parameters."""
+    return brief(value[0]) if isinstance(value, list) and value else value
+
+
+def advance(schedules: list, iterations: int, length: Optional[int]) -> None:
+    """Step new schedules as a training does.
+
+    Args:
+        schedules: of mmengine.
+        iterations: how many.
+        length: iterations of an epoch, None if epochs are not counted.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # the optimizer should step, too
+        for iteration in range(1, iterations + 1):
+            ends = bool(length) and iteration % length == 0
+            for schedule in schedules:
+                if not schedule.by_epoch:
+                    schedule.step()
+            for schedule in schedules:
+                if schedule.by_epoch and ends:
+                    schedule.step()
+
+
+def is_scheduled(key: str, name: str) -> bool:
+    """Whether a setting of a group of parameters belongs to schedules of the parameter `name`."""
+    return key == name or key.endswith(f'_{name}') or (key == 'betas' and name == 'momentum')
+
+
+# Sums of gradients
+
+
+def is_within_sum(runner: Runner) -> bool:
+    """Whether gradients are summed that have not changed the weights (`accumulative_counts`)."""
+    wrapper = runner.optim_wrapper
+    return not isinstance(wrapper, OptimWrapperDict) and not wrapper.should_update()
+
+
+def summed_gradients(runner: Runner) -> Optional[dict[str, torch.Tensor]]:
+    """The gradients of a sum that is not complete, by the names of the parameters; None if it is,
+    and in several processes, each of which has its own."""
+    if not is_within_sum(runner) or get_world_size() > 1:
+        return None
+    return {
+        name: parameter.grad.cpu()
+        for name, parameter in bare_model(runner).named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def restore_gradients(
+    runner: Runner, checkpoint: dict, state: dict, say: Callable[[str], None]
+) -> None:
+    """Continue a sum of gradients that was not complete."""
+    counts = runner.cfg.optim_wrapper.get('accumulative_counts', 1)
+    iteration = checkpoint['meta']['iter']
+    if iteration % counts == 0:
+        return
+    gradients = state.get('gradients')
+    if gradients is None or get_world_size() > 1:
+        say(
+            f'the gradients of the last {iteration % counts} iterations are lost: they are part of '
+            f'a sum of {counts} (accumulative_counts)'
+        )
+        return
+    for name, parameter in bare_model(runner).named_parameters():
+        if name in gradients:
+            parameter.grad = gradients[name].to(parameter)
+
+
+def bare_model(runner: Runner) -> nn.Module:
+    return runner.model.module if is_model_wrapper(runner.model) else runner.model
+
+
+def early_stopping(runner: Runner) -> list[EarlyStoppingHook]:
+    return [hook for hook in runner.hooks if isinstance(hook, EarlyStoppingHook)]
+
+
+# The rest of an epoch
+
+
+class RestOfBatches:
+    """A batch sampler: the batches of another one without the first ones."""
+
+    def __init__(self, batches: Any, done: int, before_first: Callable[[], None]) -> None:
+        self.batches = batches
+        self.done = done
+        self.before_first = before_first
+
+    def __len__(self) -> int:
+        return len(self.batches) - self.done
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = iter(self.batches)
+        for _ in range(self.done):
+            next(batches)
+        self.before_first()
+        yield from batches
+
+
+def rest_of_epoch(runner: Runner, loader: DataLoader, done: int) -> DataLoader:
+    """A loader of the batches of an epoch without the first ones, which it does not load."""
+
+    def seed() -> None:
+        for hook in runner.hooks:
+            if isinstance(hook, IterationSeedHook):
+                hook.seed_loading(runner, runner.iter)
+
+    options = {}
+    if loader.num_workers:
+        options = {
+            'prefetch_factor': loader.prefetch_factor,
+            'multiprocessing_context': loader.multiprocessing_context,
+        }
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=RestOfBatches(loader.batch_sampler, done, seed),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        generator=loader.generator,
+        **options,
+    )

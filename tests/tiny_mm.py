@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from small_data import CLASSES
@@ -72,6 +73,15 @@ tta_pipeline[1]['transforms'][0] = [
 randomness = dict(seed=3)
 """
 
+# One block in each stage: to write a checkpoint takes longer than to train an iteration.
+SMALL = """
+model = dict(
+    backbone=dict(arch=dict(
+        _delete_=True, dims=[32, 32, 32, 32], heads=[1, 1, 1, 1],
+        mlp_ratios=[1, 1, 1, 1], depths=[1, 1, 1, 1])),
+    neck=dict(in_channels=[32, 32, 32, 32]))
+"""
+
 
 def write_configs(folder: Path, data: Path) -> dict[str, Path]:
     """Write detector.py and segmentor.py for a sample data set; returns their paths by name."""
@@ -116,3 +126,15 @@ class Interruptions(Hook):
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         self.reach('checkpoint', checkpoint['meta']['iter'])
+
+
+def contents(path: Path) -> dict:
+    """What of a checkpoint a training depends on, or a user reads."""
+    checkpoint = torch.load(path, weights_only=False)
+    hub = checkpoint['message_hub']['runtime_info']
+    kept = {key: hub[key] for key in ('best_score',) if key in hub}
+    names = 'state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers'
+    logs = checkpoint['message_hub']['log_scalars']
+    kept['best_ckpt'] = Path(hub.get('best_ckpt', '')).name
+    kept['losses'] = torch.from_numpy(logs['train/loss'].data[0])
+    return kept | {name: checkpoint[name] for name in names if name in checkpoint}

@@ -2,7 +2,8 @@
 
 They are read from mmengine's logs of all runs in the work dir, TIME/vis_data/scalars.json. A
 training that was stopped and resumed is one curve: from its first iteration, a run replaces what
-earlier runs logged.
+earlier runs logged. Local time, by which the folders are named, can go back: TIME/number.txt has
+the order of the runs.
 """
 
 import json
@@ -13,11 +14,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Optional
 
-from ..tooling.files import atomic_write
+from ..tooling.files import atomic_write, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+NUMBER = 'number.txt'
 NO_METRICS = {'step', 'iter', 'epoch', 'lr', 'base_lr', 'time', 'data_time', 'memory', 'grad_norm'}
 # The metrics worth showing, of all that evaluators report, and their names in print.
 HEADLINES = {
@@ -64,9 +66,9 @@ def read_curves(work_dir: Path) -> Curves:
     runs = runs_of(work_dir)
     if not runs:
         raise ValueError(f'no loss was logged in {work_dir} yet')
-    records = [record for run in runs for record in run]
-    curves = Curves(epoch_length=epoch_length(records))
+    curves = Curves(epoch_length=epoch_length(runs[-1]))
     for run in runs:
+        rescale(run, curves.epoch_length)
         first = next(record['step'] for record in run if 'loss' in record)
         forget_from(first, curves)
         add_run(run, first, curves)
@@ -75,6 +77,16 @@ def read_curves(work_dir: Path) -> Curves:
     curves.losses = {name: points for name, points in curves.losses.items() if points}
     curves.metrics = {name: points for name, points in curves.metrics.items() if points}
     return curves
+
+
+def rescale(records: list[dict], length: Optional[int]) -> None:
+    """Count the iterations of a run in epochs of another length, which the last run has."""
+    own = epoch_length(records)
+    if not own or not length or own == length:
+        return
+    for record in records:
+        if 'loss' in record:
+            record['step'] = max(round(record['step'] * length / own), 1)
 
 
 def forget_from(first: int, curves: Curves) -> None:
@@ -108,9 +120,29 @@ def add_values(values: dict[str, Any], step: int, into: dict[str, dict[int, floa
 
 
 def runs_of(work_dir: Path) -> list[list[dict]]:
-    """The records of each run that logged a loss. Its folders are named by the time."""
-    logs = [read_log(path) for path in sorted(work_dir.glob('*/vis_data/scalars.json'))]
+    """The records of each run that logged a loss, in the order of the runs."""
+    logs = [read_log(path) for path in sorted(work_dir.glob('*/vis_data/scalars.json'), key=order)]
     return [records for records in logs if any('loss' in record for record in records)]
+
+
+def order(log: Path) -> tuple[int, int, str]:
+    """Sorts the logs of runs: by their numbers, then by when they were written."""
+    folder = log.parents[1]
+    return number_of(folder), log.stat().st_mtime_ns, folder.name
+
+
+def number_of(folder: Path) -> int:
+    """The number of the run with a folder of logs; 0 if it has none."""
+    try:
+        return int((folder / NUMBER).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def number_run(folder: Path) -> None:
+    """Give the run with a folder of logs the next number."""
+    last = max((number_of(path.parent) for path in folder.parent.glob(f'*/{NUMBER}')), default=0)
+    write_text(folder / NUMBER, f'{last + 1}\n')
 
 
 def read_log(path: Path) -> list[dict]:

@@ -22,7 +22,7 @@ from ..predictions.drawing import class_palette, draw_boxes, draw_segmentation
 from ..predictions.kinds import Detections, LabelMap, Prediction
 from ..tooling.command import one_line
 from ..tooling.files import write_text
-from .curves import runs_of, write_curves
+from .curves import number_run, runs_of, write_curves
 
 PAGE = 'validation.html'
 CURVES = 'curves.png'
@@ -55,6 +55,8 @@ class ResultPicturesHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         self.in_training = True
+        if is_main_process():
+            number_run(Path(runner.log_dir))
 
     def before_val_epoch(self, runner: Runner) -> None:
         self.pictures.clear()

@@ -14,7 +14,7 @@ from typing import Any, Optional, Union
 import torch
 from mmengine.config import Config
 from mmengine.dist import get_world_size
-from mmengine.hooks import EarlyStoppingHook, EMAHook, Hook
+from mmengine.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, Hook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapperDict
 from mmengine.registry import HOOKS
@@ -127,8 +127,13 @@ class ResumeHook(Hook):
         """
         for problem in schedule_problems(runner.cfg, epoch_length(runner)):
             runner.logger.warning(problem)
+        if runner.iter == 0:
+            return
+        for hook in runner.hooks:
+            if isinstance(hook, CheckpointHook):  # which forgets that it has written one
+                hook.last_ckpt = runner.message_hub.runtime_info.get('last_ckpt')
         loop = runner.train_loop
-        if runner.iter == 0 or runner.val_loop is None:
+        if runner.val_loop is None:
             return
         if runner.message_hub.runtime_info.get(EVALUATED) == runner.iter:
             return
@@ -244,26 +249,24 @@ def restore_position(
     length = epoch_length(runner)
     if length is None:
         return
-    epoch, iteration = meta['epoch'], meta['iter']
-    old = state.get('epoch_length')
-    if old:
-        epoch, done = divmod(iteration, old)
-    else:  # by mmengine alone, which repeats an epoch
-        old = iteration / epoch if epoch else length
+    saved_at = meta['iter']
+    if 'epoch_length' in state:
+        before = state['epoch_length']
+        meta['epoch'], done = divmod(saved_at, before)
+    else:  # by mmengine alone, which begins at an epoch
+        before = saved_at / meta['epoch'] if meta['epoch'] else length
         done = 0
-    meta['epoch'] = epoch
-    meta['iter'] = epoch * length + done * length // old
-    if old != length:
+    meta['iter'] = meta['epoch'] * length
+    if done:
+        meta['iter'] += done * length // before
+    if before != length:
+        within = f' within epoch {meta["epoch"] + 1}' if done else ''
         say(
-            f'an epoch has {length} iterations now, and had {old:g}: the training continues as '
-            f'iteration {meta["iter"]} after epoch {epoch}'
-            if not done
-            else f'an epoch has {length} iterations now, and had {old}: the training continues '
-            f'within epoch {epoch + 1} as iteration {meta["iter"]}, with other images than the '
-            'rest of the epoch had'
+            f'an epoch has {length} iterations now, and had {before:g}: the training continues'
+            f'{within} after iteration {meta["iter"]}, where the checkpoint says {saved_at}'
         )
     hub = checkpoint['message_hub']['runtime_info']
-    if hub.get(EVALUATED) == iteration:
+    if hub.get(EVALUATED) == saved_at:
         hub[EVALUATED] = meta['iter']
 
 

@@ -75,10 +75,15 @@ def last_checkpoint(folder: Path) -> Optional[Path]:
     system. Neither depends on the local time that a checkpoint names.
     """
     pointer = folder / 'last_checkpoint'
-    named = pointer.read_text(errors='replace').strip() if pointer.is_file() else ''
-    found = [folder / Path(named).name, Path(named)] if named else []
-    found += sorted(folder.glob('*.pth'), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    return next((path for path in found if path.is_file() and read_training(path)), None)
+    if pointer.is_file():
+        path = folder / Path(pointer.read_text(errors='replace').strip()).name
+        if path.is_file() and read_training(path):
+            return path
+    written = {}
+    for path in folder.glob('*.pth'):
+        if checkpoint := read_training(path):
+            written[path.stat().st_mtime_ns, checkpoint['meta']['iter']] = path
+    return written[max(written)] if written else None
 
 
 def resume_from(cfg: Config, start: Optional[Start]) -> None:

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from cpvt_pyramid.app.training.curves import read_curves, smoothed, write_curves
+from cpvt_pyramid.app.training.curves import number_run, read_curves, smoothed, write_curves
 
 
 def write_log(folder: Path, records: list[dict], tail: str = '') -> None:
@@ -55,6 +56,31 @@ def test_resumed_training_is_one_curve(tmp_path) -> None:
     assert curves.resumed == [110] and curves.epoch_length == 50
     assert curves.losses['loss'] == {s: 1.0 if s <= 100 else 2.0 for s in range(10, 151, 10)}
     assert list(curves.metrics['coco/bbox_mAP']) == [50, 100, 150]
+
+
+@pytest.mark.parametrize('numbered', [True, False])
+def test_the_order_of_runs_does_not_depend_on_local_time(tmp_path, numbered):
+    """Which goes back with its zone and in autumn; where runs have numbers, that of the file system
+    does not count either."""
+    for index, (name, steps) in enumerate([('2', range(1, 10)), ('1', range(10, 16))]):
+        write_log(tmp_path / name, [train_record(step) for step in steps])
+        log = tmp_path / name / 'vis_data/scalars.json'
+        os.utime(log, (9 - index, 9 - index) if numbered else (index, index))
+        if numbered:
+            number_run(tmp_path / name)
+    curves = read_curves(tmp_path)
+    assert sorted(curves.losses['loss']) == list(range(1, 16)) and curves.resumed == [10]
+
+
+def test_epochs_of_another_length(tmp_path):
+    """With another batch size: the iterations are counted as in the last run."""
+    write_log(tmp_path / '1', epochs(1, 2, 40, 10))
+    write_log(tmp_path / '2', epochs(3, 4, 20, 10, loss=2.0))
+    curves = read_curves(tmp_path)
+    assert curves.losses['loss'] == {
+        s: 1.0 if s <= 40 else 2.0 for s in (*range(5, 41, 5), 50, 60, 70, 80)
+    }
+    assert sorted(curves.metrics['coco/bbox_mAP']) == [20, 40, 60, 80]
 
 
 @pytest.mark.parametrize('by_epoch', [True, False])

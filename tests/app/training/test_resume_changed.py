@@ -1,0 +1,265 @@
+"""Trainings that resume with another config, or at another place of it, than their checkpoint."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from support import assert_same, clear_global_instances, in_processes, load_tool
+from tiny_mm import SMALL, contents
+
+from cpvt_pyramid.app.config.load import load_config
+from cpvt_pyramid.app.config.schedules import check_schedules, schedule_problems
+from cpvt_pyramid.app.tooling.command import UserError
+
+train = load_tool('train')
+
+ONE_CYCLE = """
+param_scheduler = [dict(
+    type='OneCycleLR', eta_max=1e-3, pct_start=0.3, total_steps={epochs},
+    by_epoch=True, convert_to_iter_based=True)]
+"""
+# 8 images, no evaluation.
+DETECTOR = """
+_base_ = ['{base}']
+train_dataloader = dict(batch_size={batch})
+train_cfg = dict(max_epochs={epochs})
+val_cfg = val_dataloader = val_evaluator = None
+default_hooks = dict(checkpoint=dict(max_keep_ckpts=9))
+"""
+
+
+def run(text: str, *options: str, folder: str = 'work') -> int:
+    Path('mine.py').write_text(text + SMALL)
+    status = train.main(['mine.py', '--work-dir', folder, *options])
+    clear_global_instances()
+    return status
+
+
+def learning_rates(folder: str, last: int) -> list[float]:
+    """In the last iterations."""
+    (*_, log) = sorted(
+        Path(folder).glob('*/vis_data/scalars.json'), key=lambda p: p.stat().st_mtime
+    )
+    return [float(lr) for lr in re.findall(r'"lr": ([^,]*),', log.read_text())][-last:]
+
+
+@pytest.fixture
+def detector(configs):
+    def text(batch: int = 2, epochs: int = 4, more: str = '') -> str:
+        values = {'base': configs['detector'], 'batch': batch, 'epochs': epochs}
+        return (DETECTOR + more).format(**values)
+
+    return text
+
+
+@pytest.mark.parametrize('batch', [1, 4])
+def test_another_batch_size_keeps_the_end_of_the_schedule(batch, detector, capsys):
+    """Epochs of 4 iterations become epochs of 8 or 2: what is left of the schedule is what a
+    training with that batch size has, down to its end."""
+    assert run(detector(2, 3, ONE_CYCLE)) == 0
+    shutil.copytree('work', 'other')  # whose last_checkpoint names a file elsewhere
+    Path('other/epoch_3.pth').unlink()
+    capsys.readouterr()
+    assert run(detector(batch, 3, ONE_CYCLE), '--resume', folder='other') == 0
+    said = capsys.readouterr().out
+    assert f'train_dataloader.batch_size {batch} instead of 2' in said
+    assert f'an epoch has {8 // batch} iterations now, and had 4' in said
+    assert 'OneCycleLR.total_steps' in said
+    assert run(detector(batch, 3, ONE_CYCLE), folder='whole') == 0
+    assert learning_rates('other', 8 // batch) == learning_rates('whole', 8 // batch)
+    found = torch.load('other/epoch_3.pth', weights_only=False)
+    assert found['meta']['iter'] == 3 * 8 // batch
+    whole = torch.load('whole/epoch_3.pth', weights_only=False)
+    assert_same(found['param_schedulers'], whole['param_schedulers'])
+
+
+def test_another_batch_size_within_an_epoch(detector, capsys):
+    """Half of it is trained."""
+    hook = "custom_hooks = [dict(type='Interruptions', moments=[('iteration', 6, 15)])]\n"
+    assert run(detector(2, 3, hook)) == 75
+    capsys.readouterr()
+    assert run(detector(4, 3, hook), '--resume') == 0
+    assert (
+        'continues within epoch 2 after iteration 3, where the checkpoint says 6'
+        in capsys.readouterr().out
+    )
+    assert torch.load('work/epoch_3.pth', weights_only=False)['meta']['iter'] == 6
+
+
+def test_more_epochs(detector, capsys):
+    """A cosine without an end of its own becomes longer; one with an end is told."""
+    cosine = "param_scheduler = [dict(type='CosineAnnealingLR', by_epoch=True)]\n"
+    assert run(detector(4, 2, cosine)) == 0
+    assert run(detector(4, 4, cosine), '--resume') == 0
+    assert 'end 4 instead of 2' in capsys.readouterr().out
+    whole = detector(4, 4, cosine)
+    assert run(whole, folder='whole') == 0
+    assert learning_rates('work', 4) == learning_rates('whole', 4)
+    assert 'ends after' not in capsys.readouterr().out
+    short = "param_scheduler = [dict(type='CosineAnnealingLR', by_epoch=True, T_max=2, end=2)]\n"
+    assert run(detector(4, 2, short), folder='short') == 0
+    assert run(detector(4, 3, short), '--resume', folder='short') == 0
+    assert 'CosineAnnealingLR ends after 2 of 3 epochs' in capsys.readouterr().out
+
+
+ENDS_EARLY = 'PolyLR ends after 8 of 12 iterations, and the learning rate stays'
+
+
+@pytest.mark.parametrize(
+    'loop, schedules, problem',
+    [
+        (
+            'max_epochs=4',
+            [dict(type='CosineAnnealingLR', T_max=2)],
+            'after 2 of 4 epochs, and the ',
+        ),
+        ('max_epochs=4', [dict(type='CosineAnnealingLR', T_max=4)], ''),
+        ('max_epochs=4', [dict(type='CosineAnnealingLR')], ''),
+        ('max_epochs=4', [dict(type='MultiStepLR', milestones=[1], end=3)], 'after 3 of 4 epochs'),
+        ('max_epochs=4', [dict(type='MultiStepLR', milestones=[1])], ''),
+        # a warm-up, after which the learning rate is constant
+        ('max_epochs=4', [dict(type='LinearLR', by_epoch=False, end=5)], ''),
+        ('max_epochs=4', dict(type='ReduceOnPlateauLR', monitor='loss'), ''),
+        ('max_epochs=4', None, ''),
+        ('max_iters=12', [dict(type='PolyLR', by_epoch=False, end=8)], ENDS_EARLY),
+        ('max_iters=12', [dict(type='PolyLR', by_epoch=False, begin=2, end=12)], ''),
+        (
+            'max_iters=12',
+            [dict(type='PolyLR', by_epoch=False, end=6), dict(type='StepLR', by_epoch=False)],
+            '',
+        ),
+        ('max_iters=12', [dict(type='CosineAnnealingLR')], 'counts epochs, and the training iter'),
+        # of 2 iterations in each epoch
+        ('max_epochs=6', [dict(type='PolyLR', by_epoch=False, end=8)], ENDS_EARLY),
+        ('max_epochs=4', [dict(type='PolyLR', by_epoch=False, end=8)], ''),
+    ],
+)
+def test_schedules_that_end_early(loop, schedules, problem):
+    key, _, value = loop.partition('=')
+    cfg = Config({'train_cfg': {key: int(value)}, 'param_scheduler': schedules})
+    problems = schedule_problems(cfg, epoch_length=2)
+    assert len(problems) == bool(problem)
+    assert problem in ''.join(problems)
+    check_schedules(cfg)
+
+
+def test_one_cycle_must_last_as_long_as_the_training():
+    schedule = dict(type='OneCycleLR', total_steps=4, convert_to_iter_based=True)
+    cfg = Config({'train_cfg': {'max_epochs': 5}, 'param_scheduler': [schedule]})
+    with pytest.raises(UserError, match='must have total_steps=5, the epochs of the training, got'):
+        check_schedules(cfg)
+    cfg.train_cfg.max_epochs = 4
+    check_schedules(cfg)
+
+
+EMA = "dict(type='EMAHook', ema_type='ExpMomentumEMA', momentum=0.1)"
+
+
+def test_without_the_ema_hook(detector, capsys):
+    """The trained weights go on, which belong to the state of the optimizer."""
+    stop = "dict(type='Interruptions', moments=[('iteration', 5, 0)])"
+    assert run(detector(2, 2, f'custom_hooks = [{EMA}, {stop}]\n')) == 130
+    assert run(detector(2, 2, f'custom_hooks = [{stop}]\n')) == 2  # it needs --resume
+    shutil.copytree('work', 'with')
+    assert run(detector(2, 2, f'custom_hooks = [{stop}]\n'), '--resume') == 0
+    assert 'continues with the trained weights of the checkpoint' in capsys.readouterr().out
+    assert run(detector(2, 2, f'custom_hooks = [{EMA}, {stop}]\n'), '--resume', folder='with') == 0
+    ours = torch.load('work/epoch_2.pth', weights_only=False)
+    averaged = torch.load('with/epoch_2.pth', weights_only=False)['ema_state_dict']
+    assert 'ema_state_dict' not in ours
+    for name, value in ours['state_dict'].items():
+        assert torch.equal(value, averaged[f'module.{name}']), name
+
+
+def test_with_a_new_ema_hook(detector, capsys):
+    assert run(detector(2, 1)) == 0
+    assert run(detector(2, 2, f'custom_hooks = [{EMA}]\n'), '--resume') == 0
+    assert 'custom_hooks.0.type' in capsys.readouterr().out
+    assert 'ema_state_dict' in torch.load('work/epoch_2.pth', weights_only=False)
+
+
+SEGMENTOR = """
+_base_ = ['{base}']
+val_dataloader = dict(dataset=dict(indices=1))
+"""
+EARLY = """
+train_cfg = dict(max_iters=30, val_interval=2)
+optim_wrapper = dict(optimizer=dict(lr=0.0, weight_decay=0.0))
+param_scheduler = [dict(type='PolyLR', power=0.9, by_epoch=False, end=30)]
+custom_hooks = [
+    dict(type='EarlyStoppingHook', monitor='mIoU', patience=3, min_delta=50),
+    dict(type='Interruptions', moments=[('evaluation', 4, 15), ('iteration', 7, 0)])]
+"""
+
+
+def test_early_stopping_goes_on_counting(configs):
+    """Stopped in the second evaluation, and killed: it stops where it would have, also when it is
+    resumed after that."""
+    text = SEGMENTOR.format(base=configs['segmentor']) + EARLY
+    statuses = [run(text, '--resume') for _ in range(3)]
+    assert statuses == [75, 130, 0]
+    last = [int(path.stem.split('_')[-1]) for path in Path('work').glob('*_*.pth')]
+    assert max(last) <= 8
+    before = sorted(Path('work').glob('*.pth'))
+    assert run(text, '--resume') == 0
+    assert sorted(Path('work').glob('*.pth')) == before
+
+
+SUMS = """
+train_cfg = dict(max_iters=9, val_interval=3)
+optim_wrapper = dict(accumulative_counts=4)
+custom_hooks = [dict(type='Interruptions', moments={moments})]
+"""
+
+
+def test_sums_of_gradients_go_on(configs):
+    """Stopped within a sum, and killed after a checkpoint within the next one."""
+    text = SEGMENTOR.format(base=configs['segmentor']) + SUMS
+    assert run(text.format(moments=[]), folder='whole') == 0
+    text = text.format(moments=[('iteration', 2, 15), ('iteration', 6, 0)])
+    assert [run(text, '--resume') for _ in range(3)] == [75, 130, 0]
+    assert_same(contents(Path('work/iter_9.pth')), contents(Path('whole/iter_9.pth')))
+
+
+def test_two_processes_stop_at_an_update(configs):
+    """Each has a sum of its own, and one is written."""
+    text = SEGMENTOR.format(base=configs['segmentor']) + SUMS + SMALL
+    Path('sums.py').write_text(text.format(moments=[('iteration', 2, 15)]))
+    load_config('sums.py')  # imports mm once, and not in each process
+
+    def work(rank: int) -> int:
+        return train.main(['sums.py', '--work-dir', 'work', '--launcher', 'pytorch'])
+
+    assert [status for status, _ in in_processes(2, work)] == [75, 75]
+    assert torch.load('work/preempted.pth', weights_only=False)['meta']['iter'] == 4
+
+
+def test_the_saved_config_is_the_own_one(detector, capsys):
+    """It starts another training, elsewhere."""
+    assert run(detector(4, 1)) == 0
+    assert run(detector(4, 2), '--resume') == 0
+    saved = Config.fromfile('work/mine.py', import_custom_modules=False)
+    assert not saved.resume and saved.load_from is None
+    assert saved.train_cfg.max_epochs == 2
+    assert train.main(['work/mine.py', '--work-dir', 'again']) == 0
+
+
+def test_another_seed_is_told(detector, capsys):
+    assert run(detector(4, 1)) == 0
+    assert run(detector(4, 2), '--resume', '--cfg-options', 'randomness.seed=5') == 0
+    assert 'the seed is that of the checkpoint, 3, and not 5' in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_an_older_hook_within_an_epoch(detector, capsys):
+    """Its epoch is to be repeated, but its schedules are further."""
+    assert run(detector(2, 2, ONE_CYCLE)) == 0
+    checkpoint = torch.load('work/epoch_2.pth', weights_only=False)
+    del checkpoint['cpvt_pyramid']
+    checkpoint['meta'] |= {'epoch': 1, 'iter': 4}
+    torch.save(checkpoint, 'older.pth')
+    assert run(detector(2, 2, ONE_CYCLE), '--resume=older.pth', folder='other') == 0
+    assert 'OneCycleLR at 4 instead of 8' in capsys.readouterr().out
+    assert learning_rates('other', 4) == learning_rates('work', 4)

@@ -83,7 +83,7 @@ class ResumeHook(Hook):
         if 'optimizer' not in checkpoint:  # nothing resumes at it
             return
         checkpoint[STATE] = {
-            'epoch_length': epoch_length(runner),
+            'epoch_length': epoch_iterations(runner),
             'processes': get_world_size(),
             'early_stopping': {
                 hook.monitor: {
@@ -125,7 +125,7 @@ class ResumeHook(Hook):
         mmengine writes a checkpoint before it evaluates the model. A training that ends in between
         would lose the result, and maybe the best model.
         """
-        for problem in schedule_problems(runner.cfg, epoch_length(runner)):
+        for problem in schedule_problems(runner.cfg, epoch_iterations(runner)):
             runner.logger.warning(problem)
         if runner.iter == 0:
             return
@@ -185,23 +185,23 @@ def changed_settings(
         return {}
     changed = {}
     for part in COMPARED:
-        old = dict(values_in(before.get(part), part))
-        new = dict(values_in(cfg.get(part), part))
+        old = dict(settings_in(before.get(part), part))
+        new = dict(settings_in(cfg.get(part), part))
         for key in {**old, **new}:
             if old.get(key) != new.get(key):
                 changed[key] = old.get(key), new.get(key)
     return changed
 
 
-def values_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def settings_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The values in a part of a config, with their paths as in --cfg-options. Lists of plain values
     are one value."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from values_in(inner, f'{path}.{key}')
+            yield from settings_in(inner, f'{path}.{key}')
     elif isinstance(value, (list, tuple)) and any(isinstance(x, dict) for x in value):
         for index, inner in enumerate(value):
-            yield from values_in(inner, f'{path}.{index}')
+            yield from settings_in(inner, f'{path}.{index}')
     elif isinstance(value, type):  # as mmengine writes it
         yield path, f'{value.__module__}.{value.__name__}'
     elif isinstance(value, tuple):
@@ -230,7 +230,7 @@ def check_restored(changed: dict[str, Any], path: Union[str, Path]) -> None:
 # What is restored
 
 
-def epoch_length(runner: Runner) -> Optional[int]:
+def epoch_iterations(runner: Runner) -> Optional[int]:
     """Iterations of an epoch; None in a training that counts iterations."""
     loop = runner.train_loop
     return loop.max_iters // loop.max_epochs if isinstance(loop, EpochBasedTrainLoop) else None
@@ -238,7 +238,7 @@ def epoch_length(runner: Runner) -> Optional[int]:
 
 def batches_done(runner: Runner) -> int:
     """How many batches of the current epoch have been trained, before it begins."""
-    return runner.iter - runner.epoch * (epoch_length(runner) or 0)
+    return runner.iter - runner.epoch * (epoch_iterations(runner) or 0)
 
 
 def restore_position(
@@ -246,7 +246,7 @@ def restore_position(
 ) -> None:
     """Set epoch and iteration of a checkpoint, for epochs of the length that they have now."""
     meta = checkpoint['meta']
-    length = epoch_length(runner)
+    length = epoch_iterations(runner)
     if length is None:
         return
     saved_at = meta['iter']
@@ -318,7 +318,7 @@ def restore_schedules(runner: Runner, checkpoint: dict, say: Callable[[str], Non
             f'{listed(sorted(differences))}'
         )
         return
-    advance(schedules, meta['iter'], epoch_length(runner))
+    advance(schedules, meta['iter'], epoch_iterations(runner))
     checkpoint['param_schedulers'] = [schedule.state_dict() for schedule in schedules]
     optimizer = checkpoint['optimizer']
     groups = [*optimizer['param_groups'], optimizer.get('base_param_settings')]

@@ -21,6 +21,7 @@ Examples:
     >>> pvt = timm.create_model('pcpvt_nano', position='learned')  # an option of `CPVTPyramid`
 """
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -29,17 +30,22 @@ from typing import Any, Optional, Union
 import timm
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models._features import FeatureGetterNet, FeatureInfo, feature_take_indices
+from timm.models import FeatureInfo, build_model_with_cfg, generate_default_cfgs, register_model
+
+# `build_model_with_cfg` asks for this class, and `timm.models` has no public name for it.
+from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
 from .archs import ARCHS, COLUMNAR_ARCHS, Arch, find_arch
+from .checkpoints.downloads import IN_PACKAGE
+from .checkpoints.files import listed
 from .checkpoints.formats import to_ours
 from .checkpoints.reading import tensors_of
 from .columnar import Column
 from .model import CPVTPyramid, PosCNN, init_weights, set_checkpointing
 from .names import layer_of, role_of
 
+LOGGER = logging.getLogger(__name__)
 POOLS = ('avg', 'token', '')
 PVT_WEIGHTS = 'https://github.com/whai362/PVT/releases/download/v2/{}.pth'
 # Options of `timm.create_model` that read files.
@@ -344,6 +350,8 @@ def checkpoint_filter_fn(state_dict: dict, model: Optional[nn.Module] = None) ->
 
     The `filter_fn` of timm's functions that load checkpoints, before they adapt stem and head.
 
+    Norm and classifier of a model keep their values, with a warning, if the checkpoint has none.
+
     Raises:
         ValueError: see `checkpoints.formats.to_ours`.
 
@@ -351,38 +359,42 @@ def checkpoint_filter_fn(state_dict: dict, model: Optional[nn.Module] = None) ->
         >>> model = timm.create_model('pcpvt_nano')
         >>> timm.models.load_checkpoint(model, 'detector.pth', filter_fn=checkpoint_filter_fn)
     """
-    return to_ours(tensors_of(state_dict))
-
-
-def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
-    """Put a model into timm's registry; `published` are the options of the published one."""
-
-    def create(
-        pretrained: bool = False, output_stride: Optional[int] = None, **options: Any
-    ) -> nn.Module:
-        if options.get('features_only'):
-            options['feature_cls'] = Features
-        model = build_model_with_cfg(
-            partial(build, model_cls),
-            name,
-            pretrained,
-            pretrained_filter_fn=checkpoint_filter_fn,
-            feature_cfg=dict(out_indices=4),
-            **published | options,
+    tensors = to_ours(tensors_of(state_dict))
+    if model is None or any(role_of(name) == 'classifier' for name in tensors):
+        return tensors
+    own = {n: value for n, value in model.state_dict().items() if role_of(n) == 'classifier'}
+    if own:
+        LOGGER.warning(
+            'the checkpoint is of a backbone: %s keep their initial values', listed(list(own))
         )
-        info = model.feature_info
-        maps = info.get_dicts() if isinstance(info, FeatureInfo) else info
-        stride = maps[-1]['reduction']
-        if output_stride not in (None, stride):
-            raise ValueError(
-                f'output_stride must be {stride}, the stride of the last map, got {output_stride}: '
-                f'stages cannot be dilated. Leave out the last maps with out_indices '
-                f'(encoder_depth in segmentation_models_pytorch)'
-            )
-        return model
+    return tensors | own
 
-    create.__name__ = create.__qualname__ = name
-    globals()[name] = register_model(create)
+
+def create(
+    name: str, pretrained: bool = False, output_stride: Optional[int] = None, **options: Any
+) -> nn.Module:
+    """Build a model of `VARIANTS`, with the options of `timm.create_model` and of its class."""
+    model_cls, published = VARIANTS[name]
+    if options.get('features_only'):
+        options['feature_cls'] = Features
+    model = build_model_with_cfg(
+        partial(build, model_cls),
+        name,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg=dict(out_indices=4),
+        **published | options,
+    )
+    info = model.feature_info
+    maps = info.get_dicts() if isinstance(info, FeatureInfo) else info
+    stride = maps[-1]['reduction']
+    if output_stride not in (None, stride):
+        raise ValueError(
+            f'output_stride must be {stride}, the stride of the last map, got {output_stride}: '
+            f'stages cannot be dilated. Leave out the last maps with out_indices '
+            f'(encoder_depth in segmentation_models_pytorch)'
+        )
+    return model
 
 
 def classifier(model_name: str, **options: Any) -> nn.Module:
@@ -427,7 +439,7 @@ def source_of(arch: str) -> tuple[str, dict[str, Any]]:
     name = registered_name(arch)
     family = arch.split('_')[0]
     if arch == 'pcpvt_nano':
-        return name, dict(pool_size=(7, 7))
+        return name, dict(pool_size=(7, 7), file=str(IN_PACKAGE / f'{arch}.safetensors'))
     if family == 'mit':
         repository = f'nvidia/{arch.replace("_", "-")}'
         return f'{name}.in1k', dict(pool_size=(7, 7), hf_hub_id=repository, license='other')
@@ -456,7 +468,189 @@ for _name, _options in COLUMNS.items():
     _cfgs[_name] = dict(CFG, pool_size=_size, first_conv='patch_embed.proj')
 default_cfgs = generate_default_cfgs(_cfgs)
 
+# By its name in timm's registry, the class of each model and its options.
+VARIANTS: dict[str, tuple[type[Classifier], dict[str, Any]]] = {}
 for _name in ARCHS:
-    register(registered_name(_name), PyramidClassifier, arch=_name)
+    VARIANTS[registered_name(_name)] = (PyramidClassifier, dict(arch=_name))
 for _name, _options in COLUMNS.items():
-    register(_name, ColumnClassifier, **_options)
+    VARIANTS[_name] = (ColumnClassifier, _options)
+
+
+@register_model
+def pcpvt_nano(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('pcpvt_nano', pretrained, **options)
+
+
+@register_model
+def pcpvt_small(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('pcpvt_small', pretrained, **options)
+
+
+@register_model
+def pcpvt_base(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('pcpvt_base', pretrained, **options)
+
+
+@register_model
+def pcpvt_large(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('pcpvt_large', pretrained, **options)
+
+
+@register_model
+def pvt_tiny(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('pvt_tiny', pretrained, **options)
+
+
+@register_model
+def pvt_small(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('pvt_small', pretrained, **options)
+
+
+@register_model
+def pvt_medium(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('pvt_medium', pretrained, **options)
+
+
+@register_model
+def pvt_large(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('pvt_large', pretrained, **options)
+
+
+@register_model
+def svt_small(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('svt_small', pretrained, **options)
+
+
+@register_model
+def svt_base(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('svt_base', pretrained, **options)
+
+
+@register_model
+def svt_large(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('svt_large', pretrained, **options)
+
+
+@register_model
+def cpvt_pvt_v2_b0(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_pvt_v2_b0', pretrained, **options)
+
+
+@register_model
+def cpvt_pvt_v2_b1(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_pvt_v2_b1', pretrained, **options)
+
+
+@register_model
+def cpvt_pvt_v2_b2(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_pvt_v2_b2', pretrained, **options)
+
+
+@register_model
+def cpvt_pvt_v2_b2_li(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_pvt_v2_b2_li', pretrained, **options)
+
+
+@register_model
+def cpvt_pvt_v2_b3(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_pvt_v2_b3', pretrained, **options)
+
+
+@register_model
+def cpvt_pvt_v2_b4(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_pvt_v2_b4', pretrained, **options)
+
+
+@register_model
+def cpvt_pvt_v2_b5(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_pvt_v2_b5', pretrained, **options)
+
+
+@register_model
+def mit_b0(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('mit_b0', pretrained, **options)
+
+
+@register_model
+def mit_b1(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('mit_b1', pretrained, **options)
+
+
+@register_model
+def mit_b2(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('mit_b2', pretrained, **options)
+
+
+@register_model
+def mit_b3(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('mit_b3', pretrained, **options)
+
+
+@register_model
+def mit_b4(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('mit_b4', pretrained, **options)
+
+
+@register_model
+def mit_b5(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('mit_b5', pretrained, **options)
+
+
+@register_model
+def cpvt_tiny(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_tiny', pretrained, **options)
+
+
+@register_model
+def cpvt_tiny_gap(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_tiny_gap', pretrained, **options)
+
+
+@register_model
+def cpvt_tiny_0to5(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_tiny_0to5', pretrained, **options)
+
+
+@register_model
+def cpvt_tiny_0to5_gap(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_tiny_0to5_gap', pretrained, **options)
+
+
+@register_model
+def cpvt_small(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_small', pretrained, **options)
+
+
+@register_model
+def cpvt_small_gap(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_small_gap', pretrained, **options)
+
+
+@register_model
+def cpvt_small_0to5(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_small_0to5', pretrained, **options)
+
+
+@register_model
+def cpvt_small_0to5_gap(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_small_0to5_gap', pretrained, **options)
+
+
+@register_model
+def cpvt_base(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_base', pretrained, **options)
+
+
+@register_model
+def cpvt_base_gap(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_base_gap', pretrained, **options)
+
+
+@register_model
+def cpvt_base_0to5(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_base_0to5', pretrained, **options)
+
+
+@register_model
+def cpvt_base_0to5_gap(pretrained: bool = False, **options: Any) -> nn.Module:
+    return create('cpvt_base_0to5_gap', pretrained, **options)

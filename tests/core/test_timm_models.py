@@ -1,9 +1,11 @@
 """The models in timm's registry: against timm's own and the slow version, and one contract."""
 
+import ast
 import copy
 import math
 import runpy
 import sys
+from pathlib import Path
 
 import pytest
 import timm
@@ -18,7 +20,7 @@ from reference import (
     reference_maps,
     same_maps,
 )
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support import assert_loaded
 from timm.models import resume_checkpoint
 from timm.models._manipulate import group_parameters
@@ -30,6 +32,7 @@ from torch import Tensor, nn
 import cpvt_pyramid.mm  # noqa: F401 registers the backbone
 from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, load_weights
 from cpvt_pyramid import timm_models as ours
+from cpvt_pyramid.checkpoints.downloads import IN_PACKAGE
 from cpvt_pyramid.checkpoints.formats import to_format
 from cpvt_pyramid.model import Block
 from cpvt_pyramid.versions import VERSION
@@ -142,6 +145,25 @@ def test_every_variant_is_a_timm_model(name):
     assert cfg['input_size'] == (3, 224, 224) and not cfg['fixed_input_size']
     assert f'{cfg["first_conv"]}.weight' in state and f'{cfg["classifier"]}.weight' in state
     assert model.get_classifier() is model.head and model.in_chans == 3
+
+
+def test_entry_points_are_functions_of_the_file():
+    """A search for a name finds them."""
+    tree = ast.parse(Path(ours.__file__).read_text())
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert functions >= set(NAMES) == set(timm.list_models(module='timm_models'))
+    assert ours.VARIANTS.keys() == set(NAMES)
+
+
+@pytest.mark.parametrize('options', [{}, dict(num_classes=3), dict(features_only=True)])
+def test_pretrained_weights_in_the_package(options, caplog):
+    """They are of the backbone: the classifier keeps its values, and a warning says so."""
+    assert 'pcpvt_nano' in timm.list_pretrained()
+    model = timm.create_model('pcpvt_nano', pretrained=True, **options)
+    weights = getattr(model, 'model', model).state_dict()
+    for name, value in load_file(IN_PACKAGE / 'pcpvt_nano.safetensors').items():
+        assert torch.equal(weights[name], value), name
+    assert 'head.bias keep their initial values' in caplog.text
 
 
 @pytest.mark.parametrize('name', FAMILIES)

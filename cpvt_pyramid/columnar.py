@@ -15,22 +15,19 @@ from torch import Tensor, nn
 from .archs import ColumnarArch, check_heads, check_out_indices, check_rates, find_arch
 from .checkpoints.hook import convert_on_load
 from .checkpoints.rgb import check_rgb_weights
+from .grid import Grid, bias_of_keys, ceil_div, crop
 from .model import (
     MLP,
     Attention,
     Block,
-    Grid,
     PatchEmbed,
+    build_dropout,
     build_peg,
-    ceil_div,
-    check_image,
     convolve,
-    crop,
-    dropout,
+    init_pegs,
     init_weights,
-    start_pegs,
 )
-from .padding.mask import BatchPadding, Padding, fill_outside, mean_inside
+from .padding.mask import BatchPadding, Padding, check_image, fill_outside, mean_inside
 from .position import PEGConfig, RelativePosition, parse_position, position_table
 
 
@@ -70,7 +67,7 @@ class Column(nn.Module):
         check_heads(arch.dim, arch.heads)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
         encoding = parse_position(position, peg, position_options, columnar=True)
-        peg = encoding.peg
+        self.peg_config = peg = encoding.peg
         # Nothing reads the map of a classifier's last block if there is a class token. A PEG after
         # that block would never train, and neither would its relative position.
         mapped = arch.depth  # blocks whose map is read
@@ -104,7 +101,7 @@ class Column(nn.Module):
         self.cls_token = token(arch.dim) if class_token else None
         has_position = class_token and encoding.kind == 'learned'
         self.cls_pos = token(arch.dim) if has_position else None
-        self.pos_drop = nn.Dropout(drop_rate)
+        self.pos_drop = build_dropout(drop_rate)
         self.blocks = nn.ModuleList(block(i) for i in range(arch.depth))
         self.pos_block = nn.ModuleDict()
         if peg and not peg.qk_only:
@@ -112,9 +109,7 @@ class Column(nn.Module):
                 self.pos_block[str(i)] = build_peg(peg, arch.dim)
 
         self.apply(init_weights)
-        if peg:
-            start_pegs(self, peg)
-        self.peg_starts_at_zero = peg is not None and peg.zero_init
+        init_pegs(self, peg)
 
     def features(
         self, image: Tensor, valid: Optional[Tensor] = None
@@ -153,7 +148,7 @@ class Column(nn.Module):
         for i in range(max(blocks) + 1):
             x = self.encode(self.blocks[i](x, grid), grid, after=i)
             if i in blocks:
-                first, tokens = grid.split(x)
+                first, tokens = split_class_token(x, grid)
                 class_token = first if grid.class_tokens else None
                 found[i] = class_token, fill_outside(tokens, grid.padding)
         return found
@@ -162,18 +157,23 @@ class Column(nn.Module):
         """The input of the first block, and its grid."""
         x = fill_outside(image.permute(0, 2, 3, 1), batch.at(1))
         x = self.patch_embed(x)  # (B, H, W, C)
-        padding = batch.at(self.arch.patch_size)
-        grid = Grid(
-            x,
-            padding,
-            keys=padding,
-            class_tokens=int(self.cls_token is not None),
-            rope=self.rope,
-            head_dim=self.arch.dim // self.arch.heads,
-        )
+        grid = self.map_grid(x, batch)
         x = self.pos_embed(x, grid).flatten(1, 2)
         x = with_class_token(x, self.cls_token, self.cls_pos)  # (B, T, C)
-        return self.encode(self.pos_drop(x), grid, after=-1), grid
+        if self.pos_drop is not None:
+            x = self.pos_drop(x)
+        return self.encode(x, grid, after=-1), grid
+
+    def map_grid(self, x: Tensor, batch: BatchPadding) -> Grid:
+        """The grid of the map (B, H, W, C), which is the same for all blocks."""
+        height, width = x.shape[1:3]
+        padding = batch.at(self.arch.patch_size)
+        class_tokens = int(self.cls_token is not None)
+        bias = None if padding is None else bias_of_keys(padding, x.dtype, class_tokens)
+        grid = Grid(height, width, padding=padding, class_tokens=class_tokens, key_bias=bias)
+        if self.rope is not None:
+            grid.rotations = self.rope.rotations(grid, self.arch.dim // self.arch.heads, x)
+        return grid
 
     def encode(self, x: Tensor, grid: Grid, after: int) -> Tensor:
         """Apply the PEG after a block (-1: before the first), if there is one, to the tokens."""
@@ -200,18 +200,25 @@ class SelfAttention(Attention):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        q, k, v = self.split(self.qkv(x), 3)
+        """Tokens (B, T, C), in the same shape."""
+        q, k, v = self.split_by_head(self.qkv(x), 3)  # (B, heads, T, d)
         if self.peg is not None:
-            q, k, _ = self.split(self.qkv(encode_map(self.peg, x, grid)), 3)
-        x = self.attend(q, k, v, grid.whole).reshape(x.shape)
-        return dropout(self.proj(x), self.drop, self.training)
+            q, k, _ = self.split_by_head(self.qkv(encode_map(self.peg, x, grid)), 3)
+        x = self.proj(self.attend(q, k, v, grid).reshape(x.shape))
+        return x if self.drop is None else self.drop(x)
 
 
 def encode_map(position: nn.Module, x: Tensor, grid: Grid) -> Tensor:
     """Apply a position encoding to the map's tokens and not to the class token."""
-    first, x = grid.split(x)
+    first, x = split_class_token(x, grid)
     x = position(x, grid).flatten(1, 2)
     return torch.cat([first, x], dim=1) if grid.class_tokens else x
+
+
+def split_class_token(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Split tokens (B, T, C) into the class token (B, 0 or 1, C) and the map (B, H, W, C)."""
+    first = x[:, : grid.class_tokens]
+    return first, x[:, grid.class_tokens :].unflatten(1, (grid.height, grid.width))
 
 
 class CPVT(Column):
@@ -387,10 +394,10 @@ class Level(nn.Module):
 
 
 class UnpatchConv(nn.ConvTranspose2d):
-    """A transposed convolution on tokens (B, H, W, C)."""
+    """A transposed convolution on tokens: (B, H, W, C) to (B, 2 H, 2 W, C')."""
 
-    def forward(self, x: Tensor, output_size: Optional[list[int]] = None) -> Tensor:
-        return super().forward(x.permute(0, 3, 1, 2), output_size).permute(0, 2, 3, 1)
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 def token(dim: int) -> nn.Parameter:

@@ -42,8 +42,9 @@ from .checkpoints.files import listed
 from .checkpoints.formats import to_ours
 from .checkpoints.reading import tensors_of
 from .columnar import Column
-from .model import CPVTPyramid, PosCNN, init_weights, set_checkpointing
+from .model import CPVTPyramid, init_pegs, init_weights, set_checkpointing
 from .names import layer_of, role_of
+from .position import PEGConfig
 
 LOGGER = logging.getLogger(__name__)
 POOLS = ('avg', 'token', '')
@@ -74,7 +75,7 @@ class Classifier(nn.Module):
     # Of the trunk:
     blocks: nn.ModuleList
     cls_token: Optional[nn.Parameter]
-    peg_starts_at_zero: bool
+    peg_config: Optional[PEGConfig]
     feature_info: list[dict[str, Any]]  # num_chs, reduction (stride) and module of each map
     outputs: Callable[..., Outputs]  # of some stages or blocks
     cut_after: Callable[[int], None]  # remove what follows a map
@@ -217,11 +218,7 @@ class Classifier(nn.Module):
             else:  # tables and tokens
                 for parameter in module.parameters(recurse=False):
                     nn.init.trunc_normal_(parameter, std=0.02)
-        if self.peg_starts_at_zero:
-            for module in self.modules():
-                if isinstance(module, PosCNN):
-                    for parameter in module.parameters():
-                        nn.init.zeros_(parameter)
+        init_pegs(self, self.peg_config)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         set_checkpointing(self, enable)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..columnar import SelfAttention
-from ..model import Attention, GlobalAttention, LinearAttention, Scope
+from ..grid import Grid
+from ..model import Attention, GlobalAttention, LinearAttention
 from .processor import mkl_is_slow
 from .products import AT_A_TIME, affine, is_computed_here, is_differentiated, summed_outer
 
@@ -34,18 +35,18 @@ class AttentionInParts(Attention):
     over all threads. Encodings inside the attention and dropout are left to the attention itself.
     """
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> Tensor:
-        if not is_simple(self, scope) or not is_computed_here(q):
-            return super().attend(q, k, v, scope)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        if not is_simple(self, grid) or not is_computed_here(q):
+            return super().attend(q, k, v, grid)
         trains = torch.is_grad_enabled()
         if mkl_is_slow() and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:
-            hidden = None if scope.hidden is None else scope.hidden[:, 0, 0].to(q.dtype)
+            hidden = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(q.dtype)
             function = PartsOfAttention.apply if trains else attention_in_parts
             return function(q, k, v, hidden)
         if trains:
-            hidden = None if scope.hidden is None else scope.hidden.to(q.dtype)
+            hidden = None if grid.key_bias is None else grid.key_bias.to(q.dtype)
             return grouped_attention(q, k, v, hidden).transpose(1, 2)
-        return super().attend(q, k, v, scope)
+        return super().attend(q, k, v, grid)
 
 
 class GlobalAttentionInParts(AttentionInParts, GlobalAttention):
@@ -60,10 +61,10 @@ class SelfAttentionInParts(AttentionInParts, SelfAttention):
     pass
 
 
-def is_simple(attention: Attention, scope: Scope) -> bool:
+def is_simple(attention: Attention, grid: Grid) -> bool:
     """True if an attention has neither an encoding inside nor dropout."""
-    drops = attention.attn_drop and attention.training
-    return not drops and attention.position is None and scope.rotations is None
+    drops = attention.attn_drop is not None and attention.attn_drop.training
+    return not drops and attention.position is None and grid.rotations is None
 
 
 def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, hidden: Optional[Tensor]) -> Tensor:

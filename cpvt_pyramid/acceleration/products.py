@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 from torch.overrides import has_torch_function_unary
 
-from ..model import MLP, ConvMLP, Grid
+from ..grid import Grid
+from ..model import MLP, ConvMLP
 from ..recompute import PLAIN_LINEAR, is_plain_linear
 from ..versions import is_compiling
 from .processor import mkl_is_slow
@@ -93,7 +94,7 @@ class FusedMLP(MLP):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         fc1, fc2 = self.fc1, self.fc2
-        drops = self.drop and self.training
+        drops = self.drop is not None and self.drop.training
         if drops or not (is_plain_linear(fc1) and is_plain_linear(fc2)):
             return super().forward(x, grid)
         if not is_computed_here(x, fc1.weight, fc1.bias, fc2.weight, fc2.bias):

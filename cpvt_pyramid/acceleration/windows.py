@@ -8,7 +8,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ..model import Grid, Scope, WindowAttention, dropout
+from ..grid import Grid, from_windows, to_windows
+from ..model import WindowAttention
 from .attention import is_simple
 from .products import is_computed_here
 
@@ -19,20 +20,21 @@ class BorderWindowAttention(WindowAttention):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         if self.fills_windows(x, grid):
             return super().forward(x, grid)
-        hidden = None if grid.padding is None else grid.padding.score_bias()  # (B, H, W, 1)
-        x = self.attend_in_parts(self.qkv(x), hidden)
-        return dropout(self.proj(x), self.drop, self.training)
+        bias = None if grid.padding is None else grid.padding.score_bias()  # (B, H, W, 1)
+        x = self.attend_in_parts(self.qkv(x), bias)
+        x = self.proj(x)
+        return x if self.drop is None else self.drop(x)
 
     def fills_windows(self, x: Tensor, grid: Grid) -> bool:
         """True if windows of one size are needed, or are as good."""
         k = self.window
         if self.window_padding != 'mask' or not (grid.height % k or grid.width % k):
             return True
-        if not is_simple(self, grid.windows):
+        if grid.windows is None or not is_simple(self, grid.windows):
             return True
         return not is_computed_here(x)
 
-    def attend_in_parts(self, qkv: Tensor, hidden: Optional[Tensor]) -> Tensor:
+    def attend_in_parts(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Attention of a map (B, H, W, 3 C), in up to four parts with windows of one size each.
 
         The map is split where its last whole window ends. The gradient of `split` is one
@@ -44,48 +46,31 @@ class BorderWindowAttention(WindowAttention):
         for i, band in enumerate(qkv.split(heights, 1)):
             row = []
             for j, part in enumerate(band.split(widths, 2)):
-                part_hidden = None
-                if hidden is not None:
-                    part_hidden = hidden.split(heights, 1)[i].split(widths, 2)[j]
-                row.append(self.attend_in_part(part, part_hidden))
+                part_bias = None
+                if bias is not None:
+                    part_bias = bias.split(heights, 1)[i].split(widths, 2)[j]
+                row.append(self.attend_in_part(part, part_bias))
             results.append(torch.cat(row, 2))
         return torch.cat(results, 1)
 
-    def attend_in_part(self, qkv: Tensor, hidden: Optional[Tensor]) -> Tensor:
+    def attend_in_part(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Attention of a part (B, h, w, 3 C) whose windows have one size, (B, h, w, C)."""
         b, rows, columns, _ = qkv.shape
         height = min(rows, self.window)
         width = min(columns, self.window)
-        windows = split_windows(qkv, height, width)  # (B * n, height * width, 3 C)
+        windows = to_windows(qkv, height, width)  # (B * n, height * width, 3 C)
         q, k, v = [
             x.unflatten(2, (self.heads, self.head_dim)).transpose(1, 2)
             for x in windows.chunk(3, 2)  # its gradient is one concatenation, too
         ]
-        keys = None
-        if hidden is not None:
-            keys = split_windows(hidden, height, width)[:, None, None, :, 0]
-        x = self.attend(q, k, v, Scope(height, width, hidden=keys)).flatten(2)
-        return join_windows(x, height, width, (b, rows, columns, x.shape[-1]))
+        key_bias = None
+        if bias is not None:
+            key_bias = to_windows(bias, height, width)[:, None, None, :, 0]
+        x = self.attend(q, k, v, Grid(height, width, key_bias=key_bias)).flatten(2)
+        return from_windows(x, height, width, (b, rows, columns, x.shape[-1]))
 
 
 def whole_and_rest(side: int, k: int) -> list[int]:
     """Lengths of the part of a side that whole windows fill, and of the rest, if there are any."""
     rest = side % k
     return [length for length in (side - rest, rest) if length]
-
-
-def split_windows(x: Tensor, height: int, width: int) -> Tensor:
-    """Split maps (B, H, W, C) into n windows each, (B * n, height * width, C).
-
-    H and W must be multiples of the window's height and width.
-    """
-    b, rows, columns, c = x.shape
-    x = x.reshape(b, rows // height, height, columns // width, width, c).transpose(2, 3)
-    return x.reshape(-1, height * width, c)
-
-
-def join_windows(x: Tensor, height: int, width: int, shape: tuple[int, ...]) -> Tensor:
-    """The inverse of `split_windows`; `shape` is (B, H, W, C)."""
-    b, rows, columns, c = shape
-    x = x.reshape(b, rows // height, columns // width, height, width, c)
-    return x.transpose(2, 3).reshape(shape)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import columnar, model
 from ..checkpoints import LoadReport
 from ..checkpoints.loading import fit_checkpoint
-from ..padding.mask import split_validity
+from ..padding.mask import check_batch, split_validity
 from ..versions import is_compiling
 from .valid_region import check_validity, crop_and_run, noted_size
 
@@ -76,7 +76,7 @@ class Configured(nn.Module):
             raise TypeError(
                 'the images must be a tensor (B, C, H, W), got a list; set model.data_preprocessor'
             )
-        model.check_batch(image, self.in_channels)
+        check_batch(image, self.in_channels)
         if self.training and not torch.is_grad_enabled():
             refuse_reentrant_checkpointing(self)
         maps: Sequence[Tensor]

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..model import ceil_div
+from ..grid import ceil_div
 from ..padding.batching import padded_size
 from ..padding.mask import Padding
 

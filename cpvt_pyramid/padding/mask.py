@@ -112,6 +112,29 @@ def mean_inside(x: Tensor, padding: Optional[Padding]) -> Tensor:
     return (total / (height * width).clamp(min=1)[:, None]).to(x.dtype)
 
 
+def check_image(image: Tensor, in_channels: int) -> None:
+    """Raise a ValueError unless an image is a batch with these channels and at least one pixel."""
+    check_batch(image, in_channels)
+    if image.shape[1] != in_channels:
+        raise ValueError(
+            f'the image must have in_channels={in_channels} channels, got {image.shape[1]}'
+        )
+    if 0 in image.shape[2:]:
+        height, width = image.shape[2:]
+        raise ValueError(
+            f'the image must have a height and a width of at least 1, got {height} x {width}'
+        )
+
+
+def check_batch(image: Tensor, in_channels: int) -> None:
+    """Raise a ValueError unless an image has the four dimensions of a batch."""
+    if image.dim() != 4:
+        raise ValueError(
+            f'the image must be a batch (B, {in_channels}, H, W), got a tensor of shape '
+            f'{tuple(image.shape)}'
+        )
+
+
 def check_valid(valid: Tensor, image: Tensor) -> None:
     """Raise a ValueError unless `valid` has a height and a width for each image (B, C, H, W).
 

@@ -4,17 +4,18 @@ There are three kinds:
 - added to tokens (B, H, W, C) by a module that takes them and their `Grid`: `LearnedPosition`,
   `SinCosPosition`, and the PEG itself, which is in `model.py`;
 - rotations of queries and keys, the same for all blocks of a stage: `RoPE`;
-- a bias of the scores of one attention, by a module that takes queries, keys and their `Scope`:
+- a bias of the scores of one attention, by a module that takes queries, keys and their `Grid`:
   `RelativePosition`. Set `position` of an attention to add one of your own.
 """
 
 from .added import LearnedPosition, NoPosition, SinCosPosition, position_table
-from .attention import RelativePosition, RoPE, Rotation, rotate
+from .attention import RelativePosition, RoPE, rotate
 from .settings import (
     COLUMNAR_POSITIONS,
     POSITIONS,
     PEGConfig,
     PositionSettings,
+    check_rope,
     parse_position,
 )
 
@@ -27,8 +28,8 @@ __all__ = [
     'PositionSettings',
     'RelativePosition',
     'RoPE',
-    'Rotation',
     'SinCosPosition',
+    'check_rope',
     'parse_position',
     'position_table',
     'rotate',

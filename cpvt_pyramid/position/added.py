@@ -1,12 +1,14 @@
 """Position encodings that are added to tokens before the first block."""
 
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from numbers import Integral
+from typing import Optional, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..grid import Grid, ceil_div
 from ..versions import without_autocast
 
 
@@ -26,7 +28,7 @@ class LearnedPosition(nn.Module):
         self.mode = mode
         self.table = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, *size, dim), std=0.02))
 
-    def forward(self, x: Tensor, grid: Optional[Any] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Optional[Grid] = None) -> Tensor:
         size = (x.shape[1], x.shape[2])
         if grid is None or grid.padding is None:
             return x + resize_table(self.table, size, self.mode)
@@ -52,7 +54,7 @@ class SinCosPosition(nn.Module):
             )
         self.dim = dim
 
-    def forward(self, x: Tensor, grid: Optional[Any] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Optional[Grid] = None) -> Tensor:
         height, width = x.shape[1:3]
         rows = self.waves(height, x)[:, None].expand(-1, width, -1)
         columns = self.waves(width, x)[None].expand(height, -1, -1)
@@ -70,7 +72,7 @@ class SinCosPosition(nn.Module):
 class NoPosition(nn.Module):
     """The identity, for an encoding that is not used."""
 
-    def forward(self, x: Tensor, grid: Optional[Any] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Optional[Grid] = None) -> Tensor:
         return x
 
 
@@ -87,14 +89,13 @@ def position_table(
         mode: of the interpolation of a table.
     """
     sides = image_size if isinstance(image_size, (list, tuple)) else (image_size, image_size)
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+    if len(sides) != 2 or not all(isinstance(side, Integral) and side > 0 for side in sides):
         raise ValueError(
             f'pretrain_img_size (img_size in timm) must be a side in pixels, or a height and a '
             f'width, got {image_size!r}'
         )
     if kind == 'learned':
-        height = -(-sides[0] // stride)
-        width = -(-sides[1] // stride)
+        height, width = (ceil_div(int(side), stride) for side in sides)
         return LearnedPosition(dim, (height, width), mode)
     if kind == 'sincos':
         return SinCosPosition(dim)

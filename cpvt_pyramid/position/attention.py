@@ -1,14 +1,14 @@
 """Position encodings inside attentions: queries and keys are rotated, or scores get a bias."""
 
 import math
-from typing import Any, Optional, Union
+from numbers import Real
+from typing import Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Sines and cosines of the angles of queries or keys, (B or 1, 1, T, d) each.
-Rotation = tuple[Tensor, Tensor]
+from ..grid import Grid, Rotation, ceil_div
 
 
 class RoPE:
@@ -26,8 +26,8 @@ class RoPE:
     """
 
     def __init__(self, base: float = 100, normalized: bool = False) -> None:
-        if base <= 1:
-            raise ValueError(f'base of RoPE must be greater than 1, got {base}')
+        if not isinstance(base, Real) or base <= 1:
+            raise ValueError(f'base of RoPE must be greater than 1, got {base!r}')
         self.base = base
         self.normalized = normalized
 
@@ -36,28 +36,28 @@ class RoPE:
         if head_dim % 4:
             raise ValueError(f'channels of a head must be a multiple of 4 for RoPE, got {head_dim}')
 
-    def with_rotations(self, scope: Any, head_dim: int, like: Tensor) -> Any:
-        """A `Scope` with the rotations of its queries and keys, of `head_dim` channels."""
-        queries = self.rotation(scope, 1, head_dim, like)
-        keys = queries
-        if scope.step > 1:
-            keys = self.rotation(scope, scope.step, head_dim, like)
-        return scope._replace(rotations=(queries, keys))
+    def rotations(self, grid: Grid, head_dim: int, like: Tensor) -> tuple[Rotation, Rotation]:
+        """The rotations of queries and keys of `head_dim` channels, see `rotation`."""
+        queries = self.rotation(grid, 1, head_dim, like)
+        if grid.step == 1:
+            return queries, queries
+        return queries, self.rotation(grid, grid.step, head_dim, like)
 
-    def rotation(self, scope: Any, step: int, head_dim: int, like: Tensor) -> Rotation:
+    def rotation(self, grid: Grid, step: int, head_dim: int, like: Tensor) -> Rotation:
         """Sines and cosines at the centers of cells of `step` x `step` tokens.
 
         They are on the device of `like`, in its dtype or float32 if that is more precise.
         """
         dtype = torch.promote_types(like.dtype, torch.float32)
-        rows = centers(scope.height, step, like.device, dtype)[None]  # (1, H')
-        columns = centers(scope.width, step, like.device, dtype)[None]  # (1, W')
+        rows = centers(grid.height, step, like.device, dtype)[None]  # (1, H')
+        columns = centers(grid.width, step, like.device, dtype)[None]  # (1, W')
         if self.normalized:
-            height: Union[int, Tensor] = scope.height
-            width: Union[int, Tensor] = scope.width
-            if scope.sizes is not None:
-                height = scope.sizes[0].clamp(min=1)[:, None]
-                width = scope.sizes[1].clamp(min=1)[:, None]
+            height: Union[int, Tensor] = grid.height
+            width: Union[int, Tensor] = grid.width
+            if grid.padding is not None:
+                heights, widths = grid.padding.sizes()
+                height = heights.clamp(min=1)[:, None]
+                width = widths.clamp(min=1)[:, None]
             rows = 2 * math.pi * ((2 * rows + 1) / height - 1)  # (B or 1, H')
             columns = 2 * math.pi * ((2 * columns + 1) / width - 1)  # (B or 1, W')
         quarter = head_dim // 4
@@ -65,14 +65,14 @@ class RoPE:
         column_angles = (columns[..., None] * frequency)[:, None].expand(-1, rows.shape[1], -1, -1)
         row_angles = (rows[..., None] * frequency)[:, :, None].expand(-1, -1, columns.shape[1], -1)
         angles = torch.cat([column_angles, row_angles], dim=-1)  # (B or 1, H', W', d / 2)
-        angles = F.pad(angles.flatten(1, 2), (0, 0, scope.class_tokens, 0))
+        angles = F.pad(angles.flatten(1, 2), (0, 0, grid.class_tokens, 0))
         angles = angles.repeat_interleave(2, dim=-1)[:, None]  # (B or 1, 1, T, d)
         return angles.sin(), angles.cos()
 
 
 def centers(side: int, step: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Places of the centers of cells of `step` tokens along a side, in tokens."""
-    cells = torch.arange((side + step - 1) // step, device=device, dtype=dtype)
+    cells = torch.arange(ceil_div(side, step), device=device, dtype=dtype)
     return cells * step + (step - 1) / 2
 
 
@@ -104,11 +104,11 @@ class RelativePosition(nn.Module):
         self.rows = distance_table(reach, dim)
         self.columns = distance_table(reach, dim)
 
-    def forward(self, q: Tensor, k: Tensor, scope: Any) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+    def forward(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, heads, T, d), keys, and a bias (B, heads, T, T) of their scores."""
-        first = scope.class_tokens
-        height = scope.height
-        width = scope.width
+        first = grid.class_tokens
+        height = grid.height
+        width = grid.width
         of_map = q[:, :, first:].unflatten(2, (height, width)) * q.shape[-1] ** -0.5
         rows = F.linear(of_map, self.rows)  # of all distances
         columns = F.linear(of_map, self.columns)

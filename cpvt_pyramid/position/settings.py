@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Optional, Union
 
+from ..archs import Arch
 from .attention import RoPE
 
 # The encodings, each with the names of its options. Those of a PEG are the fields of `PEGConfig`.
@@ -115,3 +116,20 @@ def parse_position(
     if peg.qk_only and not columnar:
         raise ValueError('peg.qk_only needs the columnar model (CPVT, DenseCPVT)')
     return PositionSettings('none' if kind == 'peg' else kind, peg, rope, reach)
+
+
+def check_rope(rope: Optional[RoPE], arch: Arch, drop_border: bool) -> None:
+    """Raise a ValueError if the attentions of a pyramid cannot have this encoding."""
+    if rope is None:
+        return
+    if arch.linear:
+        raise ValueError('rope needs keys at places, which linear attention does not have')
+    if drop_border:
+        raise ValueError('rope needs keys for the whole map, which drop_border leaves out')
+    if arch.window and rope.normalized:
+        raise ValueError(
+            f'normalized coordinates need attention over the whole map, got an arch with '
+            f'window={arch.window}'
+        )
+    for dim, heads in zip(arch.dims, arch.heads):
+        rope.check(dim // heads)

@@ -1,6 +1,6 @@
 """Biases of attention scores that the package does not have: examples of an encoding of your own.
 
-A module that is called with queries, keys and their `Scope` and returns queries, keys and a bias is
+A module that is called with queries, keys and their `Grid` and returns queries, keys and a bias is
 set as `position` of an attention:
 
     model = Column(position='none')
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cpvt_pyramid.model import Scope
+from cpvt_pyramid.grid import Grid
 
 
 class ALiBi(nn.Module):
@@ -31,14 +31,14 @@ class ALiBi(nn.Module):
         super().__init__()
         self.slopes = [2 ** (-8 * (i + 1) / heads) for i in range(heads)]
 
-    def forward(self, q: Tensor, k: Tensor, scope: Scope) -> tuple[Tensor, Tensor, Tensor]:
-        rows = torch.arange(scope.height, device=q.device, dtype=q.dtype)
-        columns = torch.arange(scope.width, device=q.device, dtype=q.dtype)
+    def forward(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+        rows = torch.arange(grid.height, device=q.device, dtype=q.dtype)
+        columns = torch.arange(grid.width, device=q.device, dtype=q.dtype)
         down = (rows - rows[:, None])[:, None, :, None]  # (H, 1, H, 1), from query to key
         right = (columns - columns[:, None])[:, None]  # (1, W, 1, W)
         heads = [self.penalty(head, down, right) for head in range(len(self.slopes))]
         bias = torch.stack(heads).flatten(3).flatten(1, 2)[None]  # (1, heads, H * W, H * W)
-        first = scope.class_tokens
+        first = grid.class_tokens
         return q, k, F.pad(bias, (first, 0, first, 0))
 
     def penalty(self, head: int, down: Tensor, right: Tensor) -> Tensor:

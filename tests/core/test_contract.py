@@ -1,6 +1,7 @@
 """One contract for every model, whatever its shape and its position encoding."""
 
 import copy
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -16,7 +17,7 @@ from support import assert_loaded
 from torch import Tensor, nn
 
 from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, DenseCPVT, PEGConfig, PosCNN, model
-from cpvt_pyramid.model import Block
+from cpvt_pyramid.model import Block, DropPath
 from cpvt_pyramid.names import count_layers, layer_of
 from tests.models.ours import (
     BACKBONES,
@@ -142,7 +143,8 @@ def test_what_is_not_used_is_not_built(build, out_indices):
     part.load_state_dict(whole.state_dict())
     parts = dict(whole.named_modules())
     for name, module in part.named_modules():
-        assert not isinstance(module, Block) or module.drop_path == parts[name].drop_path
+        if isinstance(module, Block):
+            assert rate_of(module) == rate_of(parts[name])
     image = torch.randn(1, 3, 40, 72)
     maps = part(image)
     with torch.no_grad():
@@ -314,10 +316,37 @@ def test_dropout_acts_at_its_places_in_training_alone(build):
         same_maps(outputs(model.eval(), image), outputs(plain, image), rtol=0, atol=0)
     model = build(drop_rate=0.1, attn_drop_rate=0.2, drop_path_rate=0.7)
     blocks = [m for m in model.modules() if isinstance(m, Block)]
-    rates = torch.tensor([block.drop_path for block in blocks])
+    rates = torch.tensor([rate_of(block) for block in blocks])
     torch.testing.assert_close(rates, torch.linspace(0, 0.7, len(blocks)))
-    assert {block.attn.attn_drop for block in blocks} == {0.2}
-    assert {(block.attn.drop, block.mlp.drop) for block in blocks} == {(0.1, 0.1)}
+    assert {block.attn.attn_drop.p for block in blocks} == {0.2}
+    assert {(block.attn.drop.p, block.mlp.drop.p) for block in blocks} == {(0.1, 0.1)}
+
+
+def rate_of(block: Block) -> float:
+    """The rate of stochastic depth of a block; one that never drops its branches has no layer."""
+    return 0 if block.drop_path is None else block.drop_path.rate
+
+
+@every_kind
+@torch.no_grad()
+def test_dropout_is_made_of_layers_that_are_found_and_switched_one_by_one(build):
+    """As for Monte Carlo dropout: all but the dropout is in evaluation mode."""
+    image = torch.randn(1, 3, 64, 64)
+    assert not [m for m in build().modules() if isinstance(m, (nn.Dropout, DropPath))]
+    for option, kind in (
+        ('drop_rate', nn.Dropout),
+        ('attn_drop_rate', nn.Dropout),
+        ('drop_path_rate', DropPath),
+    ):
+        model = build(**{option: 0.5}).eval()
+        assert model.state_dict().keys() == build().state_dict().keys()
+        layers = [module for module in model.modules() if isinstance(module, kind)]
+        assert len(layers) >= len([m for m in model.modules() if isinstance(m, Block)]) - 1
+        for layer in layers:
+            layer.train()
+        assert not torch.equal(outputs(model, image)[-1], outputs(model, image)[-1])
+        model = pickle.loads(pickle.dumps(copy.deepcopy(model.train()))).eval()
+        same_maps(outputs(model, image), outputs(build().eval(), image), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize('recompute_gelu', [False, True])
@@ -325,7 +354,7 @@ def test_dropout_acts_at_its_places_in_training_alone(build):
 def test_dropout_comes_after_each_layer(monkeypatch, build, recompute_gelu):
     """After patch embeddings, projections, and both layers of MLPs."""
     rates = []
-    monkeypatch.setattr(F, 'dropout', lambda x, rate, training: rates.append(rate) or x)
+    monkeypatch.setattr(F, 'dropout', lambda x, rate, *_: rates.append(rate) or x)
     model = build(drop_rate=0.1, attn_drop_rate=0.2, recompute_gelu=recompute_gelu)
     model(torch.randn(1, 3, 64, 64))
     blocks = sum(isinstance(module, Block) for module in model.modules())

@@ -4,11 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cpvt_pyramid.model import (
-    Grid,
-    WindowAttention,
-    pooling_weights,
-)
+from cpvt_pyramid.grid import grid_of_windows, weights_of_means
+from cpvt_pyramid.model import WindowAttention
 from cpvt_pyramid.padding.mask import Padding
 from tests.models.ours import VALID, images, svt
 
@@ -17,7 +14,8 @@ from tests.models.ours import VALID, images, svt
 def test_means_are_those_of_adaptive_pooling(size):
     x = torch.randn(2, *size, 4)
     padding = Padding.of_batch(torch.empty(2, 1, 20, 20), torch.tensor([size, (20, 20)]))
-    for weights in (pooling_weights(x, None), pooling_weights(torch.empty(2, 20, 20, 4), padding)):
+    padded = torch.empty(2, 20, 20, 4)
+    for weights in (weights_of_means(x, None), weights_of_means(padded, padding)):
         rows, columns = (w[:1, :, :side] for w, side in zip(weights, size))
         found = torch.einsum('bih,bjw,bhwc->bijc', rows, columns, x[:1])
         expected = F.adaptive_avg_pool2d(x[:1].permute(0, 3, 1, 2), 7).permute(0, 2, 3, 1)
@@ -25,8 +23,9 @@ def test_means_are_those_of_adaptive_pooling(size):
 
 
 def test_windows_have_a_mask_only_where_they_are_filled_up():
-    assert Grid(torch.empty(1, 14, 21, 8), window=7).windows.hidden is None
-    assert Grid(torch.empty(1, 14, 20, 8), window=7).windows.hidden.any()
+    assert grid_of_windows(torch.empty(1, 14, 21, 8), None, 7).key_bias is None
+    assert grid_of_windows(torch.empty(1, 14, 20, 8), None, 7).key_bias.any()
+    assert grid_of_windows(torch.empty(1, 14, 20, 8), None, 7, masks_border=False).key_bias is None
 
 
 @pytest.mark.parametrize('valid', [None, VALID], ids=['', 'valid'])

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from cpvt_pyramid import ARCHS, CPVTPyramid
-from cpvt_pyramid.model import MLP, Block, Grid, set_checkpointing
+from cpvt_pyramid.grid import Grid
+from cpvt_pyramid.model import MLP, Block, set_checkpointing
 from tests.models.ours import classifier, images, outputs, pcpvt, svt
 from tests.models.ports import randomize
 

@@ -12,7 +12,8 @@ from support import run
 from torch import nn
 
 from cpvt_pyramid import CPVT, CPVTPyramid, DenseCPVT
-from cpvt_pyramid.model import Grid, drop_path, init_weights
+from cpvt_pyramid.grid import Grid
+from cpvt_pyramid.model import init_weights
 from cpvt_pyramid.names import count_layers, layer_of
 from tests.models.ours import pcpvt, pvt_v2, shallow
 from tests.models.ports import randomize
@@ -90,7 +91,7 @@ def test_frozen_stages_survive_train(frozen):
     )
     model.train()
     for i in range(4):
-        pegs = [model.peg(i, j) for j in (-1, 0, 1)]
+        pegs = [model.pegs(i)[j] for j in (-1, 0, 1)]
         others = (model.patch_embeds, model.pos_embeds, model.blocks, model.norm_list)
         for part in (*pegs, *(parts[i] for parts in others)):
             assert all(p.requires_grad == (i >= frozen) for p in part.parameters())
@@ -179,11 +180,11 @@ def test_drop_path_is_applied_once_to_a_branch():
     rate = 0.5
     model = randomize(CPVTPyramid('pcpvt_nano', drop_path_rate=rate))
     block = model.blocks[3][-1]
-    assert block.drop_path == rate
+    assert block.drop_path.rate == rate
     x = torch.randn(4000, 1, 1, 192)
-    grid = Grid(x)
+    grid = Grid(*x.shape[1:3])
     with torch.no_grad():
-        left = drop_path(block.attn(x, grid), block.drop_path, True)
+        left = block.drop_path(block.attn(x, grid))
         kept = left.flatten(1).any(1)
         assert abs(kept.float().mean() - (1 - rate)) < 0.04
         torch.testing.assert_close(left[kept], block.attn(x, grid)[kept] / (1 - rate))

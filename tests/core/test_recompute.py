@@ -11,7 +11,8 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 from cpvt_pyramid import ARCHS, CPVTPyramid, accelerate
-from cpvt_pyramid.model import MLP, ConvMLP, Grid
+from cpvt_pyramid.grid import Grid
+from cpvt_pyramid.model import MLP, ConvMLP
 from cpvt_pyramid.recompute import gelu_linear
 from tests.models.ours import pcpvt, pvt_v2
 from tests.models.ports import randomize
@@ -47,7 +48,7 @@ def test_one_wide_map_is_saved(kind, autocast, accelerated):
             accelerate(mlp)
         own = [x, *mlp.parameters()]
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-            found.append(saved_bytes(mlp, x, Grid(x), but_for=own))
+            found.append(saved_bytes(mlp, x, Grid(*x.shape[1:3]), but_for=own))
     wide_map = x.numel() * 4 * (2 if autocast else 4)
     if accelerated and not autocast and kind is MLP:
         assert found == [wide_map, wide_map]  # `FusedMLP` always saves one of them
@@ -96,7 +97,7 @@ def test_gradients_are_the_same(kind, trains):
             chosen = {trains: chosen[trains]}
         for leaf in chosen.values():
             leaf.requires_grad_()
-        out = mlp(x, Grid(x))
+        out = mlp(x, Grid(*x.shape[1:3]))
         results.append([out, *torch.autograd.grad(out.square().sum(), list(chosen.values()))])
     torch.testing.assert_close(*results)
 
@@ -140,10 +141,10 @@ def test_changed_layers_train_as_they_do_in_a_plain_mlp(change):
         optimizer = torch.optim.SGD(mlp.parameters(), 0.01)
         for _ in range(2):
             optimizer.zero_grad()
-            mlp(x, Grid(x)).square().sum().backward()
+            mlp(x, Grid(*x.shape[1:3])).square().sum().backward()
             optimizer.step()
         grads = {name: p.grad for name, p in mlp.named_parameters()}
-        results.append([mlp(x, Grid(x)), grads])
+        results.append([mlp(x, Grid(*x.shape[1:3])), grads])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
@@ -229,8 +230,8 @@ def test_functions_of_torch_func(transform, name):
 
         def function(given, mlp=mlp):
             if name == 'x':
-                return mlp(given, Grid(x))
-            return torch.func.functional_call(mlp, {name: given}, (x, Grid(x)))
+                return mlp(given, Grid(*x.shape[1:3]))
+            return torch.func.functional_call(mlp, {name: given}, (x, Grid(*x.shape[1:3])))
 
         results.append(TRANSFORMS[transform](function, value, tangent))
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
@@ -260,7 +261,7 @@ def test_what_else_saves_tensors(way):
     x = torch.randn(1, 3, 3, 8)
     results = []
     for mlp in pair():
-        grid = Grid(x)
+        grid = Grid(*x.shape[1:3])
         if way == 'checkpointed':
             out = checkpoint(mlp, x, grid, use_reentrant=False)
             out.square().sum().backward()
@@ -285,6 +286,6 @@ def test_checkpoints_keep_no_wide_map():
     x = torch.randn(1, 9, 9, 8, requires_grad=True)
     _, mlp = pair()
     own = [x, *mlp.parameters()]
-    grid = Grid(x)
+    grid = Grid(*x.shape[1:3])
     run = lambda x: checkpoint(mlp, x, grid, use_reentrant=False)  # noqa: E731
     assert saved_bytes(run, x, but_for=own) == 0

@@ -8,7 +8,8 @@ import torch
 from gpu import DEVICE, VARIANTS, assert_near, assert_never_waits, twins
 from support import ROOT
 
-from cpvt_pyramid.model import MAX_BATCH, Attention, Grid, Scope, WindowAttention, set_checkpointing
+from cpvt_pyramid.grid import Grid, grid_of_windows
+from cpvt_pyramid.model import MAX_BATCH, Attention, WindowAttention, set_checkpointing
 from cpvt_pyramid.padding.mask import MASKED
 from tests.models.ours import BACKBONES, VALID, images, maps_and_gradients, outputs
 from tests.models.ports import randomize
@@ -199,9 +200,11 @@ def test_more_windows_than_cuda_takes_in_a_batch():
     side = 7 * 260
     x = torch.randn(1, side, side, 32, device=DEVICE, requires_grad=True)
     assert (side // 7) ** 2 > MAX_BATCH
-    whole = layer(x, Grid(x, window=7))
+    grid = Grid(side, side, windows=grid_of_windows(x, None, 7))
+    whole = layer(x, grid)
     (grad,) = torch.autograd.grad(whole.square().mean(), x)
-    part = layer(x[:, :70, :140], Grid(x[:, :70, :140], window=7))
+    corner = x[:, :70, :140]
+    part = layer(corner, Grid(70, 140, windows=grid_of_windows(corner, None, 7)))
     assert_near([whole[:, :70, :140]], [part], FLOAT32)
     assert grad.isfinite().all()
 
@@ -218,7 +221,7 @@ def test_large_attention_uses_a_fused_kernel(keys):
     with torch.inference_mode():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        out = Attention(64, 2).attend(q, k, v, Scope(128, 128, hidden=hidden))
+        out = Attention(64, 2).attend(q, k, v, Grid(128, 128, key_bias=hidden))
         used = torch.cuda.max_memory_allocated() - before
         scores = q.float() @ k[:, :, :keys].float().transpose(2, 3) / 32**0.5
         expected = (scores.softmax(-1) @ v[:, :, :keys].float()).transpose(1, 2).flatten(2)

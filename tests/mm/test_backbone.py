@@ -43,7 +43,7 @@ def test_built_by_name(registry, scope):
     before = DefaultScope.get_current_instance()
     pyramid = dict(type=f'{scope}CPVTPyramid', arch='pcpvt_nano', drop_path_rate=0.1)
     model = registry.build(pyramid)
-    assert type(model) is CPVTPyramid and model.blocks[3][1].drop_path == 0.1
+    assert type(model) is CPVTPyramid and model.blocks[3][1].drop_path.rate == 0.1
     column = dict(type=f'{scope}DenseCPVT', arch='cpvt_tiny', peg=dict(after=[0, 1]))
     model = registry.build(column)
     assert isinstance(model, cpvt_pyramid.DenseCPVT) and list(model.pos_block) == ['0', '1']

@@ -6,7 +6,8 @@ import torch
 from timm.layers import apply_rot_embed_cat
 
 from cpvt_pyramid import PEGConfig, PosCNN
-from cpvt_pyramid.model import Attention, Scope
+from cpvt_pyramid.grid import Grid
+from cpvt_pyramid.model import Attention
 from cpvt_pyramid.position import RoPE, rotate
 from cpvt_pyramid.position.added import SinCosPosition
 from tests.models.ours import pcpvt, svt
@@ -31,8 +32,8 @@ def test_rope_is_timms(normalized, height, width):
     else:
         theirs = timm.layers.RotaryEmbeddingCat(16, temperature=100, in_pixels=False, **size)
     q = torch.randn(2, 3, height * width, 16)
-    scope = RoPE(normalized=normalized).with_rotations(Scope(height, width), 16, q)
-    found = rotate(q, scope.rotations[0])
+    rotation, _ = RoPE(normalized=normalized).rotations(Grid(height, width), 16, q)
+    found = rotate(q, rotation)
     torch.testing.assert_close(found, apply_rot_embed_cat(q, theirs.get_embed()))
 
 
@@ -43,8 +44,8 @@ def test_rotations_in_half_precision(dtype):
     q = torch.randn(1, 4, 600, 8).to(dtype)
     results = []
     for x in (q, q.float()):
-        scope = RoPE().with_rotations(Scope(2, 300), 8, x)
-        results.append(rotate(x, scope.rotations[0]))
+        rotation, _ = RoPE().rotations(Grid(2, 300), 8, x)
+        results.append(rotate(x, rotation))
     assert results[0].dtype == dtype
     torch.testing.assert_close(results[0], results[1].to(dtype), rtol=2e-2, atol=2e-2)
 
@@ -60,11 +61,11 @@ def test_sines_in_half_precision(dtype):
 class Distance(torch.nn.Module):
     """An encoding of one's own: a penalty on the distance in rows."""
 
-    def forward(self, q, k, scope):
-        rows = torch.arange(scope.height, device=q.device).repeat_interleave(scope.width)
-        key_rows = torch.arange(0, scope.height, scope.step, device=q.device)
-        columns = -(-scope.width // scope.step)
-        key_rows = key_rows.repeat_interleave(columns) + (scope.step - 1) / 2
+    def forward(self, q, k, grid):
+        rows = torch.arange(grid.height, device=q.device).repeat_interleave(grid.width)
+        key_rows = torch.arange(0, grid.height, grid.step, device=q.device)
+        columns = -(-grid.width // grid.step)
+        key_rows = key_rows.repeat_interleave(columns) + (grid.step - 1) / 2
         return q, k, -(key_rows - rows[:, None]).abs()[None, None]
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import ttest_rel
 
-from cpvt_pyramid.model import Scope
+from cpvt_pyramid.grid import Grid
 from experiments import runs
 from experiments.position import answers
 from experiments.position.answers import RunSettings, digit_precision, mean_accuracy
@@ -100,11 +100,11 @@ def test_every_encoding_trains():
 def test_biases_by_hand():
     """Of a map of 1 x 3 tokens after a class token."""
     q = torch.zeros(1, 2, 4, 8)
-    *_, bias = ALiBi(2)(q, q, Scope(1, 3, class_tokens=1))
+    *_, bias = ALiBi(2)(q, q, Grid(1, 3, class_tokens=1))
     assert torch.equal(bias[0, 0, 0], torch.zeros(4)) and torch.equal(bias[..., 0], bias[..., 0, :])
     assert bias[0, 0, 1].tolist() == [0, 0, -(2**-4), -(2**-3)]
     assert bias[0, 1, 2].tolist() == [0, -(2**-8), 0, -(2**-8)]
-    *_, bias = LookHere(2, depth=0.5, view=90)(q, q, Scope(1, 3, class_tokens=1))
+    *_, bias = LookHere(2, depth=0.5, view=90)(q, q, Grid(1, 3, class_tokens=1))
     hidden = LookHere.HIDDEN
     assert bias[0, 0, 2].tolist() == [0, hidden, 0, -0.5]  # its first head looks to the right
     assert bias[0, 1, 2].tolist() == [0, -0.5, 0, hidden]

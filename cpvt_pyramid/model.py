@@ -209,12 +209,12 @@ class CPVTPyramid(nn.Module):
             For each of `out_indices` a map (B, C, ceil(H / stride), ceil(W / stride)).
         """
         maps = self.stage_maps(image, valid, self.out_indices)
-        return tuple(maps[i].permute(0, 3, 1, 2) for i in self.out_indices)
+        return tuple(maps[i] for i in self.out_indices)
 
     def stage_maps(
         self, image: Tensor, valid: Optional[Tensor], stages: Collection[int]
     ) -> dict[int, Tensor]:
-        """The maps (B, H, W, C) of some stages; those after the last of them do not run."""
+        """The maps (B, C, H, W) of some stages; those after the last of them do not run."""
         check_image(image, self.in_channels)
         batch = BatchPadding(image, valid)
         x = fill_outside(image.permute(0, 2, 3, 1), batch.at(1))  # (B, H, W, in_channels)
@@ -222,7 +222,8 @@ class CPVTPyramid(nn.Module):
         for i in range(max(stages) + 1):
             x = self.forward_stage(i, x, batch)
             if i in stages:
-                maps[i] = x
+                # Not after the loop: autograd would add gradients in an order that costs copies.
+                maps[i] = x.permute(0, 3, 1, 2)
         return maps
 
     def forward_stage(self, i: int, x: Tensor, batch: BatchPadding) -> Tensor:

@@ -274,7 +274,8 @@ class PyramidClassifier(Classifier, CPVTPyramid):
         ]
 
     def outputs(self, image: Tensor, valid: Optional[Tensor], indices: Collection[int]) -> Outputs:
-        return {i: (None, x) for i, x in self.stage_maps(image, valid, indices).items()}
+        maps = self.stage_maps(image, valid, indices)
+        return {i: (None, x.permute(0, 2, 3, 1)) for i, x in maps.items()}
 
     def cut_after(self, last: int) -> None:
         for name, part in self.named_children():

@@ -19,20 +19,23 @@ from cpvt_pyramid.acceleration import attention, products
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.acceleration.products import FusedConvMLP, FusedMLP, OneDNNLinear
 from cpvt_pyramid.acceleration.winograd import FEWEST_CHANNELS, WinogradConv2d
-from cpvt_pyramid.model import MLP, ConvMLP, GlobalAttention, Grid, PatchEmbed, WindowAttention
+from cpvt_pyramid.grid import Grid, grid_of_windows
+from cpvt_pyramid.model import MLP, ConvMLP, GlobalAttention, PatchEmbed, WindowAttention
 from tests.models.ports import randomize
 
 
 class OnMap(nn.Module):
     """A layer that is called with tokens and their grid, on tokens alone."""
 
-    def __init__(self, layer, **options):
+    def __init__(self, layer):
         super().__init__()
         self.layer = layer
-        self.options = options
 
     def forward(self, x):
-        return self.layer(x, Grid(x, **self.options))
+        grid = Grid(*x.shape[1:3])
+        if isinstance(self.layer, WindowAttention):
+            grid.windows = grid_of_windows(x, None, self.layer.window)
+        return self.layer(x, grid)
 
 
 def conv3x3():
@@ -54,7 +57,7 @@ LAYERS = {
         (2, 3, 5, 4),
         attention.GlobalAttentionInParts,
     ),
-    'windows': (lambda: OnMap(WindowAttention(4, 2, 2), window=2), (2, 3, 5, 4), WindowAttention),
+    'windows': (lambda: OnMap(WindowAttention(4, 2, 2)), (2, 3, 5, 4), WindowAttention),
 }
 
 

@@ -11,6 +11,7 @@ classes. Both are read without torch.
 import csv
 import difflib
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
@@ -25,6 +26,7 @@ LONG_SIDES = {'COCO': 1333, 'ADE20K': 2048, 'Cityscapes': 2048}  # of images, in
 # Of recipes that predict in windows: their side, and the distance between two.
 WINDOWS = {'Cityscapes': (1024, 768)}
 FLOAT = 4  # bytes
+RESEARCH_ONLY = 'research only'
 Color = tuple[int, int, int]
 
 
@@ -82,7 +84,7 @@ class Trained(NamedTuple):
     def licence(self) -> str:
         """Of the weights. NVIDIA licenses those of MiT, from which SegFormer's training begins, for
         research only."""
-        return 'research only' if self.arch.startswith('mit_') else 'Apache-2.0'
+        return RESEARCH_ONLY if self.arch.startswith('mit_') else 'Apache-2.0'
 
 
 def read_table() -> dict[str, Trained]:
@@ -191,17 +193,22 @@ def load_trained(
         >>> model = load_trained('retinanet_pvt_v2_b2_coco', num_classes=7)  # doctest: +SKIP
     """
     from .checkpoints import read_checkpoint
+    from .checkpoints.downloads import is_downloaded
 
     trained = find_trained(name)
+    if num_classes is not None and num_classes < 1:
+        raise ValueError(f'num_classes must be at least 1, got {num_classes}')
     model: Any = build_trained(trained, **options)
-    path = trained.url if checkpoint is None else checkpoint
-    contents = read_checkpoint(path)
-    load_whole(model, checkpoint_tensors(trained, contents), str(path))
+    if checkpoint is None:
+        checkpoint = trained.url
+        if trained.licence == RESEARCH_ONLY and not is_downloaded(trained.url):
+            what = 'its weights start from those of MiT, which NVIDIA licenses for research only'
+            warnings.warn(f'{name}: {what}', stacklevel=2)
+    contents = read_checkpoint(checkpoint)
+    load_whole(model, checkpoint_tensors(trained, contents, checkpoint), str(checkpoint))
     model.classes = tuple(CLASSES[trained.data])
     model.image_sides = trained.image_sides
     if num_classes is not None:
-        if num_classes < 1:
-            raise ValueError(f'num_classes must be at least 1, got {num_classes}')
         model.replace_classifiers(num_classes)
         model.classes = tuple(f'class {i}' for i in range(num_classes))
     return model.eval()
@@ -242,7 +249,9 @@ def build_trained(trained: Trained, **options: Any) -> 'nn.Module':
     return model
 
 
-def checkpoint_tensors(trained: Trained, contents: dict) -> dict[str, 'Tensor']:
+def checkpoint_tensors(
+    trained: Trained, contents: dict, path: Union[str, Path]
+) -> dict[str, 'Tensor']:
     """The tensors of a file under the names of our model, but for those of the backbone, which it
     converts itself.
 
@@ -250,7 +259,7 @@ def checkpoint_tensors(trained: Trained, contents: dict) -> dict[str, 'Tensor']:
     """
     tensors = contents.get('state_dict', contents)
     if not isinstance(tensors, dict):
-        raise ValueError(f'state_dict must hold tensors by name, got a {type(tensors).__name__}')
+        raise ValueError(f'{path} holds no tensors by their names')
     tensors = {str(name).removeprefix('module.'): value for name, value in tensors.items()}
     if trained.detects:
         from .torchvision_models import from_mmdetection

@@ -91,6 +91,15 @@ def downloads_folder() -> Path:
     return Path(torch.hub.get_dir(), 'checkpoints')
 
 
+def is_downloaded(url: str) -> bool:
+    """True if the file at an address is in the cache."""
+    return cached_path(url).is_file()
+
+
+def cached_path(url: str) -> Path:
+    return downloads_folder() / Path(urlsplit(url).path).name
+
+
 def from_address(url: str) -> Path:
     """The file at an address, in torch.hub's cache, where it is complete or not at all.
 
@@ -101,8 +110,8 @@ def from_address(url: str) -> Path:
     """
     # torch.hub's own function waits without limit, and takes what arrived before a connection broke
     # for the file.
-    folder = downloads_folder()
-    path = folder / Path(urlsplit(url).path).name
+    path = cached_path(url)
+    folder = path.parent
     if path.is_file():
         return path
     request = Request(url, headers={'User-Agent': 'torch.hub'})

@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +17,15 @@ import torch
 from cpvt_pyramid import CPVTPyramid, load_weights
 from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.checkpoints import downloads, local_file
-from cpvt_pyramid.trained import CLASSES, METRICS, TRAINED, similar_name, weights_of
+from cpvt_pyramid.trained import (
+    CLASSES,
+    METRICS,
+    TRAINED,
+    build_trained,
+    load_trained,
+    similar_name,
+    weights_of,
+)
 
 NAME = 'retinanet_pvt_t_coco'
 
@@ -185,3 +194,147 @@ def test_the_command_lists_them(capsys):
         'segformer_b0_cityscapes Cityscapes 19 76.54 mIoU 3.7M 15 MB torch research only',
     ):
         assert row.split() in [line.split() for line in lines]
+
+
+# Loading
+
+
+SEGMENTOR, DETECTOR = 'segformer_b0_ade20k', 'retinanet_pvt_v2_b0_coco'
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory) -> dict[str, Path]:
+    """Files with random weights, under the names of our models."""
+    folder = tmp_path_factory.mktemp('files')
+    paths = {}
+    for name in (SEGMENTOR, DETECTOR):
+        torch.manual_seed(0)
+        paths[name] = folder / f'{name}.pth'
+        torch.save({'state_dict': build_trained(TRAINED[name]).state_dict()}, paths[name])
+    return paths
+
+
+@pytest.mark.parametrize('name', [SEGMENTOR, DETECTOR])
+def test_a_trained_model(name, files):
+    model = load_trained(name, files[name])
+    assert not model.training
+    assert model.classes == tuple(CLASSES[TRAINED[name].data])
+    assert model.image_sides == ((512, 2048) if name == SEGMENTOR else (800, 1333))
+    saved = torch.load(files[name])['state_dict']
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(value, saved[key], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('name', [SEGMENTOR, DETECTOR])
+def test_other_classes(name, files):
+    model = load_trained(name, files[name], num_classes=7, drop_path_rate=0.1)
+    assert len(model.classes) == 7
+    saved = torch.load(files[name])['state_dict']
+    changed = [k for k, v in model.state_dict().items() if v.shape != saved[k].shape]
+    classifier = 'decode_head.conv_seg'
+    if name == DETECTOR:
+        classifier = 'head.classification_head.cls_logits'
+    assert changed == [f'{classifier}.weight', f'{classifier}.bias']
+    model.train()
+    image = torch.rand(3, 64, 64)
+    if name == SEGMENTOR:
+        loss = model.loss(image[None].repeat(2, 1, 1, 1), torch.full((2, 64, 64), 6))
+    else:
+        model.transform.min_size, model.transform.max_size = (64,), 64
+        target = {'boxes': torch.tensor([[8.0, 8, 40, 40]]), 'labels': torch.tensor([6])}
+        loss = sum(model([image], [target]).values())
+        scores = model.head.classification_head.cls_logits.bias.sigmoid()
+        torch.testing.assert_close(scores, torch.full_like(scores, 0.01))
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_boxes_are_in_pixels_of_the_image(files):
+    """Of a list of images, each in its size, also with padding."""
+    model = load_trained(DETECTOR, files[DETECTOR])
+    model.transform.min_size, model.transform.max_size = (64,), 128
+    torch.nn.init.constant_(model.head.classification_head.cls_logits.bias, 0)
+    images = [torch.rand(3, 48, 80), torch.rand(3, 90, 33)]
+    with torch.no_grad():
+        found = model(images)
+        alone = [model([image])[0] for image in images]
+    for image, a, b in zip(images, found, alone):
+        assert len(a['boxes']) == 100
+        assert a['boxes'][:, 2].max() <= image.shape[2] + 1e-3
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
+
+
+def damaged(name: str, path: Path, how: str, out: Path) -> Path:
+    if how == 'cut':
+        out.write_bytes(path.read_bytes()[:100_000])
+        return out
+    tensors = dict(torch.load(path)['state_dict'])
+    last = [name for name, value in tensors.items() if value.dim() == 4][-1]
+    if how == 'missing':
+        del tensors[last]
+    elif how == 'unknown':
+        tensors['head.more.weight'] = torch.zeros(3)
+    elif how == 'classes':
+        tensors = load_trained(name, path, num_classes=3).state_dict()
+    elif how == 'not finite':
+        tensors[last] = torch.full_like(tensors[last], torch.nan)
+    elif how == 'no tensors':
+        tensors = {'state_dict': 3}
+    elif how == 'empty':
+        tensors = {}
+    torch.save(tensors, out)
+    return out
+
+
+DAMAGE = {
+    'cut': 'is not a complete checkpoint|is incomplete|is cut',
+    'missing': 'does not fit the model; tensors missing:',
+    'unknown': 'does not fit the model; tensors not in the model: head.more.weight',
+    'classes': 'does not fit the model: .* size mismatch for .*3',
+    'not finite': 'is damaged: .* has values that are not finite',
+    'no tensors': 'must hold tensors|holds no tensors',
+    'empty': 'does not fit the model|is empty',
+}
+
+
+@pytest.mark.parametrize('how', DAMAGE)
+@pytest.mark.parametrize('name', [SEGMENTOR, DETECTOR])
+def test_damaged_and_foreign_files(name, how, files, tmp_path, capsys):
+    path = damaged(name, files[name], how, tmp_path / 'file.pth')
+    with pytest.raises(ValueError, match=DAMAGE[how]) as caught:
+        load_trained(name, path)
+    assert str(path) in str(caught.value)
+    assert main(['infer', name, str(path), str(tmp_path), '--out-dir', str(tmp_path / 'out')]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    'name, other',
+    [(SEGMENTOR, DETECTOR), (DETECTOR, SEGMENTOR), ('segformer_b1_ade20k', SEGMENTOR)],
+)
+def test_files_of_other_models(name, other, files):
+    with pytest.raises(ValueError, match='does not fit the model'):
+        load_trained(name, files[other])
+
+
+def test_wrong_names_and_numbers(files):
+    with pytest.raises(ValueError, match=f'no trained model segformer; did you mean {SEGMENTOR}'):
+        load_trained('segformer')
+    with pytest.raises(ValueError, match='no trained model yolo; cpvt models lists them'):
+        load_trained('yolo')
+    with pytest.raises(ValueError, match='num_classes must be at least 1, got 0'):
+        load_trained(SEGMENTOR, files[SEGMENTOR], num_classes=0)
+    with pytest.raises(FileNotFoundError, match='no checkpoint at nowhere.pth'):
+        load_trained(SEGMENTOR, 'nowhere.pth')
+
+
+def test_a_licence_is_told_when_weights_are_downloaded(address, monkeypatch):
+    url = f'{address}/whole/{file_name()}'
+    monkeypatch.setitem(TRAINED, SEGMENTOR, TRAINED[SEGMENTOR]._replace(url=url))
+    with pytest.raises(ValueError, match='does not fit'):
+        with pytest.warns(UserWarning, match=f'{SEGMENTOR}: .* for research only'):
+            load_trained(SEGMENTOR)
+    with warnings.catch_warnings():  # in the cache now
+        warnings.simplefilter('error')
+        with pytest.raises(ValueError, match='does not fit'):
+            load_trained(SEGMENTOR)

@@ -1,10 +1,9 @@
-"""Serve a web page on which anyone can try an exported model.
+"""Serve a web page on which anyone can try an exported or a trained model.
 
     cpvt app MODEL.onnx
     cpvt app retinanet_pvt_v2_b2_coco
 
-A trained model (cpvt models) is exported first, to NAME.onnx in the current folder, unless that
-exists. The page is also an interface for other programs:
+The page is also an interface for other programs:
 
     curl --data-binary @photo.jpg 'http://127.0.0.1:7860/predict?size=600&score_thr=0.5'
 
@@ -17,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Optional
 
-from ...trained import TRAINED
 from ..tooling.command import UserError, imports_of, one_line, run_command
 
 
@@ -25,39 +23,38 @@ def app(
     model: str,
     *,
     samples: Optional[str] = None,
-    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
+    backend: Optional[Literal['onnxruntime', 'openvino']] = None,
     host: str = '127.0.0.1',
     port: int = 7860,
 ) -> None:
     """Serve the page until it is interrupted.
 
     Args:
-        model: a .onnx file of cpvt export, or the name of a trained model.
+        model: a .onnx file of cpvt export, or the name of a trained model (cpvt models), which
+            needs torch.
         samples: folder of images to pick from, which everyone who opens the page sees; by
             default the folder with the model's name, or else the model's folder.
-        backend: what runs the model.
+        backend: what runs an exported model; by default onnxruntime.
         host: address to listen on; 0.0.0.0 lets other machines in, without a password.
         port: port to listen on; 0 takes a free one.
     """
-    from ..predict.exported import ExportedModel
-    from ..predict.opening import resolve_model
+    from ..predict.exported import SessionModel
+    from ..predict.opening import open_model, resolve_model
 
     with imports_of('cpvt app', extra='app'):
         from ..page.server import Page, Server, check_report, printable, read_samples
 
     files, _ = resolve_model(model)
     if files.exported is not None:
-        path = files.exported
-    elif model in TRAINED:
-        path = exported_by_name(model)
-    else:
+        check_report(files.exported, backend or 'onnxruntime')
+    elif files.trained is None:
         raise UserError(f'{model} is a checkpoint; export it to a .onnx file with cpvt export')
-    check_report(path, backend)
-    exported = ExportedModel(path, backend)
-    folder = Path(samples) if samples else samples_of(path)
+    opened = open_model(files, backend=backend)
+    assert isinstance(opened, SessionModel)
+    folder = Path(samples) if samples else samples_of(opened.path)
     if not folder.is_dir():
         raise UserError(f'no folder at {folder}')
-    page = Page(exported, read_samples(folder))
+    page = Page(opened, read_samples(folder))
     try:
         server = Server(page, host, port)
     except (OSError, OverflowError) as error:  # a port above 65535
@@ -68,17 +65,6 @@ def app(
         print('every machine that reaches this one can use the page, without a password')
     sys.stdout.flush()
     server.run([server.listener])
-
-
-def exported_by_name(name: str) -> Path:
-    """The file of a trained model in the current folder, exported if it does not exist."""
-    from .export import export
-
-    path = Path(f'{name}.onnx')
-    if not path.exists():
-        print(f'exporting {name} to {path}, once', flush=True)
-        export(name, out=str(path))
-    return path
 
 
 def samples_of(model: Path) -> Path:

@@ -47,7 +47,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ...padding.batching import padded_size
 from ..images.formats import IMAGE_ENDINGS
 from ..images.reading import load_image, size_of
-from ..predict.exported import ExportedModel
+from ..predict.exported import SessionModel
 from ..predict.model import check_score_thr
 from ..predictions.drawing import jpeg_of
 from ..predictions.kinds import Detections
@@ -103,7 +103,7 @@ class Page:
         samples: images to pick from.
     """
 
-    def __init__(self, model: ExportedModel, samples: Sequence[Sample] = ()) -> None:
+    def __init__(self, model: SessionModel, samples: Sequence[Sample] = ()) -> None:
         self.model = model
         self.samples = samples
 
@@ -159,7 +159,7 @@ class Page:
         image_size: tuple[int, int],
         size: Optional[int] = None,
         score_thr: Optional[float] = None,
-    ) -> ExportedModel:
+    ) -> SessionModel:
         """The model with the parameters of a prediction for an image of this height and width.
 
         Raises:
@@ -173,7 +173,7 @@ class Page:
         self.check_input(model, image_size)
         return model
 
-    def check_input(self, model: ExportedModel, size: tuple[int, int]) -> None:
+    def check_input(self, model: SessionModel, size: tuple[int, int]) -> None:
         """Raise a UserError if the input for an image of this height and width has too many
         pixels; it names a size that fits."""
         if all(model.session.shapes['images'][2:]):

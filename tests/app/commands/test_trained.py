@@ -2,10 +2,8 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
-from support import load_tool
 from tiny_onnx import model as model
 
 from cpvt_pyramid.__main__ import main
@@ -56,49 +54,26 @@ def test_what_export_does_not_take(command, line, tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f'cpvt export: {line}')
 
 
-def test_the_page_exports_a_name_once(model, tmp_path, monkeypatch, capsys):
-    asked = []
-
-    def export(name: str, *, out: str) -> int:
-        asked.append(name)
-        shutil.copy(model('labels'), out)
-        return 0
-
-    def run(server: Server, _sockets: list) -> None:
-        asked.append(server.page.about()['name'])
-        server.listener.close()
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(load_tool('export'), 'export', export)
-    monkeypatch.setattr(Server, 'run', run)
-    for _ in range(2):
-        assert main(['app', NAME, '--port', '0']) == 0
-    assert asked == [NAME, f'{NAME}.onnx', f'{NAME}.onnx']
-    assert capsys.readouterr().out.startswith(f'exporting {NAME} to {NAME}.onnx, once\nhttp://')
+def test_the_page_refuses_a_backend_for_a_name(capsys):
+    assert main(['app', NAME, '--backend', 'openvino']) == 2
+    assert capsys.readouterr().err.startswith('cpvt app: backend is for exported models')
 
 
 @pytest.mark.parametrize('backend, status', [('onnxruntime', 0), ('openvino', 2)])
 def test_the_page_refuses_a_file_that_its_export_found_wrong(
     backend, status, model, tmp_path, monkeypatch, capsys
 ):
-    """When it is exported, and when the page is opened again."""
-
-    def export(name: str, *, out: str) -> int:
-        shutil.copy(model('labels'), out)
-        checks = [
-            {'runtime': 'onnxruntime', 'passed': True},
-            {'runtime': 'openvino', 'passed': False},
-        ]
-        Path(out).with_suffix('.report.json').write_text(json.dumps({'checks': checks}))
-        return 3
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(load_tool('export'), 'export', export)
+    path = tmp_path / 'model.onnx'
+    shutil.copy(model('labels'), path)
+    checks = [
+        {'runtime': 'onnxruntime', 'passed': True},
+        {'runtime': 'openvino', 'passed': False},
+    ]
+    path.with_suffix('.report.json').write_text(json.dumps({'checks': checks}))
     monkeypatch.setattr(Server, 'run', lambda server, _: server.listener.close())
-    for _ in range(2):
-        assert main(['app', NAME, '--port', '0', '--backend', backend]) == status
-        error = capsys.readouterr().err
-        assert ('other results than PyTorch in openvino' in error) == bool(status)
+    assert main(['app', str(path), '--port', '0', '--backend', backend]) == status
+    error = capsys.readouterr().err
+    assert ('other results than PyTorch in openvino' in error) == bool(status)
 
 
 def test_the_page_suggests_a_name(capsys):

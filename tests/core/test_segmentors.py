@@ -1,0 +1,152 @@
+"""Semantic segmentors in plain PyTorch; `tests/mm/foreign/test_trained.py` compares them with
+MMSegmentation's."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid.segmentors import (
+    IGNORED,
+    SemanticSegmentor,
+    segformer,
+    semantic_fpn,
+    upernet,
+    window_starts,
+)
+
+BUILDERS = {
+    'semantic_fpn': lambda body: semantic_fpn(body, num_classes=5, channels=8, fpn_channels=16),
+    'upernet': lambda body: upernet(body, num_classes=5, channels=8, auxiliary_channels=8),
+    'segformer': lambda body: segformer(body, num_classes=5, channels=8),
+}
+
+
+def build(name: str, body: object = 'pcpvt_nano') -> SemanticSegmentor:
+    torch.manual_seed(0)
+    return BUILDERS[name](body)
+
+
+@pytest.mark.parametrize('name', BUILDERS)
+def test_they_train(name):
+    """Every parameter gets a gradient, and some steps reduce the loss."""
+    model = build(name)
+    image = torch.rand(2, 3, 64, 64)
+    labels = torch.full((2, 64, 64), 3)
+    labels[:, :8] = IGNORED
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    losses = []
+    for _ in range(5):
+        loss = model.loss(image, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize('name', BUILDERS)
+@torch.no_grad()
+def test_the_loss_is_the_cross_entropy_of_the_scores(name):
+    model = build(name).eval()
+    image = torch.rand(1, 3, 50, 70)
+    labels = torch.randint(5, (1, 50, 70))
+    expected = F.cross_entropy(model(image), labels)
+    if name == 'upernet':
+        maps = model.backbone(model.normalized(image))
+        scores = F.interpolate(model.auxiliary_head(maps), (50, 70), mode='bilinear')
+        expected = expected + 0.4 * F.cross_entropy(scores, labels)
+    torch.testing.assert_close(model.loss(image, labels), expected)
+
+
+@pytest.mark.parametrize('body', ['mit_b0', 'svt_small', 'pvt_tiny', 'cpvt_tiny'])
+@torch.no_grad()
+def test_any_backbone_and_size(body):
+    model = build('segformer', body).eval()
+    for height, width in ((33, 70), (1, 1), (64, 64)):
+        assert model(torch.rand(1, 3, height, width)).shape == (1, 5, height, width)
+
+
+def test_backbones_without_all_strides_are_refused():
+    with pytest.raises(ValueError, match='strides of the backbone must be'):
+        build('upernet', CPVTPyramid('pcpvt_nano', out_indices=(1, 2, 3)))
+
+
+@pytest.mark.parametrize('name', BUILDERS)
+@torch.no_grad()
+def test_images_are_normalized(name):
+    model = build(name).eval()
+    image = torch.rand(1, 3, 40, 40)
+    expected = model(image)
+    model.image_mean, model.image_std = (0.0,) * 3, (1.0,) * 3
+    mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[..., None, None]
+    torch.testing.assert_close(model((image - mean) / std), expected)
+
+
+@torch.no_grad()
+def test_windows_cover_the_image_and_are_averaged():
+    model = build('segformer').eval()
+    image = torch.rand(1, 3, 100, 70)
+    whole = model(image)
+    model.window = 64, 48
+    total, count = torch.zeros_like(whole), torch.zeros_like(whole)
+    for top in (0, 36):
+        for left in (0, 6):
+            part = slice(top, top + 64), slice(left, left + 64)
+            scores = model.scores(image[:, :, part[0], part[1]])
+            total[:, :, part[0], part[1]] += F.interpolate(scores, (64, 64), mode='bilinear')
+            count[:, :, part[0], part[1]] += 1
+    torch.testing.assert_close(model(image), total / count)
+    small = image[:, :, :60, :40]
+    found = model(small)
+    model.window = None
+    torch.testing.assert_close(found, model(small))
+    model.train().window = 64, 48
+    assert model(image).shape == whole.shape  # as a whole
+
+
+@pytest.mark.parametrize(
+    'length, side, step, expected',
+    [(50, 64, 48, [0]), (64, 64, 48, [0]), (65, 64, 48, [0, 1]), (160, 64, 48, [0, 48, 96])],
+)
+def test_window_starts(length, side, step, expected):
+    assert window_starts(length, side, step) == expected
+
+
+@torch.no_grad()
+def test_an_image_of_a_padded_batch_has_its_own_maps():
+    model = build('segformer').eval()
+    image = torch.rand(1, 3, 64, 64)
+    batch = F.pad(image, (0, 32, 0, 32), value=0.5)
+    scores = model.scores(batch, torch.tensor([[64, 64]]))
+    # At the border the resizing of the coarsest map reads a cell of the padding.
+    torch.testing.assert_close(scores[..., :12, :12], model.scores(image)[..., :12, :12])
+
+
+def test_classifiers_are_replaced_and_the_rest_stays():
+    model = build('upernet')
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.replace_classifiers(3)
+    assert model.num_classes == 3
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {
+        f'{head}.conv_seg.{part}'
+        for head in ('decode_head', 'auxiliary_head')
+        for part in ('weight', 'bias')
+        if not (part == 'bias' and before[f'{head}.conv_seg.bias'].shape == (3,))
+    }
+
+
+def test_torch_alone_is_needed():
+    code = """
+import sys
+import cpvt_pyramid.segmentors, cpvt_pyramid.trained
+assert not {'torchvision', 'mmengine', 'numpy.testing', 'timm', 'cv2', 'PIL'} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, '-c', code], check=True)

@@ -54,10 +54,10 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     of other classes (also of derived ones), and layers with weights that are parametrized, pruned,
     quantized, sharded, not in float32 or not on a CPU.
 
-    An accelerated model computes as it did before on other devices, in other dtypes, under autocast,
-    with subclasses of tensors, compiled or exported, in `torch.jit.trace`, forward-mode AD and
-    functions of `torch.func`, in modes that see functions or operations (`torch.device` as a context
-    is one), and in layers that are hooked, replaced, pruned or parametrized later.
+    An accelerated model computes as it did before on other devices, in other dtypes, under
+    autocast, with subclasses of tensors, compiled or exported, in `torch.jit.trace`, forward-mode
+    AD and functions of `torch.func`, in modes that see functions or operations (`torch.device` as a
+    context is one), and in layers that are hooked, replaced, pruned or parametrized later.
 
     It differs in this, until it is undone:
     - `quantize_dynamic` finds no linear layer, because it looks for the class `nn.Linear` itself,

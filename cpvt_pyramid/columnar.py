@@ -29,6 +29,7 @@ from .model import (
 )
 from .padding.mask import BatchPadding, Padding, check_image, fill_outside, mean_inside
 from .position import PEGConfig, RelativePosition, parse_position, position_table
+from .small_convolutions import safe_convolutions
 
 
 class Column(nn.Module):
@@ -397,7 +398,9 @@ class UnpatchConv(nn.ConvTranspose2d):
     """A transposed convolution on tokens: (B, H, W, C) to (B, 2 H, 2 W, C')."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        with safe_convolutions(x.device.type):
+            x = super().forward(x.permute(0, 3, 1, 2))
+        return x.permute(0, 2, 3, 1)
 
 
 def token(dim: int) -> nn.Parameter:

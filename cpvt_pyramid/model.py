@@ -52,6 +52,7 @@ from .position import (
     rotate,
 )
 from .recompute import gelu_linear, is_plain_linear
+from .small_convolutions import safe_convolutions
 from .versions import is_compiling, is_exporting
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
@@ -837,7 +838,13 @@ def set_strides(conv: nn.Module, _: object = None) -> None:
 
 def convolve(convolution: nn.Module, x: Tensor) -> Tensor:
     """Apply a convolution of maps (B, C, H, W) to tokens (B, H, W, C)."""
-    return convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    x = x.permute(0, 3, 1, 2)
+    if x.is_cpu and (x.dtype == torch.bfloat16 or torch.is_autocast_cpu_enabled()):
+        with safe_convolutions('cpu'):
+            x = convolution(x)
+    else:
+        x = convolution(x)
+    return x.permute(0, 2, 3, 1)
 
 
 def init_weights(module: nn.Module) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Optional
 
 import torch
 from torch import nn
@@ -26,6 +27,13 @@ if VERSION >= (2, 3):
     is_compiling = torch.compiler.is_compiling
 else:
     is_compiling = torch.jit.is_tracing
+
+
+def cpu_autocast_dtype() -> Optional[torch.dtype]:
+    """The dtype in which autocast computes on a CPU; None: it is off."""
+    if not torch.is_autocast_cpu_enabled():
+        return None
+    return torch.get_autocast_dtype('cpu') if VERSION >= (2, 4) else torch.get_autocast_cpu_dtype()
 
 
 def without_autocast(device: str) -> AbstractContextManager:

@@ -16,10 +16,11 @@ import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
-from support import CONFIGS, ORIGINAL_MM, ROOT
+from support import CONFIGS, ORIGINAL_MM, ROOT, poison_memory
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.app.training import train as run
 from cpvt_pyramid.archs import ARCHS, COLUMNAR_ARCHS
 from cpvt_pyramid.mm.amp import BFloat16OptimWrapper, bfloat16
@@ -168,6 +169,39 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, list[Tensor]]:
         return {'out': [self.head(self.backbone(x))]}
+
+
+class Narrow(nn.Module):
+    """Other people's neck on our backbone: P6 and P7 of a small image are one pixel wide."""
+
+    def __init__(self):
+        super().__init__()
+        arch = ARCHS['mit_b0']._replace(
+            dims=(32, 32, 32, 32), depths=(1, 1, 1, 1), heads=(1, 1, 1, 1)
+        )
+        self.backbone = CPVTPyramid(arch, out_indices=(3,))
+        self.neck = nn.Sequential(
+            nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(inplace=True), nn.Conv2d(64, 64, 3, 2, 1)
+        )
+
+    def forward(self, image):
+        return self.neck(self.backbone(image)[0])
+
+
+def test_necks_of_others_in_bfloat16():
+    """By our optimizer wrapper, and in the context `bfloat16`."""
+    model = randomize(Narrow()).train()
+    image = torch.randn(1, 3, 33, 40)
+    expected = torch.autograd.grad(model(image).square().sum(), model.neck.parameters())
+    wrapper = BFloat16OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    for context in (wrapper.optim_context(model), bfloat16(model)):
+        poison_memory()
+        with context:
+            out = model(image)
+        poison_memory()
+        found = torch.autograd.grad(out.square().sum(), model.neck.parameters())
+        for a, b in zip(found, expected):
+            assert (a - b).norm() < 0.1 * b.norm()
 
 
 @pytest.mark.parametrize('way', ['plain', 'forward', 'in place', 'wrapped'])

@@ -1,0 +1,135 @@
+"""Small convolutions in bfloat16 on a CPU, which PyTorch computes wrongly, in float32 instead.
+
+oneDNN, in PyTorch up to 2.13 at least, computes two kinds of bfloat16 convolutions wrongly:
+
+- On processors with `avx512_bf16` (AMD, Intel) it leaves parts of a weight's gradient uninitialized
+  where a part of the kernel sees nothing but padding, as a 3x3 kernel with stride 2 does on a map
+  that is one pixel wide. They are NaN or any number, in some runs.
+- On processors with AMX (Intel) results are wrong with few channels: with 8 to 16 most of the tried
+  kernels that equal their stride, 4 or 8, were. With 32 to 320 channels, and for RGB images, none
+  was.
+
+Both cost little in float32. What is compiled or exported is left alone.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Optional, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .versions import cpu_autocast_dtype, is_compiling
+
+FEWEST_CHANNELS = 32  # with fewer, results are wrong on some processors
+MOST_BANDS = 4  # an image with so few channels is computed by another, right kernel
+
+Pair = Union[int, Sequence[int]]
+
+
+class SmallConvolutionsInFloat32(TorchFunctionMode):
+    """Inside this context small bfloat16 convolutions of tensors on a CPU run in float32."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.conv2d:
+            return safe_conv2d(*args, **kwargs)
+        if function is torch.conv_transpose2d:
+            return safe_conv_transpose2d(*args, **kwargs)
+        return function(*args, **kwargs)
+
+
+def safe_convolutions(device: str) -> AbstractContextManager:
+    """Inside this context convolutions in bfloat16 are right, on any type of device."""
+    if device != 'cpu' or is_compiling() or torch.jit.is_tracing():
+        return nullcontext()
+    return SmallConvolutionsInFloat32()
+
+
+def safe_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor] = None,
+    stride: Pair = 1,
+    padding: Union[str, Pair] = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """`F.conv2d`, in float32 where it may be wrong in bfloat16."""
+    is_small = are_few(weight.shape[1] * groups, weight.shape[0])
+    is_small = is_small or sees_padding_alone(input, weight, stride, padding, dilation)
+    options = (stride, padding, dilation, groups)
+    return convolve_tensors(F.conv2d, is_small, input, weight, bias, *options)
+
+
+def safe_conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor] = None,
+    stride: Pair = 1,
+    padding: Pair = 0,
+    output_padding: Pair = 0,
+    groups: int = 1,
+    dilation: Pair = 1,
+) -> Tensor:
+    """`F.conv_transpose2d`, in float32 where it may be wrong in bfloat16."""
+    is_small = are_few(weight.shape[0], weight.shape[1] * groups)
+    options = (stride, padding, output_padding, groups, dilation)
+    return convolve_tensors(F.conv_transpose2d, is_small, input, weight, bias, *options)
+
+
+def convolve_tensors(
+    function: Callable,
+    is_small: bool,
+    input: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    *options: Any,
+) -> Tensor:
+    """A convolution, in float32 if it is small and would be computed in bfloat16 on a CPU."""
+    if not is_small or not input.is_cpu or computed_dtype(input) != torch.bfloat16:
+        return function(input, weight, bias, *options)
+    with torch.autocast('cpu', enabled=False):
+        bias = None if bias is None else bias.float()
+        out = function(input.float(), weight.float(), bias, *options)
+    return out.to(torch.bfloat16)
+
+
+def computed_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a convolution of x is computed, also under autocast."""
+    if x.dtype == torch.float64:
+        return x.dtype
+    return cpu_autocast_dtype() or x.dtype
+
+
+def are_few(in_channels: int, out_channels: int) -> bool:
+    return out_channels < FEWEST_CHANNELS or MOST_BANDS < in_channels < FEWEST_CHANNELS
+
+
+def sees_padding_alone(
+    input: Tensor, weight: Tensor, stride: Pair, padding: Union[str, Pair], dilation: Pair
+) -> bool:
+    """True if the first or last row or column of the kernel is never on a pixel of the input."""
+    if padding == 'valid':
+        return False
+    for axis in (-2, -1):
+        side = input.shape[axis]
+        reach = (weight.shape[axis] - 1) * at(dilation, axis)  # from the first to the last
+        if isinstance(padding, str):  # 'same'
+            before = reach // 2
+            after = reach - before
+        else:
+            before = after = at(padding, axis)
+        step = at(stride, axis)
+        last = (side + before + after - reach - 1) // step * step - before  # of the first
+        if last < 0 or reach - before >= side:
+            return True
+    return False
+
+
+def at(values: Pair, axis: int) -> int:
+    return values if isinstance(values, int) else values[axis % len(values)]

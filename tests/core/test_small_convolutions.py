@@ -1,0 +1,159 @@
+"""Convolutions in bfloat16 on a CPU: float32 where oneDNN is wrong on some processors.
+
+The weight gradients of some are wrong on a processor with avx512_bf16. On any other, the dtypes of
+the convolutions show what is avoided.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import poison_memory
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cpvt_pyramid.small_convolutions import SmallConvolutionsInFloat32, safe_conv2d
+from tests.models.ours import pcpvt, pvt_v2
+
+
+class Convolutions(TorchDispatchMode):
+    """Records the dtypes of the convolutions that are computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.convolution.default:
+            self.dtypes.append(args[0].dtype)
+        return function(*args, **(kwargs or {}))
+
+
+def computed(function, *args, **kwargs):
+    """The dtype in which the one convolution of a call is computed."""
+    with Convolutions() as mode:
+        function(*args, **kwargs)
+    (dtype,) = mode.dtypes
+    return dtype
+
+
+# Input and output channels, kernel, stride, padding, height and width.
+WRONG = {
+    'few channels': (16, 16, 8, 8, 0, 24, 16),
+    'few outputs': (3, 16, 4, 4, 0, 24, 16),
+    'bands': (10, 64, 4, 4, 0, 24, 16),
+    'narrow image': (3, 64, 7, 4, 3, 28, 3),
+    'flat image': (3, 64, 7, 4, 3, 3, 28),
+    'one token': (64, 128, 3, 2, 1, 1, 1),
+    'two tokens': (64, 128, 3, 2, 1, 1, 2),
+    'one column': (64, 64, 3, 1, 1, 7, 1),
+    'wide kernel': (64, 64, 5, 1, 2, 1, 9),
+}
+RIGHT = {
+    'patches of RGB': (3, 64, 4, 4, 0, 24, 16),
+    'patches': (64, 128, 2, 2, 0, 4, 4),
+    'overlapping patches': (3, 64, 7, 4, 3, 28, 28),
+    'keys': (64, 64, 8, 8, 0, 16, 16),
+    'map': (64, 64, 3, 1, 1, 3, 2),
+    'half': (64, 128, 3, 2, 1, 3, 4),
+}
+
+
+@pytest.mark.parametrize('autocast', [False, True], ids=['bfloat16', 'autocast'])
+@pytest.mark.parametrize('case', [*WRONG, *RIGHT])
+def test_what_is_computed_in_float32(case, autocast):
+    i, o, k, stride, padding, height, width = {**WRONG, **RIGHT}[case]
+    conv = nn.Conv2d(i, o, k, stride, padding)
+    x = torch.randn(1, i, height, width)
+    if not autocast:
+        conv, x = conv.bfloat16(), x.bfloat16()
+    with torch.autocast('cpu', torch.bfloat16, enabled=autocast), SmallConvolutionsInFloat32():
+        assert computed(conv, x) == (torch.float32 if case in WRONG else torch.bfloat16)
+        assert conv(x).dtype == torch.bfloat16
+        assert computed(conv.double(), x.double()) == torch.float64
+    assert computed(conv.float(), x.float()) == torch.float32
+
+
+@pytest.mark.parametrize('channels_last', [False, True])
+@pytest.mark.parametrize('case', [*WRONG, *RIGHT])
+def test_gradients_are_right(case, channels_last):
+    i, o, k, stride, padding, height, width = {**WRONG, **RIGHT}[case]
+    torch.manual_seed(0)
+    x = torch.randn(2, i, height, width).bfloat16()
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    given = [x, torch.randn(o, i, k, k).bfloat16(), torch.randn(o).bfloat16()]
+    results = []
+    for function, dtype in ((safe_conv2d, torch.bfloat16), (F.conv2d, torch.float64)):
+        inputs = [y.detach().to(dtype).requires_grad_() for y in given]
+        poison_memory()
+        out = function(*inputs, stride, padding)
+        poison_memory()
+        out.backward(torch.ones_like(out))
+        results.append([out, *(y.grad for y in inputs)])
+    for found, expected in zip(*results):
+        assert (found.double() - expected).norm() <= 0.01 * expected.norm()
+
+
+@pytest.mark.parametrize('channels', [(16, 16), (64, 64)], ids=str)
+def test_transposed_convolutions(channels):
+    layer = nn.ConvTranspose2d(*channels, 4, stride=2, padding=1, output_padding=1, groups=2)
+    x = torch.randn(1, channels[0], 5, 6)
+    expected = layer(x)
+    with SmallConvolutionsInFloat32(), torch.autocast('cpu', torch.bfloat16):
+        assert computed(layer, x) == (torch.float32 if channels == (16, 16) else torch.bfloat16)
+        torch.testing.assert_close(layer(x).float(), expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize('padding', ['same', 'valid', (1, 0)], ids=str)
+@pytest.mark.parametrize('sides', [(1, 9), (9, 1), (9, 9)], ids=str)
+def test_arguments_of_every_form(padding, sides):
+    x = torch.randn(64, *sides).bfloat16()  # without a batch
+    weight = torch.randn(64, 32, 1, 3).bfloat16()
+    if sides[1] == 1 and padding in ('valid', (1, 0)):
+        weight = weight.mT.contiguous()
+    options = dict(padding=padding, dilation=(1, 1), groups=2)
+    expected = F.conv2d(x, weight, **options)
+    with SmallConvolutionsInFloat32():
+        torch.testing.assert_close(F.conv2d(x, weight, **options), expected)
+
+
+@pytest.mark.parametrize('way', ['bfloat16', 'autocast', 'checkpointed'])
+@pytest.mark.parametrize('build', [pcpvt, pvt_v2])
+def test_a_model_on_a_narrow_image(build, way):
+    """Its gradients are finite and near those in float32."""
+    model = build(out_indices=(0, 1, 2, 3), with_cp=way == 'checkpointed').train()
+    image = torch.randn(1, 3, 40, 3)
+    grads = []
+    for half in (False, True):
+        each = copy.deepcopy(model)
+        given = image
+        if half and way == 'bfloat16':
+            each, given = each.bfloat16(), image.bfloat16()
+        poison_memory()
+        with torch.autocast('cpu', torch.bfloat16, enabled=half and way != 'bfloat16'):
+            maps = each(given)
+        poison_memory()
+        sum(y.float().square().mean() for y in maps).backward()
+        grads.append(torch.cat([p.grad.float().flatten() for p in each.parameters()]))
+    assert (grads[1] - grads[0]).norm() < 0.1 * grads[0].norm()
+
+
+@pytest.mark.parametrize('way', ['compiled', 'exported'])
+def test_graphs_have_the_convolutions_of_the_model(way):
+    """In one graph, in which nothing is chosen by the size of a map."""
+    model = pvt_v2(out_indices=(0,)).eval().bfloat16()
+    image = torch.randn(1, 3, 16, 3).bfloat16()
+    if way == 'compiled':
+        torch._dynamo.reset()
+        with torch.no_grad():
+            graph = torch.compile(model, backend='eager', fullgraph=True)
+            found = graph(image)[0]
+            with torch.autocast('cpu', torch.bfloat16):
+                graph(image.float())
+    else:
+        exported = torch.export.export(model, (image,))
+        assert not any('float32' in str(node.meta.get('val')) for node in exported.graph.nodes)
+        found = exported.module()(image)[0]
+    torch.testing.assert_close(found, model(image)[0], rtol=0.05, atol=0.05)

@@ -1,13 +1,14 @@
 """Small convolutions in bfloat16 on a CPU, which PyTorch computes wrongly, in float32 instead.
 
-oneDNN, in PyTorch up to 2.13 at least, computes two kinds of bfloat16 convolutions wrongly:
+oneDNN, in PyTorch 2.13, computes two kinds of bfloat16 convolutions wrongly. Found on
+AMD's and Intel's processors with `avx512_bf16`:
 
-- On processors with `avx512_bf16` (AMD, Intel) it leaves parts of a weight's gradient uninitialized
-  where a part of the kernel sees nothing but padding, as a 3x3 kernel with stride 2 does on a map
-  that is one pixel wide. They are NaN or any number, in some runs.
-- On processors with AMX (Intel) results are wrong with few channels: with 8 to 16 most of the tried
-  kernels that equal their stride, 4 or 8, were. With 32 to 320 channels, and for RGB images, none
-  was.
+- Parts of a weight's gradient are not initialized where a part of the kernel sees nothing but
+  padding, as a 3x3 kernel with stride 2 does on a map that is one pixel wide. They are NaN or any
+  number, in some runs.
+- Results of kernels that equal their stride, 4 or 8, are wrong with 8 to 24 channels: on AMD's
+  where the result is one pixel wide, on Intel's with AMX nearly everywhere. With 32 to 320 channels,
+  and for RGB images, none was.
 
 Both cost little in float32. What is compiled or exported is left alone.
 """

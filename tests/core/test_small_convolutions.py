@@ -41,6 +41,7 @@ def computed(function, *args, **kwargs):
 # Input and output channels, kernel, stride, padding, height and width.
 WRONG = {
     'few channels': (16, 16, 8, 8, 0, 24, 16),
+    'few channels, one patch wide': (16, 64, 4, 4, 0, 16, 4),
     'few outputs': (3, 16, 4, 4, 0, 24, 16),
     'bands': (10, 64, 4, 4, 0, 24, 16),
     'narrow image': (3, 64, 7, 4, 3, 28, 3),
@@ -142,9 +143,9 @@ def test_a_model_on_a_narrow_image(build, way):
 
 @pytest.mark.parametrize('way', ['compiled', 'exported'])
 def test_graphs_have_the_convolutions_of_the_model(way):
-    """In one graph, in which nothing is chosen by the size of a map."""
+    """One graph, in which nothing is chosen by the size of a map."""
     model = pvt_v2(out_indices=(0,)).eval().bfloat16()
-    image = torch.randn(1, 3, 16, 3).bfloat16()
+    image = torch.randn(1, 3, 64, 64).bfloat16()
     if way == 'compiled':
         torch._dynamo.reset()
         with torch.no_grad():

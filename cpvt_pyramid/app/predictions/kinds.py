@@ -3,7 +3,7 @@
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional, Union
 
@@ -25,9 +25,10 @@ NOTEBOOK_SIDE = 1600  # longest side of the picture in a notebook, in pixels
 LABELS_LEVEL = 1
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class _Prediction:
-    """What the kinds of predictions share. As a sequence, a prediction holds its `items()`."""
+    """What the kinds of predictions share. As a sequence, a prediction holds its `items()`. Two are
+    equal if all of their values are."""
 
     image: np.ndarray
     classes: Sequence[str]
@@ -46,6 +47,14 @@ class _Prediction:
     def draw(self, legend: bool = True) -> Image.Image:
         """The image with what was found; see the subclasses."""
         raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        names = [field.name for field in fields(self)]
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have none either
 
     def __len__(self) -> int:
         return len(self._columns()['class'])
@@ -148,7 +157,7 @@ class _Prediction:
         return self.classes[label] if label < len(self.classes) else str(label)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Detections(_Prediction):
     """Objects in an image, best first, in pixels of the image.
 
@@ -232,7 +241,7 @@ class Detections(_Prediction):
         return items
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class LabelMap(_Prediction):
     """The class of each pixel of an image. As a sequence, it holds a dict for each class in it.
 
@@ -280,7 +289,7 @@ class LabelMap(_Prediction):
         return picture
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Segments(_Prediction):
     """The panoptic segments of an image.
 

@@ -180,3 +180,43 @@ def test_the_documented_commands(untrained, sample_dataset):
     written = {path.suffix for path in Path('predictions').iterdir()}
     assert written >= {'.json', '.geojson', '.jpg'} and Path('predictions/coco.json').is_file()
     assert Path('report.html').is_file()
+
+
+def test_equality():
+    """Of all values, which are arrays."""
+    image = np.zeros((4, 6, 3), np.uint8)
+    common = image, ('a', 'b'), ((0, 0, 0), (9, 9, 9))
+    boxes = np.array([[0, 0, 3, 3], [1, 1, 2, 2]], np.float32)
+    scores = np.array([0.9, 0.5], np.float32)
+    labels = np.array([0, 1])
+    masks = np.zeros((2, 4, 6), bool)
+    maps = np.zeros((4, 6), np.uint8)
+    for first, same, others in (
+        (
+            Detections(*common, boxes, scores, labels),
+            Detections(*common, boxes.copy(), scores, labels),
+            [
+                Detections(*common, boxes + 1, scores, labels),
+                Detections(*common, boxes[:1], scores[:1], labels[:1]),
+                Detections(*common, boxes, scores, labels, masks),
+                Detections(image + 1, *common[1:], boxes, scores, labels),
+                Detections(image, ('a', 'c'), common[2], boxes, scores, labels),
+                LabelMap(*common, maps),
+                'Detections',
+            ],
+        ),
+        (
+            Detections(*common, boxes, scores, labels, masks),
+            Detections(*common, boxes, scores, labels, masks.copy()),
+            [Detections(*common, boxes, scores, labels, ~masks)],
+        ),
+        (LabelMap(*common, maps), LabelMap(*common, maps + 0), [LabelMap(*common, maps + 1)]),
+        (
+            Segments(*common, maps, labels),
+            Segments(*common, maps + 0, labels),
+            [Segments(*common, maps, labels[::-1])],
+        ),
+    ):
+        assert first == first and first == same and not first != same
+        assert not any(first == other for other in others)
+        assert [first, same].index(same) == 0

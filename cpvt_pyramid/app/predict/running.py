@@ -137,5 +137,5 @@ def write_large_images(
                 grid = TileGrid(image.shape, options.tile, options.overlap)
                 with progress(len(grid.rows) * len(grid.columns), 'tiles', name) as update:
                     results.write_in_tiles(entry, model, image, grid, options.batch_size, update)
-        except (ReadError, SessionError) as error:
+        except (ReadError, SessionError, TooLarge) as error:
             skip(path, one_line(error))

@@ -28,7 +28,9 @@ DEVICES = {
 # Where in its source code a backend has failed, with the arguments of the function there
 SOURCE_LINE = re.compile(r'\S+\.(cc|h):\d+ \S.*?\) (?=[A-Z])')
 NO_MEMORY = re.compile(
-    'failed to allocate memory|bad_alloc|bad allocation|out of memory|cannot allocate memory', re.I
+    "failed to allocate memory|bad_alloc|bad allocation|out of memory|can(no|')t allocate memory|"
+    'not enough memory',
+    re.I,
 )
 NAMES = {'images', 'valid', 'original', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
 

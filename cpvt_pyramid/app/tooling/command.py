@@ -17,6 +17,9 @@ with the options of `measure IMAGE [--size SIZE SIZE] [--amp]`. The text above t
     Literal['a', 'b']                     a choice
     Optional[T] = None                    as T
 
+Many options are the fields of a dataclass, which is then the only parameter of the function. Fields
+without a default are positional arguments.
+
 Importing this file imports neither torch nor mm, so that `--help` is quick; a tool imports them
 inside its function.
 """
@@ -35,6 +38,7 @@ from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormat
 from collections import abc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -116,7 +120,11 @@ def run_command(
     except KeyboardInterrupt:
         print(f'{name}: interrupted; nothing was written', file=sys.stderr)
         return INTERRUPTED
-    return run_tool(name, function, options, interrupted.format(**options))
+    declaration = declaration_of(function)
+    tool = function
+    if declaration is not function:
+        tool = lambda **fields: function(declaration(**fields))  # noqa: E731
+    return run_tool(name, tool, options, interrupted.format(**options))
 
 
 def program_name(function: Callable) -> str:
@@ -382,26 +390,39 @@ class OneLineParser(ArgumentParser):
         self.exit(2, f'{self.prog}: {message}; see --help\n')
 
 
+def declaration_of(function: Callable) -> Callable:
+    """What declares the options of a tool: its function, or the dataclass that it takes."""
+    kinds = [kind for name, kind in get_type_hints(function).items() if name != 'return']
+    if len(kinds) == 1 and is_dataclass(kinds[0]):
+        return kinds[0]
+    return function
+
+
 def parser_of(function: Callable) -> OneLineParser:
     """The parser of the options that a function declares."""
+    declaration = declaration_of(function)
+    is_fields = declaration is not function
     parser = OneLineParser(
         prog=program_name(function),
         description=sys.modules[function.__module__].__doc__,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    texts = documented_arguments(function)
-    kinds = get_type_hints(function)
-    for name, parameter in inspect.signature(function).parameters.items():
+    texts = documented_arguments(declaration)
+    kinds = get_type_hints(declaration)
+    for name, parameter in inspect.signature(declaration).parameters.items():
         settings = argparse_settings(kinds[name])
         text = texts.get(name, '').replace('%', '%%')  # none with `python -OO`
-        if parameter.kind is not parameter.KEYWORD_ONLY:
+        is_required = parameter.default is parameter.empty
+        is_positional = parameter.kind is not parameter.KEYWORD_ONLY
+        if is_fields:
+            is_positional = is_required
+        if is_positional:
             if 'choices' not in settings:
                 settings['metavar'] = name.upper()
-            if parameter.default is not parameter.empty:
+            if not is_required:
                 settings['nargs'] = '?'
             parser.add_argument(name, help=text, **settings)
             continue
-        is_required = parameter.default is parameter.empty
         if not is_required:
             settings['default'] = parameter.default
             text += shown_default(parameter.default)

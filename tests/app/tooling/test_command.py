@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, Optional, Union
@@ -161,6 +162,41 @@ def test_options_come_from_the_signature(capsys):
         error = capsys.readouterr().err
         assert error.startswith('test_command: ') and error.endswith('; see --help\n')
         assert said in error and error.count('\n') == 1, line
+
+
+@dataclass
+class Sizes:
+    """How large something is.
+
+    Args:
+        image: an image.
+        size: height and width.
+    """
+
+    image: str
+    size: tuple[int, int] = (3, 4)
+    names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if min(self.size) < 1:
+            raise UserError(f'--size must be at least 1, got {self.size}')
+
+
+def test_options_of_a_dataclass(capsys):
+    """Its fields without a default are positional; its checks are those of the tool."""
+    given = []
+
+    def measure(options: Sizes) -> None:
+        given.append(options)
+
+    assert run_command(measure, ['--size', '5', '6', 'a.png', '--names', 'x', 'y']) == 0
+    assert run_command(measure, ['a.png']) == 0
+    assert given == [Sizes('a.png', [5, 6], ['x', 'y']), Sizes('a.png')]
+    assert run_command(measure, ['a.png', '--size', '0', '6']) == 2
+    assert capsys.readouterr().err == 'test_command: --size must be at least 1, got [0, 6]\n'
+    with pytest.raises(SystemExit, match='0'):
+        run_command(measure, ['--help'])
+    assert 'height and width (default: 3 4)' in ' '.join(capsys.readouterr().out.split())
 
 
 def test_a_value_after_a_flag_is_explained(capsys):

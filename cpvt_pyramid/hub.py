@@ -45,6 +45,17 @@ model = HubModel.from_pretrained('{{ repo_id | default("OWNER/NAME", true) }}')
 """
 
 
+def plain(value: Any) -> Any:
+    """A value in what JSON has: rows of our tables, such as an `Arch`, become dicts."""
+    if hasattr(value, '_asdict'):  # a NamedTuple
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return value
+
+
 class HubModel(
     nn.Module,
     PyTorchModelHubMixin,
@@ -52,6 +63,7 @@ class HubModel(
     paper_url='https://arxiv.org/abs/2102.10882',
     tags=['cpvt', 'vision-transformer'],
     model_card_template=CARD,
+    coders={tuple: (plain, tuple), dict: (plain, dict)},
 ):
     """A model of this package that can be saved to and loaded from a folder or the hub.
 
@@ -62,8 +74,8 @@ class HubModel(
         kind: a class ('CPVTPyramid', 'DenseCPVT', 'CPVT') or a function of `torchvision_models`
             ('retinanet', ...).
         classes: name of each label, if it is to be stored.
-        **options: of the model, in values that JSON has. A backbone within a detector is given by
-            its name or as a dict of its options.
+        **options: of the model, in values that JSON has, or rows such as `Arch` and `PEGConfig`. A
+            backbone within a detector is given by its name or as a dict of its options.
 
     Attributes:
         model: the model itself. Calling the `HubModel` calls it.
@@ -85,7 +97,7 @@ class HubModel(
             raise ValueError(f'kind must be one of {", ".join(KINDS)}, got {kind!r}')
         module = import_module(f'.{KINDS[kind]}', __package__)
         # As they are when they are loaded again: tuples become lists, and others are an error.
-        options = json.loads(json.dumps(options))
+        options = json.loads(json.dumps(plain(options)))
         self.model = getattr(module, kind)(**options)
         self.classes = classes
 

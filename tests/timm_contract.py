@@ -24,6 +24,7 @@ LEFT_OUT = {
     'test_model_load_pretrained': 'downloads the published weights',
     'test_model_features_pretrained': 'downloads the published weights',
     'test_model_forward_torchscript': 'compiles the Python of layers',
+    'test_pruned_features_torchscript': 'compiles the Python of layers',
     'test_model_forward_fx': 'traces the Python of layers',
     'test_model_backward_fx': 'traces the Python of layers',
     'test_model_forward_fx_torchscript': 'compiles the Python of layers',

@@ -10,9 +10,10 @@ import torch
 import yaml
 from hub_server import serve_hub
 from safetensors.torch import load_file, save_file
+from support import assert_loaded
 from timm.models import push_to_hf_hub
 
-from cpvt_pyramid import ARCHS, CPVTPyramid, load_weights, timm_models
+from cpvt_pyramid import ARCHS, ColumnarArch, CPVTPyramid, PEGConfig, load_weights, timm_models
 from cpvt_pyramid.hub import KINDS, HubModel
 
 COLUMN = dict(dim=16, heads=2, depth=2)
@@ -66,6 +67,28 @@ def test_every_model_survives(kind, tmp_path):
     found, expected = outputs(again, kind), outputs(model, kind)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     assert all(x.numel() for x in found)
+
+
+ROW = ARCHS['pcpvt_nano']._replace(depths=(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    'kind, options',
+    [
+        ('CPVTPyramid', dict(arch=ROW, peg=PEGConfig(kernel_size=5), out_indices=(0, 2))),
+        ('DenseCPVT', dict(arch=ColumnarArch(**COLUMN), out_channels=8)),
+        ('CPVT', dict(arch=ColumnarArch(**COLUMN), num_classes=4)),
+        ('retinanet', dict(SMALL, backbone=dict(arch=ROW, peg=PEGConfig(layers=2)))),
+    ],
+)
+def test_rows_of_our_tables_are_options(kind, options, tmp_path):
+    model = HubModel(kind, **options)
+    model.save_pretrained(tmp_path)
+    again = HubModel.from_pretrained(tmp_path)
+    assert_loaded(again, model.state_dict())
+    assert [p.shape for p in again.parameters()] == [p.shape for p in model.parameters()]
+    if kind == 'CPVTPyramid':
+        assert again.model.arch == model.model.arch and again.model.channels == (32, 128)
 
 
 def test_a_detector_on_the_hub(hub):

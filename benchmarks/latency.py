@@ -46,7 +46,7 @@ with imports_of('latency'):
     from benchmarks.published import BACKBONES, COMPARED, RETINANET_1X
     from cpvt_pyramid import accelerate
     from cpvt_pyramid.app.config.load import load_config
-    from cpvt_pyramid.app.predict.openmmlab.models import build_model
+    from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 
 
 class Family(NamedTuple):

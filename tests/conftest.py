@@ -171,7 +171,7 @@ def untrained(
 ) -> dict[str, list[str]]:
     """By name, the config and a checkpoint of an untrained model with many detections or labels."""
     from cpvt_pyramid.app.config.load import load_config
-    from cpvt_pyramid.app.predict.openmmlab.models import build_model
+    from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 
     folder, commands = tmp_path_factory.mktemp('untrained'), {}
     for name, layer in (

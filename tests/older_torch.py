@@ -41,7 +41,7 @@ LACKS_BELOW_2_7 = {
         core/test_other_peoples_layers.py::test_per_sample core/test_transforms.py""",
     'files of more than tensors, read safely': """
         checkpoints/test_loading.py::test_a_quantized_models_own_state
-        predict/test_openmmlab_models.py::test_checkpoints_with_options""",
+        predict/test_openmmlab_loading.py::test_checkpoints_with_options""",
     'sharded tensors': 'checkpoints/test_loading.py::test_a_sharded_tensor_in_a_file',
     'refusal of TorchScript': """
         checkpoints/test_reading.py::test_files_that_are_no_checkpoints[write_script""",

@@ -14,7 +14,7 @@ from support import load_tool
 
 import cpvt_pyramid.mm  # noqa: F401 registers the backbone
 from cpvt_pyramid.app.config.load import load_config
-from cpvt_pyramid.app.predict.openmmlab.models import (
+from cpvt_pyramid.app.predict.openmmlab.loading import (
     build_model,
     fetch_checkpoint,
     load_whole_model,

@@ -48,7 +48,7 @@ from ...padding.batching import padded_size
 from ..images.formats import IMAGE_ENDINGS
 from ..images.reading import load_image, size_of
 from ..predict.exported import SessionModel
-from ..predict.model import check_score_thr
+from ..predict.protocol import check_score_thr
 from ..predictions.drawing import jpeg_of
 from ..predictions.kinds import Detections
 from ..tooling.command import IGNORED_WARNINGS, UserError, one_line

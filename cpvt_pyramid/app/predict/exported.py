@@ -24,7 +24,7 @@ from ..tooling.command import UserError
 from ..tooling.threads import Budget
 from .masks import enlarge_masks, paste_masks
 from .metadata import read_metadata
-from .model import Prepared, TooLarge
+from .protocol import Prepared, TooLarge
 from .sessions import (
     OutOfMemory,
     Session,
@@ -43,7 +43,7 @@ LONGEST = 10  # times the shorter side, where neither the file nor the user says
 
 
 class SessionModel:
-    """A model that a session runs, with its pre- and post-processing; see `model.Model`.
+    """A model that a session runs, with its pre- and post-processing; see `protocol.Model`.
 
     Args:
         path: of its file, or its name.

@@ -21,7 +21,7 @@ from ..predictions.drawing import Color, draw_frames, draw_segmentation
 from ..predictions.kinds import save_overlay
 from ..tooling.command import UserError
 from ..tooling.files import atomic_write
-from .model import Model
+from .protocol import Model
 from .tiles import Boxes, Span, TileGrid, blended, merged, ramps
 
 BLOCK = 512  # height and width of the blocks of a label map in pixels

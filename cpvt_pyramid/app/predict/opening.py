@@ -9,7 +9,7 @@ from ..images.formats import IMAGE_ENDINGS
 from ..images.inputs import is_address, local_path
 from ..tooling.command import UserError
 from .exported import ExportedModel
-from .model import Model, check_score_thr
+from .protocol import Model, check_score_thr
 
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
 CONFIGS = ('.py', '.json', '.yaml', '.yml')

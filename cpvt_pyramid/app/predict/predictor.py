@@ -9,8 +9,8 @@ from ..images.reading import Source, load_image
 from ..predictions.kinds import Prediction
 from ..tooling.command import UserError
 from ..tooling.threads import prefetch
-from .model import Model, Prepared, predict_all
 from .opening import open_model, resolve_model
+from .protocol import Model, Prepared, predict_all
 
 
 class Predictor:

@@ -37,7 +37,7 @@ from .large_images import (
     label_lines,
     label_map_writer,
 )
-from .model import Model
+from .protocol import Model
 from .tiles import TileGrid
 
 # How the names of the results of an image and of a video end, besides the pictures.

@@ -14,7 +14,7 @@ from ..predictions.kinds import Prediction
 from ..tooling.command import one_line
 from ..tooling.progress import progress
 from ..tooling.threads import prefetch
-from .model import Model, Prepared, TooLarge, predict_all
+from .protocol import Model, Prepared, TooLarge, predict_all
 from .results import Results
 from .sessions import SessionError
 from .tiles import TileGrid

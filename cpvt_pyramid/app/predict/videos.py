@@ -16,7 +16,7 @@ from ..predictions.kinds import Prediction
 from ..tooling.command import UserError, optional_package
 from ..tooling.files import atomic_write
 from ..tooling.progress import progress
-from .model import Model, predict_all
+from .protocol import Model, predict_all
 from .results import Results
 
 FRAME_RATE = 25.0  # for videos that declare none and have no time stamps

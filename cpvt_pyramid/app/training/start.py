@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...checkpoints.loading import BACKBONES, Backbone, fit_checkpoint
 from ..config.check import is_pretrained
-from ..predict.openmmlab.models import FROM_SCRATCH, fetch_checkpoint
+from ..predict.openmmlab.loading import FROM_SCRATCH, fetch_checkpoint
 from ..tooling.command import UserError, rank
 from .resuming import changed_settings, check_restored
 

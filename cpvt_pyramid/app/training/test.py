@@ -11,7 +11,7 @@ from ..config.load import load_config, work_dir_of
 from ..config.parts import data_of
 from ..data.checks import check_before_run
 from ..predict.openmmlab.grouping import divide_batches
-from ..predict.openmmlab.models import fetch_checkpoint, load_whole_model
+from ..predict.openmmlab.loading import fetch_checkpoint, load_whole_model
 from ..tooling.command import UserError, rank, tracebacks_in
 from ..tooling.files import check_file, make_folder
 from .dump import results_dump

@@ -22,7 +22,7 @@ from cpvt_pyramid.app.export import verification
 from cpvt_pyramid.app.export.exporting import PHOTOGRAPHS, about_config, own_photographs
 from cpvt_pyramid.app.export.files import CPU, Written
 from cpvt_pyramid.app.export.self_test import draw
-from cpvt_pyramid.app.predict.openmmlab.models import build_model
+from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime
 from tests.models.ports import randomize
 from tests.models.small import Patches

@@ -21,8 +21,8 @@ from cpvt_pyramid.app.data.checks import check_dataset
 from cpvt_pyramid.app.images.rasters import ReadError, read_bands, size_of_raster
 from cpvt_pyramid.app.images.reading import picture
 from cpvt_pyramid.app.predict import Predictor
+from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.openmmlab.model import OpenMMLabModel, image_pipeline
-from cpvt_pyramid.app.predict.openmmlab.models import build_model
 
 PAGE = (ROOT / 'docs/bands.md').read_text()
 COMMANDS = re.findall(r'^cpvt .*$', PAGE, re.M)

@@ -31,8 +31,8 @@ from cpvt_pyramid.app.images.inputs import OWNERS
 from cpvt_pyramid.app.images.rasters import ReadError
 from cpvt_pyramid.app.images.reading import read_image
 from cpvt_pyramid.app.predict import running, videos
+from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.openmmlab.model import OpenMMLabModel
-from cpvt_pyramid.app.predict.openmmlab.models import build_model
 from cpvt_pyramid.app.tooling import memory, threads
 from cpvt_pyramid.app.tooling.command import UserError
 from cpvt_pyramid.trained import TRAINED, Trained

@@ -15,8 +15,8 @@ from torch import nn
 
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.predict.openmmlab.label_maps import predict_labels
+from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.openmmlab.model import leave_out_low_scores
-from cpvt_pyramid.app.predict.openmmlab.models import build_model
 from cpvt_pyramid.app.predict.pytorch.best_labels import best_labels
 from cpvt_pyramid.app.predict.pytorch.possible_classes import possible_classes
 from tests.models.small import mask_rcnn

@@ -34,7 +34,7 @@ from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.config.parts import dataset_meta
 from cpvt_pyramid.app.predict.opening import ModelFiles, open_model
-from cpvt_pyramid.app.predict.openmmlab.models import fetch_checkpoint
+from cpvt_pyramid.app.predict.openmmlab.loading import fetch_checkpoint
 from cpvt_pyramid.app.predict.predictor import Predictor
 from cpvt_pyramid.app.predictions.kinds import Detections
 from cpvt_pyramid.checkpoints import downloads

@@ -23,16 +23,16 @@ from ...images.reading import picture, read_image
 from ...predictions.drawing import Color
 from ...predictions.kinds import Kind, Prediction
 from ...tooling.command import UserError
-from ..model import SCORE_THR, Prepared, TooLarge
+from ..protocol import SCORE_THR, Prepared, TooLarge
 from ..tiles import Boxes, Suppression
 from .grouping import size_in_batch
 from .label_maps import predict_labels
-from .models import build_model, fetch_checkpoint, load_whole_model
+from .loading import build_model, fetch_checkpoint, load_whole_model
 from .samples import data_sample, to_prediction
 
 
 class OpenMMLabModel:
-    """A detector or a segmentor with the test pipeline of its config; see `model.Model`. What is
+    """A detector or a segmentor with the test pipeline of its config; see `protocol.Model`. What is
     wrong with the config becomes a UserError.
 
     Args:

@@ -17,7 +17,7 @@ from ....segmentors import resize
 from ....trained import PALETTES, TRAINED, load_trained
 from ...tooling.command import UserError, one_line
 from ..exported import SessionModel
-from ..model import SCORE_THR
+from ..protocol import SCORE_THR
 from ..tiles import Boxes
 from .best_labels import best_labels
 
@@ -26,7 +26,7 @@ NO_BOX = -1  # the label of unused rows
 
 
 class TrainedModel(SessionModel):
-    """A trained model with its pre- and post-processing; see `model.Model`.
+    """A trained model with its pre- and post-processing; see `protocol.Model`.
 
     Args:
         name: see `cpvt models`.

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from ...config.parts import as_list, dataset_meta
 from ...data.checks import annotation_file, image_folder
 from ...data.coco import indexed_coco, usable_content
-from ...predict.model import SCORE_THR
+from ...predict.protocol import SCORE_THR
 from ...predictions.average_precision import COUNTED as COUNTED_IN_AP
 from ...predictions.average_precision import evaluate_coco, mean_precision
 from ...predictions.drawing import draw_boxes

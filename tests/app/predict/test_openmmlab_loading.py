@@ -12,10 +12,10 @@ from foreign import TINY
 from torch import nn
 
 from cpvt_pyramid import CPVTPyramid
-from cpvt_pyramid.app.predict.openmmlab.models import fetch_checkpoint, load_whole_model
+from cpvt_pyramid.app.predict.openmmlab.loading import fetch_checkpoint, load_whole_model
 from cpvt_pyramid.app.tooling.command import UserError
 
-LOADER = 'cpvt_pyramid.app.predict.openmmlab.models.CheckpointLoader'
+LOADER = 'cpvt_pyramid.app.predict.openmmlab.loading.CheckpointLoader'
 FORCE = 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'
 
 
@@ -34,7 +34,7 @@ def test_checkpoints_with_options_load_and_the_process_stays_as_it_was(family, m
     else:
         monkeypatch.setattr(*names, list, raising=False)
     monkeypatch.setattr(
-        'cpvt_pyramid.app.predict.openmmlab.models.CheckpointLoader.load_checkpoint', load
+        'cpvt_pyramid.app.predict.openmmlab.loading.CheckpointLoader.load_checkpoint', load
     )
     torch.save({'state_dict': {'a': torch.ones(1)}, 'args': Namespace(lr=1)}, 'timm.pth')
     environment, allowed = dict(os.environ), set(torch.serialization.get_safe_globals())
@@ -69,7 +69,7 @@ def test_a_file_executes_no_code():
 def test_addresses(error, message, monkeypatch):
     load = mock.Mock(side_effect=error)
     monkeypatch.setattr(
-        'cpvt_pyramid.app.predict.openmmlab.models.CheckpointLoader.load_checkpoint', load
+        'cpvt_pyramid.app.predict.openmmlab.loading.CheckpointLoader.load_checkpoint', load
     )
     with pytest.raises(UserError, match=message):
         fetch_checkpoint('s3://a/b.pth')

@@ -21,7 +21,7 @@ class Arch(NamedTuple):
     Attributes:
         dims: channels of the tokens.
         heads: attention heads; they must divide the channels.
-        mlp_ratios: hidden channels of the MLP / channels of the tokens.
+        mlp_ratios: channels between the layers of the MLP / channels of the tokens.
         depths: blocks.
         sr_ratios: sides of the patches that have one key each in global attention.
         window: side of the windows of blocks 0, 2, 4, ..., in tokens. None: all blocks are global.
@@ -29,7 +29,8 @@ class Arch(NamedTuple):
         position: where position comes from, see `CPVTPyramid`.
         overlap: patches overlap; position comes from the zeros around the map, too.
         mlp_conv: a zero-padded depthwise convolution in every MLP, from which position comes.
-        linear: attention over 7 x 7 means of the map instead of a sub-sampled map.
+        linear: attention over 7 x 7 means of the map instead of a sub-sampled map, and a ReLU
+            before the convolution of every MLP, as in PVTv2's code.
 
     Examples:
         >>> shallow = ARCHS['pcpvt_small']._replace(depths=(1, 1, 2, 1))
@@ -111,7 +112,7 @@ class ColumnarArch(NamedTuple):
         dim: channels of the tokens.
         heads: attention heads; they must divide the channels.
         depth: blocks.
-        mlp_ratio: hidden channels of the MLP / channels of the tokens.
+        mlp_ratio: channels between the layers of the MLP / channels of the tokens.
         patch_size: side of a patch, in pixels.
 
     Examples:
@@ -149,6 +150,11 @@ def find_arch(arch: Union[str, Row, dict], kind: type[Row]) -> Row:
         return kind(**arch)
     if isinstance(arch, kind):
         return arch
+    if not isinstance(arch, str):
+        raise ValueError(
+            f'arch must be a name, a row of the class {kind.__name__} or a dict of its fields, got '
+            f'{arch!r}'
+        )
     if kind is Arch and arch in COLUMNAR_ARCHS:
         raise ValueError(
             f'arch {arch!r} is a columnar model; use the class CPVT, a classifier, or DenseCPVT, '
@@ -175,6 +181,13 @@ def check_stages(
             raise ValueError(f'arch must have one {field} per stage, got {stages} dims, {entries}')
     for dim, heads in zip(arch.dims, arch.heads):
         check_heads(dim, heads)
+    if arch.linear and arch.window is not None:
+        raise ValueError(
+            f'all attention of an arch with linear=True is linear: window must be None, got '
+            f'{arch.window}'
+        )
+    if arch.window is not None and arch.window < 1:
+        raise ValueError(f'window must be at least 1, or None, got {arch.window}')
     check_out_indices(out_indices, 'stages', stages)
     if not isinstance(frozen_stages, Integral) or not -1 <= frozen_stages <= stages:
         raise ValueError(f'frozen_stages must be from -1 to {stages}, got {frozen_stages}')

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .archs import ColumnarArch, check_heads, check_out_indices, check_rates, find_arch
 from .checkpoints.hook import convert_on_load
 from .checkpoints.rgb import check_rgb_weights
-from .grid import Grid, bias_of_keys, ceil_div, crop
+from .grid import Grid, bias_of_keys, crop
 from .model import (
     MLP,
     Attention,
@@ -27,6 +27,7 @@ from .model import (
     init_pegs,
     init_weights,
 )
+from .padding.batching import ceil_div
 from .padding.mask import BatchPadding, Padding, check_image, fill_outside, mean_inside
 from .position import PEGConfig, RelativePosition, parse_position, position_table
 from .small_convolutions import safe_convolutions
@@ -68,32 +69,14 @@ class Column(nn.Module):
         check_heads(arch.dim, arch.heads)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
         encoding = parse_position(position, peg, position_options, columnar=True)
-        self.peg_config = peg = encoding.peg
+        if encoding.rope is not None:
+            encoding.rope.check(arch.dim // arch.heads)
+        self.rope = encoding.rope
+        self.peg_config = encoding.peg
         # Nothing reads the map of a classifier's last block if there is a class token. A PEG after
         # that block would never train, and neither would its relative position.
-        mapped = arch.depth  # blocks whose map is read
-        if class_token and not self.reads_map:
-            mapped -= 1
-        after: list[int] = []  # the blocks that a PEG follows
-        if peg and peg.qk_only:
-            followed = min(mapped, arch.depth - 1)  # queries and keys are those of the next block
-            after = peg.indices(followed, followed)
-        elif peg:
-            after = peg.indices(mapped, mapped)
-
-        self.rope = encoding.rope
-        if self.rope:
-            self.rope.check(arch.dim // arch.heads)
-
-        def block(index: int) -> Block:
-            attn = SelfAttention(arch.dim, arch.heads, attn_drop=attn_drop_rate, drop=drop_rate)
-            if peg and peg.qk_only and index - 1 in after:
-                attn.peg = build_peg(peg, arch.dim)
-            if encoding.kind == 'relative' and index < mapped:
-                attn.position = RelativePosition(attn.head_dim, encoding.reach)
-            mlp = MLP(arch.dim, arch.dim * arch.mlp_ratio, drop_rate)
-            drop_path = drop_path_rate * index / max(arch.depth - 1, 1)
-            return Block(arch.dim, attn, mlp, drop_path, with_cp)
+        reads_last = self.reads_map or not class_token
+        mapped = arch.depth if reads_last else arch.depth - 1  # blocks whose map is read
 
         self.patch_embed = PatchEmbed(in_channels, arch.dim, arch.patch_size, norm=False)
         self.pos_embed = position_table(
@@ -103,14 +86,39 @@ class Column(nn.Module):
         has_position = class_token and encoding.kind == 'learned'
         self.cls_pos = token(arch.dim) if has_position else None
         self.pos_drop = build_dropout(drop_rate)
-        self.blocks = nn.ModuleList(block(i) for i in range(arch.depth))
+        self.blocks = nn.ModuleList()
+        for i in range(arch.depth):
+            attn = SelfAttention(arch.dim, arch.heads, attn_drop=attn_drop_rate, drop=drop_rate)
+            mlp = MLP(arch.dim, arch.dim * arch.mlp_ratio, drop_rate)
+            drop_path = drop_path_rate * i / max(arch.depth - 1, 1)
+            self.blocks.append(Block(arch.dim, attn, mlp, drop_path, with_cp))
         self.pos_block = nn.ModuleDict()
-        if peg and not peg.qk_only:
-            for i in after:
-                self.pos_block[str(i)] = build_peg(peg, arch.dim)
+        self.add_pegs(encoding.peg, mapped)
+        if encoding.kind == 'relative':
+            self.add_relative_positions(encoding.reach, mapped)
 
         self.apply(init_weights)
-        init_pegs(self, peg)
+        init_pegs(self, encoding.peg)
+
+    def add_pegs(self, peg: Optional[PEGConfig], mapped: int) -> None:
+        """Build PEGs for the maps of the first `mapped` blocks, or for the queries and keys of the
+        blocks after them."""
+        if peg is None:
+            return
+        if not peg.qk_only:
+            for i in peg.indices(mapped, mapped):
+                self.pos_block[str(i)] = build_peg(peg, self.arch.dim)
+            return
+        followed = min(mapped, self.arch.depth - 1)  # the last block has none after it
+        for i in peg.indices(followed, followed):
+            block: Any = self.blocks[i + 1]
+            block.attn.peg = build_peg(peg, self.arch.dim)
+
+    def add_relative_positions(self, reach: int, mapped: int) -> None:
+        """Build the relative positions of the first `mapped` blocks."""
+        blocks: Any = self.blocks[:mapped]
+        for block in blocks:
+            block.attn.position = RelativePosition(block.attn.head_dim, reach)
 
     def features(
         self, image: Tensor, valid: Optional[Tensor] = None

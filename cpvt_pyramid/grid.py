@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .padding.batching import ceil_div
 from .padding.mask import MASKED, Padding
 from .versions import is_compiling, statically_known_true
 
@@ -112,17 +113,13 @@ def means_along_axis(sides: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """(B, POOLED, length), the weight of each of `length` tokens in each mean of sides (B,)."""
     index = torch.arange(POOLED, device=sides.device)
     start = index * sides[:, None] // POOLED  # (B, POOLED)
-    stop = ((index + 1) * sides[:, None] + POOLED - 1) // POOLED
+    stop = ceil_div((index + 1) * sides[:, None], POOLED)
     at = torch.arange(length, device=sides.device)
     inside = (at >= start[..., None]) & (at < stop[..., None])
     return inside.to(dtype) / (stop - start).clamp(min=1)[..., None]
 
 
 # --- maps of any size --------------------------------------------------------------------------
-
-
-def ceil_div(a: int, b: int) -> int:
-    return (a + b - 1) // b
 
 
 def divides(k: int, height: int, width: int) -> bool:

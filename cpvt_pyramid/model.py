@@ -257,7 +257,7 @@ class CPVTPyramid(nn.Module):
         keys = batch.at(stride * step, finer=stride)
         bias = None if keys is None else bias_of_keys(keys, x.dtype)
         grid = Grid(height, width, padding=padding, step=step, key_bias=bias)
-        if arch.window:
+        if arch.window is not None:
             masks_border = masks_border_of_windows(self.window_padding, arch.window, x, padding)
             grid.windows = grid_of_windows(x, padding, arch.window, masks_border)
         if self.rope is not None:
@@ -341,7 +341,7 @@ def build_attention(arch: Arch, stage: int, block: int, options: BlockOptions) -
     drops = dict(attn_drop=options.attn_drop_rate, drop=options.drop_rate)
     if arch.linear:
         return LinearAttention(dim, heads, **drops)
-    if arch.window and block % 2 == 0:
+    if arch.window is not None and block % 2 == 0:
         return WindowAttention(dim, heads, arch.window, options.window_padding, **drops)
     return GlobalAttention(dim, heads, arch.sr_ratios[stage], options.drop_border, **drops)
 
@@ -596,7 +596,7 @@ class LinearAttention(GlobalAttention):
     their weights."""
 
     def __init__(self, dim: int, heads: int, **drops: float) -> None:
-        super().__init__(dim, heads, sr_ratio=1, **drops)
+        super().__init__(dim, heads, sr_ratio=1, drop_border=False, **drops)
         self.sr = nn.Conv2d(dim, dim, 1)
         self.norm = nn.LayerNorm(dim)
 

@@ -71,14 +71,10 @@ class Classifier(nn.Module):
         **options: other options of the trunk; unknown ones are an error.
     """
 
-    global_pool: str
     # Of the trunk:
     blocks: nn.ModuleList
     cls_token: Optional[nn.Parameter]
     peg_config: Optional[PEGConfig]
-    feature_info: list[dict[str, Any]]  # num_chs, reduction (stride) and module of each map
-    outputs: Callable[..., Outputs]  # of some stages or blocks
-    cut_after: Callable[[int], None]  # remove what follows a map
 
     def __init__(
         self,
@@ -100,11 +96,25 @@ class Classifier(nn.Module):
             **options,
         )
         self.in_chans = in_chans
+        self.global_pool = global_pool
         self.distilled_training = False
         self.num_features = self.head_hidden_size = self.feature_info[-1]['num_chs']
         self.norm: nn.Module = nn.LayerNorm(self.num_features, eps=1e-6)
         self.head_drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes, global_pool)
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """num_chs, reduction (stride) and module of each map, that of a stage or of a block."""
+        raise NotImplementedError
+
+    def outputs(self, image: Tensor, valid: Optional[Tensor], indices: Collection[int]) -> Outputs:
+        """Some of these maps; what comes after the last of them does not run."""
+        raise NotImplementedError
+
+    def cut_after(self, last: int) -> None:
+        """Remove what comes after a map."""
+        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Union[Tensor, tuple[Tensor, Tensor]]:
         """Logits (B, num_classes), in distilled training twice; see `global_pool` for others."""
@@ -267,7 +277,7 @@ class PyramidClassifier(Classifier, CPVTPyramid):
             self.norm = nn.Identity()
 
     @property
-    def feature_info(self) -> list[dict]:  # type: ignore[override]
+    def feature_info(self) -> list[dict[str, Any]]:
         return [
             dict(num_chs=dim, reduction=stride, module=f'norm_list.{i}')
             for i, (dim, stride) in enumerate(zip(self.arch.dims, self.arch.strides))
@@ -292,7 +302,7 @@ class ColumnClassifier(Classifier, Column):
         super().__init__(arch, global_pool=global_pool, class_token=has_token, **options)
 
     @property
-    def feature_info(self) -> list[dict]:  # type: ignore[override]
+    def feature_info(self) -> list[dict[str, Any]]:
         return [
             dict(num_chs=self.arch.dim, reduction=self.arch.patch_size, module=f'blocks.{i}')
             for i in range(self.arch.depth)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
-from ..grid import ceil_div
+from ..padding.batching import ceil_div
 from .products import AT_A_TIME, affine, is_computed_here
 
 FEWEST_CHANNELS = 128  # with fewer, the transforms take longer than the products that they save

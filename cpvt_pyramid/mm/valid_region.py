@@ -23,8 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..grid import ceil_div
-from ..padding.batching import padded_size
+from ..padding.batching import ceil_div, padded_size
 from ..padding.mask import Padding
 
 
@@ -103,7 +102,9 @@ def with_validity(images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         cell[:, :height, :width] = 1
     images = torch.cat([images, channel], dim=1)
     if len(distinct) == 1 and not images.is_inference():  # which has no version
-        images.image_size = ImageSize(*distinct.pop(), images._version)  # type: ignore[attr-defined]
+        height, width = distinct.pop()
+        noted = ImageSize(height, width, images._version)
+        images.image_size = noted  # type: ignore[attr-defined]
     return images
 
 

@@ -7,12 +7,21 @@ that it has alone, whatever the model. All programs of this package form their b
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Count = TypeVar('Count', int, 'Tensor')
 Item = TypeVar('Item')
 Result = TypeVar('Result')
 
 WAITING = 64
+
+
+def ceil_div(a: Count, b: int) -> Count:
+    """a / b, rounded up."""
+    return (a + b - 1) // b
 
 
 def padded_size(size: Sequence[int], multiple: int) -> tuple[int, int]:
@@ -22,7 +31,7 @@ def padded_size(size: Sequence[int], multiple: int) -> tuple[int, int]:
         >>> padded_size((480, 627), 32)
         (480, 640)
     """
-    height, width = (-(-side // multiple) * multiple for side in size)
+    height, width = (ceil_div(side, multiple) * multiple for side in size)
     return height, width
 
 

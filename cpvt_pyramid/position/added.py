@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..grid import Grid, ceil_div
+from ..grid import Grid
+from ..padding.batching import ceil_div
 from ..versions import without_autocast
 
 
@@ -89,7 +90,7 @@ def position_table(
         mode: of the interpolation of a table.
     """
     sides = image_size if isinstance(image_size, (list, tuple)) else (image_size, image_size)
-    if len(sides) != 2 or not all(isinstance(side, Integral) and side > 0 for side in sides):
+    if len(sides) != 2 or not all(isinstance(side, Integral) and int(side) > 0 for side in sides):
         raise ValueError(
             f'pretrain_img_size (img_size in timm) must be a side in pixels, or a height and a '
             f'width, got {image_size!r}'

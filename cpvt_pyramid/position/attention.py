@@ -1,14 +1,14 @@
 """Position encodings inside attentions: queries and keys are rotated, or scores get a bias."""
 
 import math
-from numbers import Real
 from typing import Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..grid import Grid, Rotation, ceil_div
+from ..grid import Grid, Rotation
+from ..padding.batching import ceil_div
 
 
 class RoPE:
@@ -26,7 +26,7 @@ class RoPE:
     """
 
     def __init__(self, base: float = 100, normalized: bool = False) -> None:
-        if not isinstance(base, Real) or base <= 1:
+        if not isinstance(base, (int, float)) or base <= 1:
             raise ValueError(f'base of RoPE must be greater than 1, got {base!r}')
         self.base = base
         self.normalized = normalized

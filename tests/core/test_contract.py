@@ -471,6 +471,11 @@ MISTAKES = {
     CPVTPyramid: [
         (dict(arch='pcpvt_huge'), 'unknown arch .*pcpvt_small'),
         (dict(arch='cpvt_small'), 'is a columnar model; use the class CPVT'),
+        (dict(arch=3), 'arch must be a name, a row of the class Arch or a dict .*, got 3'),
+        (dict(arch=TINY_SVT._replace(linear=True)), 'linear: window must be None, got 7'),
+        (dict(arch=TINY_SVT._replace(window=0)), 'window must be at least 1, or None, got 0'),
+        (dict(position='rope', drop_border=True), 'rope needs keys for the whole map'),
+        (dict(position='rope', position_options=dict(base='x')), "greater than 1, got 'x'"),
         (dict(out_indices=(0, 4)), 'stages from 0 to 3'),
         (dict(out_indices=(1.0,)), r'stages from 0 to 3, got \(1.0,\)'),
         (dict(frozen_stages=5), 'from -1 to 4'),

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...grid import ceil_div
+from ...padding.batching import ceil_div
 from ...padding.mask import Padding
 
 

@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from ...grid import ceil_div
+from ...padding.batching import ceil_div
 from .base import Batch
 from .deformable import Levels, deformable_attention, encode
 from .detectors import Detector, clip

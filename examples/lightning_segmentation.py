@@ -4,8 +4,11 @@
     cpvt demo-data pages
     python examples/lightning_segmentation.py
 
-Images of different sizes are padded to one batch, and their sizes go to the backbone. Its maps are
-then those of each image alone, and so are the logits: nothing after it mixes pixels.
+The model is SegFormer's head on any backbone. Images of different sizes are padded to one batch,
+and their sizes go to the backbone, whose maps are then those of each image alone.
+
+--trained segformer_b0_ade20k starts from a model that is trained on ADE20K: all but its classifier.
+Its weights are for research only; semantic_fpn_cpvt_s_ade20k's are not.
 """
 
 import argparse
@@ -15,12 +18,13 @@ import lightning
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassJaccardIndex
-from torchvision.transforms.functional import normalize, pil_to_tensor, to_tensor
+from torchvision.transforms.functional import pil_to_tensor, to_tensor
 
-from cpvt_pyramid import CPVTPyramid, load_weights
+from cpvt_pyramid import load_trained, load_weights
+from cpvt_pyramid.segmentors import segformer
 
 DATA = Path(__file__).resolve().parents[1] / 'data/pages'
 IGNORED = 255
@@ -28,7 +32,7 @@ Batch = tuple[Tensor, Tensor, Tensor]  # images, their heights and widths, label
 
 
 class MaskFolder(Dataset):
-    """Normalized images ROOT/SPLIT/*.png, with label maps ROOT/masks/SPLIT/*.png, at half of their
+    """Images in [0, 1], ROOT/SPLIT/*.png, with label maps ROOT/masks/SPLIT/*.png, at half of their
     size."""
 
     def __init__(self, root: str, split: str) -> None:
@@ -41,7 +45,7 @@ class MaskFolder(Dataset):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image = to_tensor(Image.open(self.images[index]).convert('RGB').reduce(2))
         labels = pil_to_tensor(Image.open(self.labels[index]))[0, ::2, ::2]
-        return normalize(image, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), labels.long()
+        return image, labels.long()
 
 
 def padded(samples: list[tuple[Tensor, Tensor]]) -> Batch:
@@ -53,37 +57,22 @@ def padded(samples: list[tuple[Tensor, Tensor]]) -> Batch:
     return torch.stack(images), sizes, torch.stack(labels)
 
 
-class PixelClassifier(nn.Module):
-    """Each map of the backbone is classified pixel by pixel, and enlarged by repetition; logits are
-    the sum."""
-
-    def __init__(self, arch: str, num_classes: int) -> None:
-        super().__init__()
-        self.backbone = CPVTPyramid(arch)
-        channels = self.backbone.channels
-        self.classifiers = nn.ModuleList(nn.Conv2d(dim, num_classes, 1) for dim in channels)
-
-    def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
-        height, width = images.shape[2:]
-        maps = self.backbone(images, sizes)
-        logits = []
-        for x, classifier, stride in zip(maps, self.classifiers, self.backbone.strides):
-            enlarged = F.interpolate(classifier(x), scale_factor=stride)
-            logits.append(enlarged[:, :, :height, :width])
-        return sum(logits)
-
-
 class Segmentor(lightning.LightningModule):
-    def __init__(self, arch: str, num_classes: int, lr: float) -> None:
+    def __init__(
+        self, arch: str, num_classes: int, lr: float, trained: tuple[str, ...] = ()
+    ) -> None:
+        """`trained`: the name of a trained model and, perhaps, the path of its file."""
         super().__init__()
         self.save_hyperparameters()
-        self.model = PixelClassifier(arch, num_classes)
+        if trained:
+            self.model = load_trained(*trained, num_classes=num_classes).train()
+        else:
+            self.model = segformer(arch, num_classes=num_classes, channels=64)
         self.iou = MulticlassJaccardIndex(num_classes, ignore_index=IGNORED)
 
     def training_step(self, batch: Batch, _index: int) -> Tensor:
         images, sizes, labels = batch
-        logits = self.model(images, sizes)
-        loss = F.cross_entropy(logits, labels, ignore_index=IGNORED)
+        loss = self.model.loss(images, labels, sizes, IGNORED)
         self.log('loss', loss, prog_bar=True)
         return loss
 
@@ -105,13 +94,16 @@ def main() -> None:
     parser.add_argument('--num-classes', type=int, default=6)
     parser.add_argument('--arch', default='pcpvt_nano', help='backbone')
     parser.add_argument('--weights', help='checkpoint of the backbone')
+    parser.add_argument(
+        '--trained', nargs='+', default=(), help='a trained model (cpvt models), perhaps its file'
+    )
     parser.add_argument('--epochs', type=int, default=16)
     parser.add_argument('--lr', type=float, default=1e-3, help='highest learning rate')
     parser.add_argument('--out', default='segmentor.ckpt', help='file of the trained weights')
     args = parser.parse_args()
     lightning.seed_everything(0)
     train, val = MaskFolder(args.data, 'train'), MaskFolder(args.data, 'val')
-    segmentor = Segmentor(args.arch, args.num_classes, args.lr)
+    segmentor = Segmentor(args.arch, args.num_classes, args.lr, tuple(args.trained))
     if args.weights:
         load_weights(segmentor.model.backbone, args.weights)
     options = dict(batch_size=8, num_workers=2, collate_fn=padded)

@@ -4,9 +4,14 @@
     cpvt demo-data pages
     python examples/torchvision_detection.py
 
-The model is as small as that of configs/demo/pages_retinanet_cpvt_nano.py. For photographs take
---arch pcpvt_small with the weights of a pretrained backbone, sides of 800 to 1333 pixels, and
-the defaults of `retinanet`.
+The model is as small as that of configs/demo/pages_retinanet_cpvt_nano.py. --trained starts from a
+detector that is trained on COCO instead, all but the layer that classifies:
+
+    cpvt demo-data trees
+    python examples/torchvision_detection.py --data data/trees --side 512 \\
+      --trained retinanet_pvt_v2_b0_coco --steps 500 --lr 1e-4
+
+This was not tried with the published weights: they could not be downloaded here.
 """
 
 import argparse
@@ -21,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.functional import to_tensor
 from tqdm import tqdm
 
-from cpvt_pyramid import load_weights
+from cpvt_pyramid import load_trained, load_weights
 from cpvt_pyramid.torchvision_models import retinanet
 
 DATA = Path(__file__).resolve().parents[1] / 'data/pages'
@@ -51,8 +56,33 @@ class CocoFolder(Dataset):
         return image, {'id': image_id, 'boxes': boxes, 'labels': torch.tensor(labels).long()}
 
 
-def train(model: torch.nn.Module, data: CocoFolder, steps: int, lr: float) -> None:
-    loader = DataLoader(data, 8, shuffle=True, drop_last=True, num_workers=2, collate_fn=list)
+def build(args: argparse.Namespace, num_classes: int) -> torch.nn.Module:
+    """A trained model with a new classifier, or a small one."""
+    side = args.side
+    min_size = (*range(side * 3 // 4, side * 5 // 4 + 1, 16), side)  # the last for evaluation
+    max_size = side * 5 // 3
+    if args.trained:
+        model = load_trained(*args.trained, num_classes=num_classes, drop_path_rate=0.1)
+        model.transform.min_size, model.transform.max_size = min_size, max_size
+        return model
+    model = retinanet(
+        args.arch,
+        num_classes=num_classes,
+        out_channels=64,
+        extra_levels=1,
+        head_convs=2,
+        min_size=min_size,
+        max_size=max_size,
+    )
+    if args.weights:
+        load_weights(model.backbone.body, args.weights)
+    return model
+
+
+def train(model: torch.nn.Module, data: CocoFolder, steps: int, lr: float, batch_size: int) -> None:
+    loader = DataLoader(
+        data, batch_size, shuffle=True, drop_last=True, num_workers=2, collate_fn=list
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=0.2)
     progress = tqdm(zip(range(steps), chain.from_iterable(repeat(loader))), total=steps)
@@ -96,24 +126,19 @@ def main() -> None:
     )
     parser.add_argument('--arch', default='pcpvt_nano', help='backbone')
     parser.add_argument('--weights', help='checkpoint of the backbone')
-    parser.add_argument('--steps', type=int, default=1200, help='of 8 images each')
+    parser.add_argument(
+        '--trained', nargs='+', help='a trained model (cpvt models), perhaps its file; no --arch'
+    )
+    parser.add_argument('--side', type=int, default=288, help='shorter side of images, in pixels')
+    parser.add_argument('--batch-size', type=int, default=8)
+    parser.add_argument('--steps', type=int, default=1200, help='of a batch each')
     parser.add_argument('--lr', type=float, default=1.5e-3, help='highest learning rate')
     parser.add_argument('--out', default='retinanet.pth', help='file of the trained weights')
     args = parser.parse_args()
     torch.manual_seed(0)
     train_data, val_data = (CocoFolder(args.data, split) for split in args.splits)
-    model = retinanet(
-        args.arch,
-        num_classes=len(train_data.categories),
-        out_channels=64,
-        extra_levels=1,
-        head_convs=2,
-        min_size=(*range(216, 361, 16), 288),  # the last for evaluation
-        max_size=480,
-    ).to(DEVICE)
-    if args.weights:
-        load_weights(model.backbone.body, args.weights)
-    train(model.train(), train_data, args.steps, args.lr)
+    model = build(args, len(train_data.categories)).to(DEVICE)
+    train(model.train(), train_data, args.steps, args.lr, args.batch_size)
     torch.save(model.state_dict(), args.out)
     evaluate(model.eval(), val_data)
 

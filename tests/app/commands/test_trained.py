@@ -63,6 +63,7 @@ def test_the_page_refuses_a_backend_for_a_name(capsys):
 def test_the_page_refuses_a_file_that_its_export_found_wrong(
     backend, status, model, tmp_path, monkeypatch, capsys
 ):
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / 'model.onnx'
     shutil.copy(model('labels'), path)
     checks = [

@@ -95,10 +95,14 @@ def named_paths(cfg: Config, split: str) -> Iterator[tuple[str, str]]:
 
 def check_checkpoints(cfg: Config) -> None:
     """Check that the checkpoint files exist that a training starts from."""
-    parts = [part for _, part in dicts_in(cfg.model) if is_pretrained(part)]
-    for path in (cfg.get('load_from') or '', *(part.get('checkpoint') for part in parts)):
+    named = {
+        f'model.{place}.checkpoint': part.get('checkpoint')
+        for place, part in dicts_in(cfg.model)
+        if is_pretrained(part)
+    }
+    for setting, path in {'load_from': cfg.get('load_from') or '', **named}.items():
         if not isinstance(path, str):
-            raise UserError(f'init_cfg.checkpoint must be a path or an address, got {path!r}')
+            raise UserError(f'{setting} must be a path or an address, got {path!r}')
         if path in TRAINED or not is_local(path):
             continue
         if path and not Path(path).expanduser().is_file():

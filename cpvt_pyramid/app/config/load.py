@@ -2,17 +2,19 @@
 
 import ast
 import inspect
+import re
 from argparse import ArgumentParser
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Union
+from typing import Any, Union
 
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from ..tooling.command import UserError, one_line
-from .parts import FRAMEWORKS, framework_of
+from .parts import FRAMEWORKS, dicts_in, framework_of
 
 RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
 # All top-level settings of a config: these, and what mmengine and the tools read besides.
@@ -35,16 +37,36 @@ def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
     """The config at `path` with `--cfg-options` merged in and its custom imports done."""
     if not Path(path).is_file():
         raise UserError(f'no config at {path}')
+    if Path(path).read_bytes().startswith(BOM_UTF8):
+        raise UserError(f'{path} must be UTF-8 without a byte order mark (BOM): save it so')
     try:
         cfg = Config.fromfile(path, import_custom_modules=False)
     except Exception as error:  # a config is a program of the user
         raise UserError(f'config {path}: {type(error).__name__}: {one_line(error)}') from error
     if 'model' not in cfg:
         raise UserError(f'{path} has no model; is it a part of a config?')
+    if Path(path).suffix != '.py':
+        restore_tuples(cfg)
     merge_options(cfg, options)
     import_custom(cfg, path)
     set_framework(cfg, path)
     return cfg
+
+
+def restore_tuples(cfg: Config) -> None:
+    """Make tuples of the sizes, scales and ranges of a config in JSON or YAML, which have only
+    lists: transforms of mm insist on tuples."""
+    for _, settings in dicts_in(cfg._cfg_dict):
+        for key, value in settings.items():
+            if re.search('(size|scales?|range)$', key):
+                settings[key] = pairs_as_tuples(value)
+
+
+def pairs_as_tuples(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    is_pair = len(value) == 2 and all(isinstance(x, (int, float)) for x in value)
+    return tuple(value) if is_pair else [pairs_as_tuples(x) for x in value]
 
 
 def set_framework(cfg: Config, path: Union[str, Path]) -> None:

@@ -16,7 +16,7 @@ from mmengine.dist import broadcast_object_list, get_dist_info, init_dist
 from mmengine.utils.dl_utils import set_multi_processing
 
 from ..config.parts import dicts_in, kind_of
-from ..tooling.command import RANKS, UserError
+from ..tooling.command import RANKS, UserError, rank
 
 SYNC_BATCH_NORMS = 'SyncBN', 'MMSyncBN', 'SyncBatchNorm'
 
@@ -63,10 +63,17 @@ def use_launcher(cfg: Config, launcher: str) -> None:
             'broadcast_buffers': False,
             'find_unused_parameters': cfg.get('find_unused_parameters', False),
         }
-    cfg.sync_bn = None  # SyncBN has no CPU kernel
-    for _, settings in dicts_in(cfg.model):
-        if kind_of(settings) in SYNC_BATCH_NORMS:
-            settings['type'] = 'BN'
+    replace_sync_batch_norms(cfg)
+
+
+def replace_sync_batch_norms(cfg: Config) -> None:
+    """Replace SyncBN, which CPUs cannot compute, and say it."""
+    found = [part for _, part in dicts_in(cfg.model) if kind_of(part) in SYNC_BATCH_NORMS]
+    if (found or cfg.get('sync_bn')) and rank() == 0:
+        print('SyncBN needs GPUs: on CPUs, batch norms use the statistics of their own process')
+    cfg.sync_bn = None
+    for part in found:
+        part['type'] = 'BN'
 
 
 def connect(launcher: str, env_cfg: dict) -> None:

@@ -12,11 +12,13 @@ from torch.utils.data import DataLoader
 
 from ...acceleration.accelerate import accelerate, what_is_missing
 from ..images.formats import without_ghostscript
+from . import hooks  # noqa: F401 (it registers those of our configs, whatever these import)
 
 # What mmengine logs at length: kept in the log file, not shown in the terminal.
 FILE_ONLY = re.compile(
     r'\n-{20}|Config:\n|Hooks will be executed|Distributed training is not used|'
     r'paramwise_options -- |'
+    r'Resumed iteration number is not divisible|'  # the ResumeHook says what is lost
     r'"(FileClient|HardDiskBackend)"'
 )
 
@@ -30,10 +32,9 @@ class CommandRunner(Runner):
     def build_logger(self, *args: Any, **options: Any) -> MMLogger:
         logger = super().build_logger(*args, **options)
         for handler in logger.handlers:
-            if isinstance(handler, logging.FileHandler):
-                # Else a full disk is a traceback for each line.
-                handler.handleError = raise_active  # type: ignore[method-assign]
-            else:
+            # Else a full disk, or a closed terminal, is a traceback for each line.
+            handler.handleError = raise_active  # type: ignore[method-assign]
+            if not isinstance(handler, logging.FileHandler):
                 handler.addFilter(lambda record: not FILE_ONLY.match(record.getMessage()))
         return logger
 

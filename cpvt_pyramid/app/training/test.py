@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
+import numpy as np
 from mmengine.config import Config
+from torch import Tensor
 
 from ..config import check
 from ..config.load import load_config, work_dir_of
-from ..config.parts import data_of
+from ..config.parts import as_list, data_of
 from ..data.checks import check_before_run
 from ..predict.openmmlab.grouping import divide_batches
 from ..predict.openmmlab.loading import fetch_checkpoint, load_whole_model
 from ..tooling.command import UserError, rank, tracebacks_in
 from ..tooling.files import check_file, make_folder
-from .dump import results_dump
+from .dump import DumpHook
 from .processes import connect, leave_processes, use_launcher
 from .runner import CommandRunner
 
@@ -61,6 +63,7 @@ def run_test(
         if rank() != 0:
             return
         print_metrics(metrics)
+        check_evaluated(cfg, metrics)
         if report:
             from .report.page import write_test_report
 
@@ -81,9 +84,7 @@ def augment(cfg: Config) -> None:
         dataset['pipeline'] = cfg.tta_pipeline
 
 
-def evaluate(
-    cfg: Config, weights: dict, path: str, predictions: Optional[Path]
-) -> dict[str, float]:
+def evaluate(cfg: Config, weights: dict, path: str, predictions: Optional[Path]) -> dict[str, Any]:
     """The metrics of a model on its test data.
 
     Args:
@@ -100,11 +101,31 @@ def evaluate(
     check.check_classes(cfg, runner.model, 'test')
     divide_batches(runner.model)
     if predictions:
-        runner.test_evaluator.metrics.append(results_dump(cfg.default_scope, str(predictions)))
+        runner.register_hook(DumpHook(cfg.default_scope, str(predictions)))
     return runner.test()
 
 
-def print_metrics(metrics: dict[str, float]) -> None:
+def print_metrics(metrics: dict[str, Any]) -> None:
     width = max(map(len, metrics), default=0)
     for name, value in metrics.items():
-        print(f'{name:{width}}  {value:.4g}')
+        print(f'{name:{width}}  {metric_text(value)}')
+
+
+def metric_text(value: Any) -> str:
+    """A metric in a line; one by a user may be an array or anything else."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        value = value.tolist()
+    if isinstance(value, (int, float, np.number)):
+        return f'{value:.4g}'
+    return ' '.join(str(value).split())
+
+
+def check_evaluated(cfg: Config, metrics: dict[str, Any]) -> None:
+    """Check that a test has computed metrics, unless it only writes files."""
+    writes = [metric for metric in as_list(cfg.test_evaluator) if metric.get('format_only')]
+    if not metrics and not writes:
+        raise UserError(
+            'the test has computed no metric; the evaluation of boxes does so if the model detects '
+            'nothing in any image. Lower its score threshold (model.test_cfg.score_thr), or train '
+            'it longer'
+        )

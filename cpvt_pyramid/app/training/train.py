@@ -10,6 +10,7 @@ from mmengine.device import get_device
 
 from ..config import check
 from ..config.load import load_config, work_dir_of
+from ..config.metrics import check_monitored
 from ..config.parts import kind_of
 from ..config.schedules import check_schedules
 from ..data.checks import check_before_run
@@ -78,6 +79,7 @@ def check_training(cfg: Config) -> None:
     check.check_data(cfg, *SPLITS)
     check.check_checkpoints(cfg)
     check_schedules(cfg)
+    check_monitored(cfg)
 
 
 def use_mixed_precision(cfg: Config) -> None:

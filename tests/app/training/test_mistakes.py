@@ -15,7 +15,9 @@ from mmengine.config import Config
 from support import ROOT, load_tool
 
 from cpvt_pyramid.app.config.check import check_data, check_head_classes
-from cpvt_pyramid.app.config.load import import_custom
+from cpvt_pyramid.app.config.load import import_custom, load_config
+from cpvt_pyramid.app.config.metrics import check_monitored, metric_names
+from cpvt_pyramid.app.config.parts import data_of
 from cpvt_pyramid.app.tooling.command import UserError
 from cpvt_pyramid.app.training.runner import CommandRunner
 
@@ -45,6 +47,7 @@ def files(
     torch.save(torch.load(paths['segmentor.pth']) | training, folder / 'training.pth')
     (folder / 'torn.pth').write_bytes(Path(paths['detector.pth']).read_bytes()[:100_000])
     (folder / 'syntax.py').write_text('model = dict(\n')
+    (folder / 'bom.py').write_text('\ufeffmodel = dict()\n', encoding='utf-8')
     (folder / 'part.py').write_text('data_root = "/"\n')
     coco = json.loads((sample_dataset / 'coco/annotations/instances_train2017.json').read_text())
     coco['categories'].reverse()
@@ -128,7 +131,31 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
         ),
         # Files
         ('train', f'{SET} load_from=x.pth', 'no checkpoint at x.pth'),
-        ('train', f'{INIT}=None', 'init_cfg.checkpoint must be a path or an address'),
+        (
+            'train',
+            f'{INIT}=None',
+            'model.backbone.init_cfg.checkpoint must be a path or an address, got None',
+        ),
+        ('train', f'{SET} load_from=3', 'load_from must be a path or an address, got 3'),
+        ('train', 'bom.py', 'bom.py must be UTF-8 without a byte order mark (BOM): save it so'),
+        (
+            'train',
+            f'{SET} default_hooks.checkpoint.save_best=mIoU',
+            'default_hooks.checkpoint.save_best must be a metric that the evaluation computes, got '
+            "'mIoU'; it computes coco/bbox_mAP, coco/bbox_mAP_50, ",
+        ),
+        (
+            'train',
+            'segmentor.py --cfg-options val_evaluator.iou_metrics=[mDice]',
+            'default_hooks.checkpoint.save_best must be a metric that the evaluation computes, got '
+            "'mIoU'; it computes aAcc, mDice, mAcc",
+        ),
+        (
+            'train',
+            f'{SET} val_evaluator.type=VOCMetric val_evaluator.metric=recall',
+            "default_hooks.checkpoint.save_best='auto' takes pascal_voc/recall@100@0.5; set "
+            "default_hooks.checkpoint.rule to 'greater' or 'less'",
+        ),
         ('train', f'{SET} val_evaluator.ann_file=x', 'no annotations at '),
         ('train', 'detector.py --work-dir syntax.py/x', 'cannot create the folder syntax.py/x: '),
         ('train', 'detector.py --work-dir USED', 'USED already has checkpoints of a training'),
@@ -332,3 +359,62 @@ def test_data_sets_are_found_inside_their_wrappers(tmp_path):
     check_data(cfg, 'val')
     (tmp_path / 'b').mkdir()
     check_data(cfg, 'train')
+
+
+COCO, IOU = dict(type='CocoMetric'), dict(type='IoUMetric')
+
+
+@pytest.mark.parametrize(
+    'evaluator, names',
+    [
+        (COCO | dict(metric=['bbox', 'segm'], metric_items=['mAP']), ['bbox_mAP', 'segm_mAP']),
+        (COCO | dict(metric='proposal_fast', proposal_nums=(10,), prefix='x'), ['x/AR@10']),
+        (COCO | dict(classwise=True), None),
+        (COCO | dict(format_only=True), []),
+        ([IOU, dict(type='MyMetric')], None),
+        (IOU | dict(iou_metrics=['mIoU', 'mDice']), ['aAcc', 'mIoU', 'mAcc', 'mDice']),
+        (dict(type='VOCMetric', iou_thrs=[0.5, 0.75]), ['mAP', 'AP50', 'AP75']),
+        (dict(type='MultiDatasetsEvaluator', metrics=[COCO]), None),
+        (None, []),
+    ],
+)
+def test_names_of_metrics(evaluator, names):
+    prefixes = {'CocoMetric': 'coco/', 'VOCMetric': 'pascal_voc/'}
+    if names and not names[0].startswith('x/'):
+        kind = evaluator.get('type') if isinstance(evaluator, dict) else ''
+        names = [prefixes.get(kind, '') + name for name in names]
+    assert metric_names(Config({'val_evaluator': evaluator}), 'val') == names
+
+
+def test_names_of_metrics_are_those_of_an_evaluation(untrained, capsys):
+    for config, weights in untrained.values():
+        assert TOOLS['test'].main([config, weights, '--work-dir', 'work']) == 0
+        said = capsys.readouterr().out
+        names = metric_names(load_config(config), 'test')
+        assert re.findall(r'^(\S+) +-?[\d.]+(?:e-\d+)?$', said, re.M) == names
+
+
+def test_early_stopping_by_a_metric_that_is_not_computed():
+    hooks = [dict(type='EarlyStoppingHook', monitor='mAP')]
+    cfg = Config({'val_evaluator': COCO, 'custom_hooks': hooks})
+    with pytest.raises(UserError, match=r"custom_hooks.0.monitor must .* got 'mAP'; it computes"):
+        check_monitored(cfg)
+    hooks[0]['monitor'] = 'coco/bbox_mAP'
+    check_monitored(Config({'val_evaluator': COCO, 'custom_hooks': hooks}))
+
+
+@pytest.mark.parametrize('suffix', ['json', 'yaml'])
+def test_a_config_without_tuples(configs, suffix):
+    """JSON has none: sizes, scales and ranges are tuples again."""
+    for path in configs.values():
+        cfg = load_config(path)
+        cfg.dump(f'dumped.{suffix}')
+        again = load_config(f'dumped.{suffix}')
+        for split in ('train', 'test'):
+            steps = [step for data in data_of(again, split) for step in data['pipeline']]
+            assert steps == [s for data in data_of(cfg, split) for s in data['pipeline']]
+            for step in steps:
+                for name in ('crop_size', 'scale'):
+                    assert isinstance(step.get(name, ()), tuple)
+        if 'size' in cfg.model.data_preprocessor:
+            assert isinstance(again.model.data_preprocessor.size, tuple)

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from mmcv.transforms import Compose
+from mmengine.evaluator import BaseMetric
+from mmengine.registry import METRICS as METRICS_OF_MM
 from mmengine.registry import init_default_scope
 from PIL import Image
 from support import ROOT, assert_same, in_processes, load_tool, save_tiff
@@ -159,3 +161,66 @@ def test_a_shipped_pipeline_of_augmentation_gives_all_sizes_and_flips(config, tm
     found = Compose(dataset['pipeline'])(sample)['data_samples']
     assert len(found) == math.prod(map(len, augmentation['transforms'])) > 1
     assert 2 * sum(bool(each.flip) for each in found) == len(found)
+
+
+@METRICS_OF_MM.register_module()
+class OddMetric(BaseMetric):
+    """With values that are no numbers."""
+
+    def process(self, data_batch, data_samples):
+        self.results.append(1)
+
+    def compute_metrics(self, results):
+        values = {'a': torch.eye(2), 'b': np.ones(2), 'c': [0.5, 1], 'd': {'x': 1.0}}
+        return values | {
+            'e': 'two\nlines',
+            'f': np.float32(0.25),
+            'g': torch.tensor(0.5),
+            'h': None,
+        }
+
+
+def test_metrics_that_are_no_numbers(untrained, capsys):
+    config = Path('odd.py')
+    config.write_text(
+        f"_base_ = '{untrained['detector'][0]}'\n"
+        "test_evaluator = dict(_delete_=True, type='OddMetric')\n"
+    )
+    assert test_tool.main([str(config), untrained['detector'][1]]) == 0
+    lines = capsys.readouterr().out.splitlines()[-8:]
+    assert [line.split(maxsplit=1)[1] for line in lines] == [
+        '[[1.0, 0.0], [0.0, 1.0]]',
+        '[1.0, 1.0]',
+        '[0.5, 1]',
+        "{'x': 1.0}",
+        'None',
+        '0.5',
+        'two lines',
+        '0.25',
+    ]
+
+
+def test_no_detection_at_all(untrained, capsys):
+    """The evaluation of mmdet then has no metrics."""
+    command = [*untrained['detector'], '--out', 'found.pkl', '--cfg-options']
+    assert test_tool.main([*command, 'model.test_cfg.score_thr=1.1']) == 2
+    assert 'cpvt test: the test has computed no metric; ' in capsys.readouterr().err
+    assert len(pickle.loads(Path('found.pkl').read_bytes())) == 4
+    writes = ['test_evaluator.format_only=True', 'test_evaluator.outfile_prefix=written']
+    assert test_tool.main([*command, *writes]) == 0
+    assert Path('written.bbox.json').exists()
+
+
+def test_predictions_of_several_data_sets(untrained):
+    """Each with a metric of its own."""
+    Path('two.py').write_text(
+        f"_base_ = '{untrained['detector'][0]}'\n"
+        'data = _base_.test_dataloader.dataset\n'
+        'metric = _base_.test_evaluator\n'
+        "test_dataloader = dict(dataset=dict(_delete_=True, type='ConcatDataset', "
+        'datasets=[data, data]))\n'
+        "test_evaluator = dict(_delete_=True, type='MultiDatasetsEvaluator', "
+        "dataset_prefixes=['a', 'b'], metrics=[metric, metric])\n"
+    )
+    assert test_tool.main(['two.py', untrained['detector'][1], '--out', 'found.pkl']) == 0
+    assert len(pickle.loads(Path('found.pkl').read_bytes())) == 8

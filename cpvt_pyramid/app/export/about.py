@@ -8,10 +8,9 @@ from torch import nn
 
 from ... import __version__
 from ..predict.metadata import FORMAT, check_metadata
+from ..predictions.kinds import SCORE_THR
 from ..tooling.command import UserError
 from .base import Exportable
-
-SCORE_THR = 0.3  # what runtimes show by default, as cpvt infer
 
 
 class Settings(NamedTuple):

@@ -21,17 +21,26 @@ NamedInput = tuple[Path, str]  # an input, and the name of its results
 
 # How the names of videos end that are looked for in a folder.
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
+# How the names of results end, by the kind of predictions.
+RESULTS_OF_IMAGES = {
+    'detections': ['.detections.json'],
+    'labels': ['.labels.png'],
+    'segments': ['.segments.png', '.segments.json'],
+}
+RESULTS_OF_VIDEOS: dict[str, list[str]] = {
+    'detections': ['.detections.jsonl'],
+    'labels': [],  # a picture only
+    'segments': ['.segments.jsonl'],
+}
+TILED_LABELS = '.labels.tif'
+OVERLAY, VIDEO_OVERLAY = '.overlay.jpg', '.overlay.mp4'
+GEOJSON = '.geojson'
 RESULTS = (
-    '.overlay.jpg',
-    '.overlay.png',  # of earlier versions
-    '.overlay.mp4',
-    '.detections.json',
-    '.detections.jsonl',
-    '.labels.png',
-    '.labels.tif',
-    '.segments.png',
-    '.segments.json',
-    '.segments.jsonl',
+    *itertools.chain(*RESULTS_OF_IMAGES.values(), *RESULTS_OF_VIDEOS.values()),
+    TILED_LABELS,
+    OVERLAY,
+    VIDEO_OVERLAY,
+    GEOJSON,
 )
 OWNERS = 'inputs.json'  # in the folder of results: the input of each name, relative to the folder
 LISTED = 10  # files in a warning

@@ -18,7 +18,6 @@ from ..tooling.command import UserError
 from ..tooling.threads import prefetch
 from .tiles import Boxes, Suppression
 
-SCORE_THR = 0.3  # of the boxes that are kept, unless the user or the model gives another
 Result = TypeVar('Result')
 
 

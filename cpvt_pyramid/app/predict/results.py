@@ -10,7 +10,16 @@ from typing import Any, Optional
 import numpy as np
 
 from ..images.formats import open_image
-from ..images.inputs import NamedInput, is_video
+from ..images.inputs import (
+    GEOJSON,
+    OVERLAY,
+    RESULTS_OF_IMAGES,
+    RESULTS_OF_VIDEOS,
+    TILED_LABELS,
+    VIDEO_OVERLAY,
+    NamedInput,
+    is_video,
+)
 from ..images.large import LargeImage, overview_step
 from ..images.rasters import import_rasterio
 from ..predictions.drawing import label_counts
@@ -39,18 +48,6 @@ from .large_images import (
 )
 from .protocol import Model
 from .tiles import TileGrid
-
-# How the names of the results of an image and of a video end, besides the pictures.
-ENDINGS: dict[Kind, list[str]] = {
-    'detections': ['detections.json'],
-    'labels': ['labels.png'],
-    'segments': ['segments.png', 'segments.json'],
-}
-VIDEO_ENDINGS: dict[Kind, list[str]] = {
-    'detections': ['detections.jsonl'],
-    'labels': [],  # a picture only
-    'segments': ['segments.jsonl'],
-}
 
 
 class Results:
@@ -106,21 +103,26 @@ class Results:
     def exist(self, entry: NamedInput) -> bool:
         """Whether the results of an image or a video are there. Each file of them is complete."""
         path, name = entry
-        endings = VIDEO_ENDINGS[self.kind] if is_video(path) else ENDINGS[self.kind]
-        if self.is_tiled and self.kind == 'labels':
-            endings = ['labels.tif']
+        if is_video(path):
+            endings = [*RESULTS_OF_VIDEOS[self.kind]]
+            overlay = VIDEO_OVERLAY
+        else:
+            endings = [*RESULTS_OF_IMAGES[self.kind]]
+            overlay = OVERLAY
+            if self.is_tiled and self.kind == 'labels':
+                endings = [TILED_LABELS]
+            if self.format == 'geojson':
+                endings.append(GEOJSON)
         if self.pictures:
-            endings = [*endings, 'overlay.mp4' if is_video(path) else 'overlay.jpg']
-        if self.format == 'geojson':
-            endings = [*endings, 'geojson']
-        return all((self.folder / f'{name}.{ending}').exists() for ending in endings)
+            endings.append(overlay)
+        return all((self.folder / f'{name}{ending}').exists() for ending in endings)
 
     def write(self, entry: NamedInput, prediction: Prediction) -> None:
         """Write the results of an image."""
         path, name = entry
         size = prediction.image.shape[:2]
         if self.pictures:
-            save_overlay(prediction.draw(), self.folder / f'{name}.overlay.jpg')
+            save_overlay(prediction.draw(), self.folder / f'{name}{OVERLAY}')
         if self.kind != 'detections':
             with atomic_write(self.folder / f'{name}.{self.kind}.png') as file:
                 file.write_bytes(prediction.png())
@@ -139,7 +141,7 @@ class Results:
             features = features_of_objects(objects)
         self._add(entry, size, objects, counts)
         if self.format == 'geojson':
-            write_geojson(self.folder / f'{name}.geojson', path, features)
+            write_geojson(self.folder / f'{name}{GEOJSON}', path, features)
 
     def write_in_tiles(
         self,
@@ -165,7 +167,7 @@ class Results:
             UserError: they cannot be written.
         """
         path, name = entry
-        overlay = self.folder / f'{name}.overlay.jpg'
+        overlay = self.folder / f'{name}{OVERLAY}'
         objects: list[dict[str, Any]] = []
         if self.kind == 'detections':
             boxes = boxes_in_tiles(model, image, grid, batch_size, done)
@@ -178,7 +180,7 @@ class Results:
             counts = Counter(item['class'] for item in objects)
             features = features_of_objects(objects)
         else:
-            file = self.folder / f'{name}.labels.tif'
+            file = self.folder / f'{name}{TILED_LABELS}'
             counts = Counter()
             shown = Reduced(overview_step(image.shape))
             with label_map_writer(file, image, model) as write:
@@ -191,7 +193,7 @@ class Results:
             features = features_of_label_file(file, self.classes)
         self._add(entry, image.shape, objects, counts)
         if self.format == 'geojson':
-            write_geojson(self.folder / f'{name}.geojson', path, features)
+            write_geojson(self.folder / f'{name}{GEOJSON}', path, features)
 
     def _add(
         self, entry: NamedInput, size: tuple[int, int], objects: list[dict], counts: Counter[str]

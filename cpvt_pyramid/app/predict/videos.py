@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..images.inputs import NamedInput
+from ..images.inputs import VIDEO_OVERLAY, NamedInput
 from ..images.rasters import ReadError
 from ..images.reading import check_readable
 from ..predictions.kinds import Prediction
@@ -51,7 +51,7 @@ def write_video(model: Model, entry: NamedInput, results: Results, batch_size: i
                 picture = np.array(found.draw(legend=False))
                 if count == 0:
                     size = picture.shape[1], picture.shape[0]
-                    file = results.folder / f'{name}.overlay.mp4'
+                    file = results.folder / f'{name}{VIDEO_OVERLAY}'
                     overlay = stack.enter_context(video_writer(file, size, length.rate))
                 overlay.write(picture[..., ::-1])
             if results.kind != 'labels':

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import supervision
 
 Kind = Literal['detections', 'segments', 'labels']  # as in the names of the files of a run
+SCORE_THR = 0.3  # of the boxes that are shown, unless the user or the model gives another
 NOTEBOOK_SIDE = 1600  # longest side of the picture in a notebook, in pixels
 # Label maps compress well at any level. This one takes two thirds of the time of Pillow's default.
 LABELS_LEVEL = 1

@@ -16,10 +16,11 @@ from mmengine.structures import BaseDataElement
 from PIL import Image
 from torch import Tensor
 
+from ..images.label_maps import nearest_at
 from ..images.reading import picture
 from ..predict.openmmlab.samples import INSTANCE_OFFSET, to_prediction
 from ..predictions.drawing import class_palette, draw_boxes, draw_segmentation
-from ..predictions.kinds import Detections, LabelMap, Prediction
+from ..predictions.kinds import SCORE_THR, Detections, LabelMap, Prediction
 from ..tooling.command import one_line
 from ..tooling.files import write_text
 from .curves import number_run, runs_of, write_curves
@@ -47,7 +48,7 @@ class ResultPicturesHook(Hook):
 
     priority = 'VERY_LOW'  # after the log is written, and before StopOnSignalHook
 
-    def __init__(self, images: int = 8, score_thr: float = 0.3) -> None:
+    def __init__(self, images: int = 8, score_thr: float = SCORE_THR) -> None:
         self.images = images
         self.score_thr = score_thr
         self.pictures: list[tuple[str, Image.Image]] = []  # with the names of the images
@@ -218,9 +219,3 @@ def masks_at_size(masks: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     for place, mask in zip(resized, masks):
         place[:] = nearest_at(mask, size)
     return resized
-
-
-def nearest_at(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """A label map or mask at another (height, width)."""
-    rows, columns = (np.arange(new) * old // new for new, old in zip(size, labels.shape))
-    return labels[rows][:, columns]

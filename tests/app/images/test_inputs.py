@@ -79,7 +79,7 @@ def test_links():
 
 
 def test_results_never_overwrite_an_input():
-    paths = dict.fromkeys(map(Path, ('a.png', 'b/a.png', 'a.overlay.png')), 'a')
+    paths = dict.fromkeys(map(Path, ('a.png', 'b/a.png', 'a.overlay.jpg')), 'a')
     touch(*map(str, paths))
     assert [name for _, name in name_results(paths, '.')[0]] == ['a-2', 'a-3', 'a-4']
     assert [name for _, name in name_results(paths, 'out')[0]] == ['a', 'a-2', 'a-3']
@@ -112,3 +112,15 @@ def test_results_can_be_on_another_drive(tmp_path, monkeypatch):
     monkeypatch.setattr(os.path, 'relpath', no_relative_path)
     assert named('a.jpg') == {'a.jpg': 'a'}
     assert str(tmp_path / 'a.jpg') in json.loads(Path('out/inputs.json').read_text()).values()
+
+
+@pytest.mark.parametrize('ending', RESULTS)
+def test_results_of_an_input_that_is_gone_are_kept(ending):
+    """Of each kind, GeoJSON included."""
+    assert '.geojson' in RESULTS
+    touch('d/a.png', 'e/a.png')
+    assert named('d/a.png') == {'d/a.png': 'a'}
+    for path in Path('out').glob('a.*'):
+        path.unlink()
+    touch(f'out/a{ending}')
+    assert named('e/a.png') == {'e/a.png': 'a-2'}

@@ -21,9 +21,9 @@ from ...config.parts import dataset_meta, kind_of, leaves, loaded_bands
 from ...images.rasters import ReadError
 from ...images.reading import picture, read_image
 from ...predictions.drawing import Color
-from ...predictions.kinds import Kind, Prediction
+from ...predictions.kinds import SCORE_THR, Kind, Prediction
 from ...tooling.command import UserError
-from ..protocol import SCORE_THR, Prepared, TooLarge
+from ..protocol import Prepared, TooLarge
 from ..tiles import Boxes, Suppression
 from .grouping import size_in_batch
 from .label_maps import predict_labels

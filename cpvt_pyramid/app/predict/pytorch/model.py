@@ -15,9 +15,9 @@ from torch import Tensor
 from ....acceleration.accelerate import accelerate, what_is_missing
 from ....segmentors import resize
 from ....trained import PALETTES, TRAINED, load_trained
+from ...predictions.kinds import SCORE_THR
 from ...tooling.command import UserError, one_line
 from ..exported import SessionModel
-from ..protocol import SCORE_THR
 from ..tiles import Boxes
 from .best_labels import best_labels
 

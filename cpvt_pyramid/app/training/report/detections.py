@@ -17,10 +17,10 @@ from tqdm import tqdm
 from ...config.parts import as_list, dataset_meta
 from ...data.checks import annotation_file, image_folder
 from ...data.coco import indexed_coco, usable_content
-from ...predict.protocol import SCORE_THR
 from ...predictions.average_precision import COUNTED as COUNTED_IN_AP
 from ...predictions.average_precision import evaluate_coco, mean_precision
 from ...predictions.drawing import draw_boxes
+from ...predictions.kinds import SCORE_THR
 from ...predictions.records import coco_fields
 from ...tooling import charts, pages
 from ...tooling.command import UserError

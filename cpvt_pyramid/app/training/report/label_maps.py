@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from ...config.parts import dataset_meta
 from ...data.label_maps import label_map_reader
-from ...images.label_maps import IGNORED, ious_of_classes, pixel_confusion
+from ...images.label_maps import IGNORED, ious_of_classes, nearest_at, pixel_confusion
 from ...predictions.drawing import draw_legend, draw_segmentation, painted_classes
 from ...tooling import charts, pages
 from ...tooling.command import UserError
@@ -143,11 +143,8 @@ def worst_label_map(
     """Four pictures in one, with a caption."""
     image, problem = shown_or_blank(compared.path, compared.truth.shape)
     image, _ = pages.reduced(image)
-    height, width = image.shape[:2]
-    rows = np.arange(height) * compared.truth.shape[0] // height
-    columns = np.arange(width) * compared.truth.shape[1] // width
-    truth = compared.truth[rows][:, columns]
-    labels = compared.labels[rows][:, columns]
+    truth = nearest_at(compared.truth, image.shape[:2])
+    labels = nearest_at(compared.labels, image.shape[:2])
     wrong = (truth != labels) & (truth != IGNORED)
     errors = np.where(wrong[..., None], CRIMSON, image * 0.4 + 140).astype(np.uint8)
 

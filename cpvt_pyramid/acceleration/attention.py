@@ -40,12 +40,12 @@ class AttentionInParts(Attention):
             return super().attend(q, k, v, grid)
         trains = torch.is_grad_enabled()
         if mkl_is_slow() and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:
-            hidden = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(q.dtype)
+            bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(q.dtype)
             function = PartsOfAttention.apply if trains else attention_in_parts
-            return function(q, k, v, hidden)
+            return function(q, k, v, bias)
         if trains:
-            hidden = None if grid.key_bias is None else grid.key_bias.to(q.dtype)
-            return grouped_attention(q, k, v, hidden).transpose(1, 2)
+            bias = None if grid.key_bias is None else grid.key_bias.to(q.dtype)
+            return grouped_attention(q, k, v, bias).transpose(1, 2)
         return super().attend(q, k, v, grid)
 
 
@@ -67,16 +67,16 @@ def is_simple(attention: Attention, grid: Grid) -> bool:
     return not drops and attention.position is None and grid.rotations is None
 
 
-def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, hidden: Optional[Tensor]) -> Tensor:
+def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
     """Attention by oneDNN, (B, N, heads, d), without gradient.
 
-    `hidden`, (B, M), is added to the scores; None: nothing is.
+    `bias`, (B, M), is added to the scores; None: nothing is.
     """
     out = q.new_empty(q.transpose(1, 2).shape)
     k = scaled(k).contiguous()
     v = v.transpose(2, 3).contiguous()
     for b, head, rows in query_parts(q, k):
-        weights = attention_weights(q[b, head, rows], k[b, head], hidden, b)
+        weights = attention_weights(q[b, head, rows], k[b, head], bias, b)
         out[b, rows, head] = affine(weights, v[b, head])
     return out
 
@@ -85,15 +85,15 @@ class PartsOfAttention(torch.autograd.Function):
     """`attention_in_parts` with its gradient, for which the weights are recomputed."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Optional[Tensor]) -> Tensor:
-        ctx.save_for_backward(q, k, v, hidden)
-        return attention_in_parts(q, k, v, hidden)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
+        ctx.save_for_backward(q, k, v, bias)
+        return attention_in_parts(q, k, v, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
-        q, k, v, hidden = ctx.saved_tensors
+        q, k, v, bias = ctx.saved_tensors
         if is_differentiated(grad):
-            return *attention_gradients(grad.transpose(1, 2), q, k, v, hidden), None
+            return *attention_gradients(grad.transpose(1, 2), q, k, v, bias), None
         grad_q = q.new_empty(q.transpose(1, 2).shape).transpose(1, 2)
         k = scaled(k).contiguous()
         v = v.contiguous()
@@ -102,7 +102,7 @@ class PartsOfAttention(torch.autograd.Function):
         for b, head, rows in query_parts(q, k):
             part_q = q[b, head, rows].contiguous()
             part_grad = grad[b, rows, head].contiguous()
-            weights = attention_weights(part_q, k[b, head], hidden, b)
+            weights = attention_weights(part_q, k[b, head], bias, b)
             grad_v[b, head] += summed_outer(weights, part_grad)
             grad_scores = torch.ops.aten._softmax_backward_data(
                 affine(part_grad, v[b, head]), weights, -1, weights.dtype
@@ -112,9 +112,9 @@ class PartsOfAttention(torch.autograd.Function):
         return grad_q, scaled(grad_k), grad_v, None
 
 
-def attention_weights(q: Tensor, k: Tensor, hidden: Optional[Tensor], image: int) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor, bias: Optional[Tensor], image: int) -> Tensor:
     """Attention weights (rows, M) of some queries; the keys are `scaled`."""
-    scores = affine(q, k, None if hidden is None else hidden[image])
+    scores = affine(q, k, None if bias is None else bias[image])
     return torch.softmax(scores, dim=-1, out=scores)
 
 
@@ -131,13 +131,13 @@ def scaled(k: Tensor) -> Tensor:
 
 
 def attention_gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, hidden: Optional[Tensor]
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of attention by their formulas, which can be differentiated themselves."""
     k = scaled(k)
     scores = q @ k.transpose(2, 3)
-    if hidden is not None:
-        scores = scores + hidden[:, None, None]
+    if bias is not None:
+        scores = scores + bias[:, None, None]
     weights = scores.softmax(-1)
     grad_weights = grad @ v.transpose(2, 3)
     grad_scores = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdim=True))
@@ -145,7 +145,7 @@ def attention_gradients(
     return grad_scores @ k, grad_k, weights.transpose(2, 3) @ grad
 
 
-def grouped_attention(q: Tensor, k: Tensor, v: Tensor, hidden: Optional[Tensor]) -> Tensor:
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
     """PyTorch's attention whose backward pass keeps all threads busy, (B, heads, N, d).
 
     The backward pass of PyTorch's fused kernel gives each head of an image to one thread: with one
@@ -155,15 +155,15 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, hidden: Optional[Tensor])
     queries = q.shape[2]
     groups = groups_for(q.shape[0] * q.shape[1], queries, torch.get_num_threads())
     if groups == 1:
-        return F.scaled_dot_product_attention(q, k, v, hidden)
+        return F.scaled_dot_product_attention(q, k, v, bias)
     if queries % groups:
         q = F.pad(q, (0, 0, 0, -queries % groups))
     q = q.unflatten(2, (groups, -1)).transpose(1, 2).flatten(0, 1)
-    if hidden is not None:
-        hidden = for_each_group(hidden, groups)
+    if bias is not None:
+        bias = for_each_group(bias, groups)
     k = for_each_group(k, groups)
     v = for_each_group(v, groups)
-    out = F.scaled_dot_product_attention(q, k, v, hidden)
+    out = F.scaled_dot_product_attention(q, k, v, bias)
     out = out.unflatten(0, (-1, groups))
     return out.transpose(1, 2).flatten(2, 3)[:, :, :queries]
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from importlib.metadata import version
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
 from torch import nn
 
@@ -10,19 +10,7 @@ from ... import __version__
 from ..predict.metadata import FORMAT, check_metadata
 from ..predictions.kinds import SCORE_THR
 from ..tooling.command import UserError
-from .base import Exportable
-
-
-class Settings(NamedTuple):
-    """How a model is exported."""
-
-    size: Optional[tuple[int, int]] = None  # fixed height and width of the images
-    half: bool = False  # in float16
-    has_valid: bool = True  # the graph is told the sizes of the images, if they may differ
-
-    @property
-    def dtype(self) -> str:
-        return 'float16' if self.half else 'float32'
+from .base import Exportable, Settings
 
 
 def metadata(
@@ -48,7 +36,7 @@ def metadata(
         'score_thr': SCORE_THR,
         **model.details,
         **config,
-        'inputs': model.input_names(settings.has_valid, settings.size is not None),
+        'inputs': list(model.input_shapes(settings)),
         'size': settings.size,
         'dtype': settings.dtype,
     }

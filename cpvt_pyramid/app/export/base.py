@@ -26,6 +26,18 @@ class Preprocessing(NamedTuple):
     marks_padding: bool = True  # the backbone is told the true sizes; else padding is image to it
 
 
+class Settings(NamedTuple):
+    """How a model is exported."""
+
+    size: Optional[tuple[int, int]] = None  # fixed height and width of the images
+    half: bool = False  # in float16
+    has_valid: bool = True  # the graph is told the sizes of the images, if they may differ
+
+    @property
+    def dtype(self) -> str:
+        return 'float16' if self.half else 'float32'
+
+
 class Batch(NamedTuple):
     """The inputs of a graph: images that are padded at the right and bottom to one size.
 
@@ -82,6 +94,11 @@ class Exportable(nn.Module):
         standard deviation of this share of the largest value."""
         return nullcontext()
 
+    def on_canvas(self, size: tuple[int, int]) -> AbstractContextManager[None]:
+        """A context in which `reference` pads images to a height and width, as in a batch with an
+        image of that size; for models whose results depend on it."""
+        return nullcontext()
+
     def forward(
         self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
     ) -> tuple[Tensor, ...]:
@@ -89,18 +106,21 @@ class Exportable(nn.Module):
         stages = self.stages(Batch(images, valid, original))
         return tuple(in_float32(stages[name]) for name in self.output_names)
 
-    def input_names(self, has_valid: bool, fixed: bool) -> list[str]:
-        """The inputs of a graph, whose batches have one `fixed` height and width or any.
+    def input_shapes(self, settings: Settings) -> dict[str, list[Optional[int]]]:
+        """The shape of each input of the graph, in their order; None for a dimension of any length.
 
-        With `has_valid`, it is told the sizes of the images, if they may differ within a batch.
+        A graph is told the sizes of the images (`valid`) if they may differ within a batch.
         """
-        may_differ = fixed or self.takes_any_padding or self.preprocessing.divisor > 1
-        names = ['images']
-        if has_valid and may_differ:
-            names.append('valid')
+        is_fixed = settings.size is not None
+        may_differ = is_fixed or self.takes_any_padding or self.preprocessing.divisor > 1
+        shapes: dict[str, list[Optional[int]]] = {
+            'images': [None, 3, *(settings.size or (None, None))]
+        }
+        if settings.has_valid and may_differ:
+            shapes['valid'] = [None, 2]
         if self.takes_original:
-            names.append('original')
-        return names
+            shapes['original'] = [None, 2]
+        return shapes
 
     def returning_all_stages(self) -> 'Exportable':
         """The same model, whose outputs are all stages."""

@@ -59,7 +59,8 @@ class DINO(Detector):
     def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
         """A small image gets as many queries as tokens, see the class."""
         model, divisor = self.model, self.preprocessing.divisor
-        height, width = (ceil_div(side, divisor) * divisor for side in image.shape[2:])
+        sides = self.canvas or image.shape[2:]
+        height, width = (ceil_div(side, divisor) * divisor for side in sides)
         tokens = sum(ceil_div(height, s) * ceil_div(width, s) for s in self.strides)
         count, embedding = model.num_queries, model.query_embedding
         try:

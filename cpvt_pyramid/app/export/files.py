@@ -101,7 +101,7 @@ def check_passed(checks: Sequence[Check], more: str) -> str:
 def with_all_stages(graph: Exportable, settings: Settings) -> onnx.ModelProto:
     """The ONNX model, whose outputs are all stages."""
     everything = graph.returning_all_stages()
-    program = capture(everything, settings.has_valid, settings.size)
+    program = capture(everything, settings)
     return translate(program, everything.output_names)
 
 

@@ -3,11 +3,14 @@
 Shapes: B batch, H x W image in pixels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Optional
 
+import torch
 from torch import Tensor, nn
 
+from ...padding.batching import padded_size
 from ..predict.openmmlab.samples import data_sample
 from .base import Exportable, Preprocessing
 
@@ -37,6 +40,7 @@ class MMModel(Exportable):
         super().__init__(preprocessing_of(model))
         self.model = model
         self.neck = model.neck if model.with_neck else None
+        self.canvas: Optional[tuple[int, int]] = None  # to which `test` pads images
 
     def maps(self, x: Tensor, valid: Optional[Tensor]) -> tuple[Sequence[Tensor], Stages]:
         """The maps of the neck, or else of the backbone, and the first stages, of what `preprocess`
@@ -49,8 +53,28 @@ class MMModel(Exportable):
 
     def test(self, image: Tensor, original: Optional[Tensor] = None) -> Any:
         """The data sample that the original model returns for an image; see `reference`."""
+        segments = self.task == 'segmentation'
         blue_first = image[0].flip(0)  # as OpenCV reads images
-        sample = data_sample(self.task == 'segmentation', tuple(image.shape[2:]))
+        sample = data_sample(segments, tuple(image.shape[2:]))
         if original is not None:
             sample.set_metainfo({'ori_shape': tuple(original[0].tolist())})
-        return self.model.test_step({'inputs': [blue_first], 'data_samples': [sample]})[0]
+        images, samples = [blue_first], [sample]
+        if self.canvas is not None and not segments:  # MMSegmentation pads to a size by itself
+            images.append(torch.zeros(3, *self.canvas))
+            samples.append(data_sample(segments, self.canvas))
+        return self.model.test_step({'inputs': images, 'data_samples': samples})[0]
+
+    @contextmanager
+    def on_canvas(self, size: tuple[int, int]) -> Iterator[None]:
+        """See the base class."""
+        own = self.model.data_preprocessor
+        padding = getattr(own, 'test_cfg', None)  # of MMSegmentation
+        try:
+            self.canvas = size
+            if self.task == 'segmentation':
+                own.test_cfg = {'size': padded_size(size, self.preprocessing.divisor)}
+            yield
+        finally:
+            self.canvas = None
+            if self.task == 'segmentation':
+                own.test_cfg = padding

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Optional
+from typing import Any
 
 import onnx
 import onnxscript
@@ -12,7 +12,7 @@ from onnxscript import opset18 as op
 from torch.export import Dim, ExportedProgram
 
 from ...versions import require_torch
-from .base import Exportable, as_arguments
+from .base import Exportable, Settings, as_arguments
 from .labels import best_of_classes
 from .nms import survives
 
@@ -31,18 +31,15 @@ class ExportError(RuntimeError):
     """A stage of the export failed; the message begins with its name."""
 
 
-def capture(
-    model: Exportable, has_valid: bool = True, size: Optional[tuple[int, int]] = None
-) -> ExportedProgram:
+def capture(model: Exportable, settings: Settings) -> ExportedProgram:
     """The graph of an exportable model, for all H and W or for one size; the batch is dynamic.
     Raises an ExportError."""
-    height, width = size or EXAMPLE
+    height, width = settings.size or EXAMPLE
     sizes = torch.tensor([[height, width], [height // 2, width // 2]])
     given = {'images': torch.zeros(2, 3, height, width), 'valid': sizes, 'original': 2 * sizes}
-    names = model.input_names(has_valid, fixed=size is not None)
-    arguments = as_arguments({name: given[name] for name in names})
+    arguments = as_arguments({name: given[name] for name in model.input_shapes(settings)})
     shapes = [None if x is None else {0: Dim.DYNAMIC} for x in arguments]
-    if size is None:
+    if settings.size is None:
         shapes[0] = dict.fromkeys((0, 2, 3), Dim.DYNAMIC)
     try:
         with torch.no_grad(), no_cache():

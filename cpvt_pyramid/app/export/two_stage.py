@@ -104,8 +104,9 @@ class TwoStage(Detector):
         with head.register_forward_hook(lambda *call: logits.append(call[2])):
             result = super().reference(image)
         if logits:  # there are none without boxes
-            index = 0 if head.class_agnostic else result['labels'][0]
-            result['masks'] = logits[0][range(len(logits[0])), index].sigmoid()[None]
+            labels = result['labels'][0]
+            index = 0 if head.class_agnostic else labels
+            result['masks'] = logits[0][range(len(labels)), index].sigmoid()[None]
         return result
 
 

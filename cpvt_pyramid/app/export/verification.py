@@ -8,12 +8,14 @@ depends on the batch is found, too.
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import cycle, tee
+from contextlib import nullcontext
+from itertools import cycle
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...padding.batching import padded_size
@@ -22,8 +24,7 @@ from ..predict.masks import CELL
 from ..predict.sessions import padded_inputs
 from ..tooling.command import one_line
 from ..tooling.report import markdown_table
-from .about import Settings
-from .base import Batch, Exportable, in_float32
+from .base import Batch, Exportable, Settings, in_float32
 from .comparison import (
     HEAD,
     TOLERANCES,
@@ -61,28 +62,88 @@ SEEDS = 4  # synthetic images of each size, of which that with the highest score
 
 def batches_for(model: Exportable, settings: Settings) -> list[Sequence[Size]]:
     """The height and width of the images of each batch."""
-    fixed = settings.size
-    batches = [[fixed], [fixed] * 3] if fixed else list(BATCHES)
-    if 'valid' not in input_names(model, settings):
-        return batches
-    if fixed:
-        mixed = padded_alike(model, fixed)
-        batches.append([mixed[1]])
-    elif model.takes_any_padding:
-        mixed = MIXED
-    else:
-        mixed = padded_alike(model, padded_size(TOGETHER, model.preprocessing.divisor))
-    return [*batches, mixed]
-
-
-def padded_alike(model: Exportable, size: Size) -> list[Size]:
-    """A size, and two smaller ones that may be in a batch with it."""
-    height, width = size
+    is_told_sizes = 'valid' in model.input_shapes(settings)
+    if settings.size is not None:
+        sizes = sizes_up_to(settings.size)
+        batches: list[Sequence[Size]] = [[settings.size], [settings.size] * 3, [sizes[1]]]
+        return [*batches, sizes] if is_told_sizes else batches
+    if not is_told_sizes:
+        return list(BATCHES)
     if model.takes_any_padding:
-        return [size, (height * 2 // 3 | 1, max(width - 7, 1)), (height, max(width // 2, 1))]
-    divisor = model.preprocessing.divisor
-    down, right = (height - 1) % divisor, (width - 1) % divisor
-    return [size, (height - down, width - right), (height - down // 2, width - right // 3)]
+        return [*BATCHES, MIXED]
+    return [*BATCHES, padded_alike(TOGETHER, model.preprocessing.divisor)]
+
+
+def sizes_up_to(size: Size) -> list[Size]:
+    """The fixed size of a file, and two smaller ones."""
+    height, width = size
+    return [size, (height * 2 // 3 | 1, max(width - 7, 1)), (height, max(width // 2, 1))]
+
+
+def padded_alike(size: Size, divisor: int) -> list[Size]:
+    """Three sizes that are padded to one, that of `size` padded to multiples of the divisor."""
+    height, width = padded_size(size, divisor)
+    return [
+        (height, width),
+        (height - divisor + 1, width - divisor + 1),
+        (height - (divisor - 1) // 2, width - (divisor - 1) // 3),
+    ]
+
+
+class Single(NamedTuple):
+    """An image as the original model gets it, which knows no batches."""
+
+    pixels: Tensor  # (1, 3, H, W)
+    original: Optional[Size] = None  # which label maps have
+    canvas: Optional[Size] = None  # to which the file pads it
+
+
+def original_sizes(model: Exportable, settings: Settings, sizes: Sequence[Size]) -> list[Size]:
+    """Heights and widths from which images of these sizes may have been resized.
+
+    A file of one size that is not told the true sizes resizes the padding with the image. Only in
+    images that were not resized it is known to the pixel where the padding begins.
+    """
+    if 'valid' not in model.input_shapes(settings) and settings.size not in (None, sizes[0]):
+        return list(sizes)
+    factors = ((5, 3), (2, 3), (7, 4))
+    return [tuple(side * a // b + 1 for side in s) for s, (a, b) in zip(sizes, factors)]
+
+
+def single(model: Exportable, settings: Settings, image: np.ndarray, original: Size) -> Single:
+    """An image (H, W, 3) as the original model gets it to compare with the file."""
+    pixels = as_tensor(image)
+    kept = original if model.takes_original else None  # others do not ask for it
+    if settings.size is None or settings.size == image.shape[:2]:
+        return Single(pixels, kept)
+    if 'valid' in model.input_shapes(settings):
+        return Single(pixels, kept, canvas=settings.size)
+    # The file takes the padding for image.
+    down, right = (whole - side for whole, side in zip(settings.size, image.shape[:2]))
+    return Single(F.pad(pixels, (0, right, 0, down)), settings.size if kept else None)
+
+
+class Remembered(Iterable[Arrays]):
+    """An iterator that can be read several times, and computes each item once."""
+
+    def __init__(self, items: Iterator[Arrays]) -> None:
+        self.items = items
+        self.known: list[Arrays] = []
+
+    def __iter__(self) -> Iterator[Arrays]:
+        yield from self.known
+        for item in self.items:
+            self.known.append(item)
+            yield item
+
+
+class Expected(NamedTuple):
+    """What PyTorch gives for a batch."""
+
+    inputs: dict[str, np.ndarray]
+    stages: Arrays  # of the exportable model, in the same batch
+    references: list[Arrays]  # outputs of the original model for each image
+    noisy: list[Remembered]  # outputs of each image with noise, see `compare_boxes`
 
 
 def verify(
@@ -99,38 +160,54 @@ def verify(
     tolerances = TOLERANCES[settings.dtype]
     for sizes in progress(batches_for(model, settings)):
         batch = [resize_image(next(given), size) for size in sizes]
-        # Only label maps have the size of the original image.
-        originals = original_sizes(sizes) if model.takes_original else [None] * len(sizes)
-        given_sizes = originals if model.takes_original else None
-        inputs = padded_inputs(batch, input_shapes(model, settings), given_sizes)
-        expected = stages_of(model, inputs)
-        references = [reference_of(model, as_tensor(x), o) for x, o in zip(batch, originals)]
-        noisy = [tee(noisy_results(model, image, tolerances), len(runners)) for image in batch]
-        for place, (runtime, run) in enumerate(runners.items()):
+        expected = expected_of(model, batch, settings)
+        for runtime, run in runners.items():
             try:
-                found = run(inputs)
+                found = run(expected.inputs)
             except Exception as error:  # the runtimes' own kinds
                 text = f'{type(error).__name__}: {one_line(error)}'
-                checks += worst([Check('runtime', math.nan, 0, '', text)], batch, runtime)
+                failure = Check('runtime', math.nan, 0, '', text)
+                checks += worst([failure], batch, runtime)
                 continue
-            # Instance masks are no part of the references. Their pixels count, not their values.
-            compared = (
-                {*references[0], 'masks'} if is_detection(references[0]) else {*references[0]}
-            )
-            each = [
-                compare_tensor(name, found[name], x, tolerances.maps)
-                for name, x in expected.items()
-                if name in found and not (name in model.output_names and name in compared)
-            ]
-            for i, reference in enumerate(references):
-                ours = {name: found[name][i] for name in model.output_names}
-                if not is_detection(reference):
-                    ours = {name: inside(ours[name], x.shape) for name, x in reference.items()}
-                each += compare_outputs(ours, reference, noisy[i][place], tolerances)
-                if 'masks' in model.output_names:
-                    theirs = {name: expected[name][i] for name in model.output_names}
-                    each += compare_masks(ours, theirs, tolerances)
-            checks += worst(each, batch, runtime)
+            checks += worst(compare_batch(model, found, expected, tolerances), batch, runtime)
+    return checks
+
+
+def expected_of(model: Exportable, batch: Sequence[np.ndarray], settings: Settings) -> Expected:
+    """What PyTorch gives for images (H, W, 3)."""
+    tolerances = TOLERANCES[settings.dtype]
+    originals = original_sizes(model, settings, [image.shape[:2] for image in batch])
+    inputs = padded_inputs(batch, model.input_shapes(settings), originals)
+    singles = [single(model, settings, *given) for given in zip(batch, originals)]
+    return Expected(
+        inputs,
+        stages_of(model, inputs),
+        [reference_of(model, image) for image in singles],
+        [Remembered(noisy_results(model, image, tolerances)) for image in singles],
+    )
+
+
+def compare_batch(
+    model: Exportable, found: Arrays, expected: Expected, tolerances: Tolerances
+) -> list[Check]:
+    """Compare what a file gives for a batch."""
+    compared = {*expected.references[0]}
+    detects = is_detection(expected.references[0])
+    if detects:
+        compared.add('masks')  # which not all references have; see `compare_masks`
+    checks = [
+        compare_tensor(name, found[name], x, tolerances.maps)
+        for name, x in expected.stages.items()
+        if name in found and not (name in model.output_names and name in compared)
+    ]
+    for i, reference in enumerate(expected.references):
+        ours = {name: found[name][i] for name in model.output_names}
+        if not detects:
+            ours = {name: inside(ours[name], x.shape) for name, x in reference.items()}
+        checks += compare_outputs(ours, reference, expected.noisy[i], tolerances)
+        if 'masks' in model.output_names:
+            theirs = {name: expected.stages[name][i] for name in model.output_names}
+            checks += compare_masks(ours, theirs, tolerances)
     return checks
 
 
@@ -142,99 +219,79 @@ def compare_masks(found: Arrays, expected: Arrays, tolerances: Tolerances) -> li
     return [check for check in checks if check.stage == 'masks']
 
 
-def original_sizes(sizes: Sequence[Size]) -> list[Size]:
-    """Heights and widths from which images of these sizes may have been resized."""
-    factors = ((5, 3), (2, 3), (7, 4))
-    return [tuple(side * a // b + 1 for side in s) for s, (a, b) in zip(sizes, factors)]
-
-
-def input_names(model: Exportable, settings: Settings) -> list[str]:
-    return model.input_names(settings.has_valid, fixed=settings.size is not None)
-
-
-def input_shapes(model: Exportable, settings: Settings) -> dict[str, list[Optional[int]]]:
-    """The shape of each input of a graph; None for a dimension of any length."""
-    shapes = dict.fromkeys(input_names(model, settings), [None, 2])
-    return shapes | {'images': [None, 3, *(settings.size or (None, None))]}
-
-
 def stages_of(model: Exportable, inputs: Mapping[str, np.ndarray]) -> Arrays:
     with torch.no_grad():
         stages = model.stages(Batch(**{name: torch.from_numpy(x) for name, x in inputs.items()}))
     return {name: in_float32(x).numpy() for name, x in stages.items()}
 
 
-def reference_of(
-    model: Exportable, image: Tensor, original: Optional[tuple[int, int]] = None
-) -> Arrays:
-    """The outputs of the original model for an image (1, 3, H, W)."""
-    with torch.no_grad():
-        found = model.reference(image, None if original is None else torch.tensor([original]))
+def reference_of(model: Exportable, image: Single) -> Arrays:
+    """The outputs of the original model for an image."""
+    original = None if image.original is None else torch.tensor([image.original])
+    context = nullcontext() if image.canvas is None else model.on_canvas(image.canvas)
+    with torch.no_grad(), context:
+        found = model.reference(image.pixels, original)
     return {name: in_float32(x[0]).numpy() for name, x in found.items()}
 
 
-def noisy_results(model: Exportable, image: np.ndarray, tolerances: Tolerances) -> Iterator[Arrays]:
-    """The outputs of the original model for an image (H, W, 3) with noise, always the same."""
+def noisy_results(model: Exportable, image: Single, tolerances: Tolerances) -> Iterator[Arrays]:
+    """The outputs of the original model for an image with noise, always the same."""
     random, noise = torch.Generator().manual_seed(0), tolerances.noise
-    pixels = as_tensor(image)
     for _ in range(NOISY_IMAGES):
         with model.with_noise(noise / 255, random):
-            noisy = pixels + noise * torch.randn(pixels.shape, generator=random)
-            yield reference_of(model, noisy)
+            pixels = image.pixels + noise * torch.randn(image.pixels.shape, generator=random)
+            yield reference_of(model, image._replace(pixels=pixels))
 
 
 def make_samples(model: Exportable, settings: Settings) -> list[Sample]:
     """Synthetic images and PyTorch's outputs for them, for a file that can test itself."""
-    shapes = input_shapes(model, settings)
-    sizes: Sequence[Size] = SIZES
-    if settings.size:
-        sizes = padded_alike(model, settings.size) if 'valid' in shapes else [settings.size]
+    sizes = SIZES if settings.size is None else sizes_up_to(settings.size)
     samples = []
-    for number, (size, original) in enumerate(zip(sizes, original_sizes(sizes))):
+    for number, size in enumerate(sizes):
         # Each image is drawn with other seeds.
         seeds = range(number, SEEDS * len(sizes), len(sizes))
-        stages_by_seed = {}
-        for seed in seeds if 'scores' in model.output_names else seeds[:1]:
-            stages = stages_of(model, padded_inputs([draw(seed, *size)], shapes, [original]))
-            stages_by_seed[seed] = {name: x[0] for name, x in stages.items()}
-        seed = max(stages_by_seed, key=lambda seed: sum_of_scores(stages_by_seed[seed]))
-        samples.append(make_sample(model, seed, size, original, stages_by_seed[seed], settings))
+        candidates = seeds if 'scores' in model.output_names else seeds[:1]
+        drawn = [make_sample(model, seed, size, settings) for seed in candidates]
+        samples.append(max(drawn, key=sum_of_scores))
+    for sample in samples:
+        if is_detection(sample['outputs']):
+            add_ties(model, sample, settings)
     return samples
 
 
-def sum_of_scores(stages: Arrays) -> float:
-    return float(stages['scores'].sum()) if 'scores' in stages else 0.0
+def sum_of_scores(sample: Sample) -> float:
+    scores = sample['outputs'].get('scores')
+    return 0.0 if scores is None else float(scores.sum())
 
 
-def make_sample(
-    model: Exportable,
-    seed: int,
-    size: Size,
-    original: Size,
-    stages: Arrays,
-    settings: Settings,
-) -> Sample:
-    """The sample of one synthetic image, whose stages are known; see `make_samples`."""
-    tolerances = TOLERANCES[settings.dtype]
-    outputs = {name: stages[name] for name in model.output_names}
+def make_sample(model: Exportable, seed: int, size: Size, settings: Settings) -> Sample:
+    """A synthetic image, and PyTorch's outputs for it."""
+    [original] = original_sizes(model, settings, [size])
+    inputs = padded_inputs([draw(seed, *size)], model.input_shapes(settings), [original])
+    stages = stages_of(model, inputs)
+    outputs = {name: stages[name][0] for name in model.output_names}
     shapes = {name: np.array(x.shape) for name, x in outputs.items()}
     if model.details.get('masks') == 'image':
         shapes['masks'][1:] = [-(-side // CELL) for side in size]
     outputs = {name: inside(x, shapes[name]) for name, x in outputs.items()}
-    sample: Sample = {
-        'image': {
-            'seed': np.array(seed),
-            'size': np.array(size),
-            'original': np.array(original),
-        },
-        'shapes': shapes,
-    }
     if is_detection(outputs):
         outputs = {name: x[outputs['labels'] >= 0] for name, x in outputs.items()}
-        noisy = noisy_results(model, draw(seed, *size), tolerances)
-        sample['ties'] = ties(outputs, noisy, tolerances)
-    sample['outputs'] = thinned(outputs)
-    return sample
+    image = {
+        'seed': np.array(seed),
+        'size': np.array(size),
+        'original': np.array(original),
+    }
+    return {'image': image, 'shapes': shapes, 'outputs': thinned(outputs)}
+
+
+def add_ties(model: Exportable, sample: Sample, settings: Settings) -> None:
+    """Add the boxes that rounding allows, see `compare_boxes`."""
+    tolerances = TOLERANCES[settings.dtype]
+    height, width = sample['image']['size'].tolist()
+    image = draw(int(sample['image']['seed']), height, width)
+    original = tuple(sample['image']['original'].tolist())
+    noisy = noisy_results(model, single(model, settings, image, original), tolerances)
+    sample['ties'] = ties(sample['outputs'], noisy, tolerances)
 
 
 def ties(expected: Arrays, noisy: Iterable[Arrays], tolerances: Tolerances) -> Arrays:

@@ -271,7 +271,11 @@ def padded_inputs(
     originals: Optional[Sequence[Sequence[int]]] = None,
 ) -> dict[str, np.ndarray]:
     """The inputs of a model, of these shapes (see `Session`), for images (H, W, 3) in one batch,
-    with their heights and widths before they were resized, if they were."""
+    with their heights and widths before they were resized, if they were.
+
+    A file of one size that is not told the true sizes takes the padding for image, and resizes
+    label maps with it. They are larger than the originals by as much as the padding.
+    """
     sizes = np.array([image.shape[:2] for image in images])
     fixed_count, _, fixed_height, fixed_width = shapes['images']
     height = fixed_height or sizes[:, 0].max()
@@ -286,6 +290,8 @@ def padded_inputs(
     original = valid.copy()
     if originals:
         original[: len(images)] = originals
+    if 'valid' not in shapes:
+        original = np.rint(original * [height, width] / valid).astype(np.int64)
     inputs = {'images': batch, 'valid': valid, 'original': original}
     return {name: inputs[name] for name in shapes}
 

@@ -169,7 +169,7 @@ def test_suppression_in_onnx_is_that_of_mmcv(tmp_path):
     from mmcv.ops import batched_nms as mmcv_nms
 
     model = Suppression(Preprocessing())
-    graph = translate(capture(model, False, (10, 30)), model.output_names)
+    graph = translate(capture(model, Settings(size=(10, 30), has_valid=False)), model.output_names)
     onnx.save(graph, tmp_path / 'nms.onnx')
     run = OnnxRuntime(tmp_path / 'nms.onnx', CPU).run
     images = torch.rand(3, 3, 10, 30) * torch.tensor([60, 60, 1.0])[:, None, None]

@@ -72,10 +72,12 @@ class ImageModel:
         self.fixed_size = dimensions[1:]  # None for any
 
     def __call__(self, batch: np.ndarray, valid: Optional[np.ndarray] = None) -> dict[str, Any]:
-        given = np.moveaxis(batch, 1, -1) if self.is_channels_last else batch
-        inputs = {self.name: np.ascontiguousarray(given)}
         if valid is None:
             valid = np.array([batch.shape[2:]] * len(batch), np.int64)
+        given = self.padded_to_fixed_size(batch) if 'valid' in self.sizes else batch
+        if self.is_channels_last:
+            given = np.moveaxis(given, 1, -1)
+        inputs = {self.name: np.ascontiguousarray(given)}
         for name in self.sizes:
             inputs[name] = valid
         try:
@@ -89,6 +91,13 @@ class ImageModel:
                 f'{self.path} fails on an image of {height} x {width}; --size gives another: '
                 f'{one_line(error)}'
             ) from error
+
+    def padded_to_fixed_size(self, batch: np.ndarray) -> np.ndarray:
+        """A batch (B, C, H, W) with zeros at the right and bottom, for a file of one size."""
+        padding = [(0, 0), (0, 0)]
+        for side, fixed in zip(batch.shape[2:], self.fixed_size):
+            padding.append((0, max((fixed or side) - side, 0)))
+        return np.pad(batch, padding)
 
     def images(
         self, count: int, size: Optional[tuple[int, int]], value_range: tuple[float, float]

@@ -3,6 +3,7 @@
 Shapes: B batch, H x W image in pixels.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Optional
@@ -62,7 +63,9 @@ class MMModel(Exportable):
         if self.canvas is not None and not segments:  # MMSegmentation pads to a size by itself
             images.append(torch.zeros(3, *self.canvas))
             samples.append(data_sample(segments, self.canvas))
-        return self.model.test_step({'inputs': images, 'data_samples': samples})[0]
+        with warnings.catch_warnings():
+            warnings.filterwarnings('ignore', 'images of different sizes')  # which is meant here
+            return self.model.test_step({'inputs': images, 'data_samples': samples})[0]
 
     @contextmanager
     def on_canvas(self, size: tuple[int, int]) -> Iterator[None]:

@@ -283,12 +283,6 @@ class SessionModel:
                 f'{width}; export it without --size, or reduce --tile'
             )
         inputs = padded_inputs(images, self.session.shapes, originals)
-        if 'valid' not in inputs and 'original' in inputs:
-            # The file takes the padding of its fixed size for image, and resizes label maps with
-            # it. They are larger than the originals by as much as the padding, which is cut below.
-            padded = np.array(inputs['images'].shape[2:])
-            enlarged = np.rint(np.array(originals) * padded / np.array(sizes)).astype(np.int64)
-            inputs['original'][: len(images)] = enlarged
         outputs = run_session(self.path, self.session, inputs)
         found = []
         for i, (size, original) in enumerate(zip(sizes, originals)):

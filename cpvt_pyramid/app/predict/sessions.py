@@ -287,11 +287,11 @@ def padded_inputs(
     # The rows of a batch of fixed size that hold no image are of one pixel.
     valid = np.ones((count, 2), np.int64)
     valid[: len(images)] = sizes
-    original = valid.copy()
-    if originals:
-        original[: len(images)] = originals
+    enlarged = np.array(originals or sizes)
     if 'valid' not in shapes:
-        original = np.rint(original * [height, width] / valid).astype(np.int64)
+        enlarged = np.rint(enlarged * [height, width] / sizes)
+    original = np.ones((count, 2), np.int64)
+    original[: len(images)] = enlarged
     inputs = {'images': batch, 'valid': valid, 'original': original}
     return {name: inputs[name] for name in shapes}
 

@@ -137,7 +137,7 @@ class Remembered(Iterable[Arrays]):
             yield item
 
 
-class Expected(NamedTuple):
+class PyTorchResults(NamedTuple):
     """What PyTorch gives for a batch."""
 
     inputs: dict[str, np.ndarray]
@@ -160,7 +160,7 @@ def verify(
     tolerances = TOLERANCES[settings.dtype]
     for sizes in progress(batches_for(model, settings)):
         batch = [resize_image(next(given), size) for size in sizes]
-        expected = expected_of(model, batch, settings)
+        expected = results_in_pytorch(model, batch, settings)
         for runtime, run in runners.items():
             try:
                 found = run(expected.inputs)
@@ -173,13 +173,15 @@ def verify(
     return checks
 
 
-def expected_of(model: Exportable, batch: Sequence[np.ndarray], settings: Settings) -> Expected:
+def results_in_pytorch(
+    model: Exportable, batch: Sequence[np.ndarray], settings: Settings
+) -> PyTorchResults:
     """What PyTorch gives for images (H, W, 3)."""
     tolerances = TOLERANCES[settings.dtype]
     originals = original_sizes(model, settings, [image.shape[:2] for image in batch])
     inputs = padded_inputs(batch, model.input_shapes(settings), originals)
     singles = [single(model, settings, *given) for given in zip(batch, originals)]
-    return Expected(
+    return PyTorchResults(
         inputs,
         stages_of(model, inputs),
         [reference_of(model, image) for image in singles],
@@ -188,7 +190,7 @@ def expected_of(model: Exportable, batch: Sequence[np.ndarray], settings: Settin
 
 
 def compare_batch(
-    model: Exportable, found: Arrays, expected: Expected, tolerances: Tolerances
+    model: Exportable, found: Arrays, expected: PyTorchResults, tolerances: Tolerances
 ) -> list[Check]:
     """Compare what a file gives for a batch."""
     compared = {*expected.references[0]}

@@ -11,12 +11,10 @@ answers JSON with `summary`, `warnings`, `picture` (a data URL) and, of a detect
 with an `error` of one line. The parameters are optional.
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, Optional
 
-from ..tooling.command import UserError, imports_of, one_line, run_command
+from ..tooling.command import imports_of, run_command
 
 
 def app(
@@ -38,41 +36,10 @@ def app(
         host: address to listen on; 0.0.0.0 lets other machines in, without a password.
         port: port to listen on; 0 takes a free one.
     """
-    from ..predict.exported import SessionModel
-    from ..predict.opening import open_model, resolve_model
-
     with imports_of('cpvt app', extra='app'):
-        from ..page.server import Page, Server, check_report, printable, read_samples
+        from ..page.start import serve
 
-    files, _ = resolve_model(model)
-    if files.exported is not None:
-        check_report(files.exported, backend or 'onnxruntime')
-    elif files.trained is None:
-        raise UserError(f'{model} is a checkpoint; export it to a .onnx file with cpvt export')
-    opened = open_model(files, backend=backend)
-    assert isinstance(opened, SessionModel)
-    folder = Path(samples) if samples else samples_of(opened.path)
-    if not folder.is_dir():
-        raise UserError(f'no folder at {folder}')
-    page = Page(opened, read_samples(folder))
-    try:
-        server = Server(page, host, port)
-    except (OSError, OverflowError) as error:  # a port above 65535
-        raise UserError(f'cannot listen on {host}:{port}: {one_line(error)}') from error
-    where = printable(str(folder))
-    print(f'{server.url}, with {len(page.samples)} samples of {where}; stop it with Ctrl-C')
-    if not server.is_private:
-        print('every machine that reaches this one can use the page, without a password')
-    sys.stdout.flush()
-    server.run([server.listener])
-
-
-def samples_of(model: Path) -> Path:
-    """The folder with the images of a model: the one with its name, or else its own."""
-    named = model.with_suffix('')
-    if named.is_dir():
-        return named
-    return model.parent
+    serve(model, samples=samples, backend=backend, host=host, port=port)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -30,9 +30,10 @@ import pytest
 from PIL import Image
 from support import ROOT
 
-from cpvt_pyramid.app.commands.app import main, samples_of
+from cpvt_pyramid.app.commands.app import main
 from cpvt_pyramid.app.commands.infer import main as infer_main
 from cpvt_pyramid.app.page import server as app
+from cpvt_pyramid.app.page.start import samples_of
 from cpvt_pyramid.app.predict import Predictor
 from cpvt_pyramid.app.predict.exported import ExportedModel
 from cpvt_pyramid.app.predictions.drawing import jpeg_of
@@ -592,7 +593,8 @@ def test_serving_until_a_signal(number, status, end, model, monkeypatch, capsys)
 
 def test_without_its_packages_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'uvicorn', None)
-    monkeypatch.delitem(sys.modules, 'cpvt_pyramid.app.page.server')
+    for name in ('server', 'start'):
+        monkeypatch.delitem(sys.modules, f'cpvt_pyramid.app.page.{name}')
     with pytest.raises(SystemExit) as stopped:
         main(['model.onnx'])
     (line,) = capsys.readouterr().err.splitlines()

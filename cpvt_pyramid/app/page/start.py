@@ -1,0 +1,45 @@
+"""`cpvt app`: open a model, read its samples, and serve the page."""
+
+import sys
+from pathlib import Path
+from typing import Optional
+
+from ..predict.exported import SessionModel
+from ..predict.opening import open_model, resolve_model
+from ..tooling.command import UserError, one_line
+from .server import Page, Server, check_report, printable, read_samples
+
+
+def serve(
+    model: str, *, samples: Optional[str], backend: Optional[str], host: str, port: int
+) -> None:
+    """Serve the page until it is interrupted; see `cpvt app` for the arguments."""
+    files, _ = resolve_model(model)
+    if files.exported is not None:
+        check_report(files.exported, backend or 'onnxruntime')
+    elif files.trained is None:
+        raise UserError(f'{model} is a checkpoint; export it to a .onnx file with cpvt export')
+    opened = open_model(files, backend=backend)
+    assert isinstance(opened, SessionModel)
+    folder = Path(samples) if samples else samples_of(opened.path)
+    if not folder.is_dir():
+        raise UserError(f'no folder at {folder}')
+    page = Page(opened, read_samples(folder))
+    try:
+        server = Server(page, host, port)
+    except (OSError, OverflowError) as error:  # a port above 65535
+        raise UserError(f'cannot listen on {host}:{port}: {one_line(error)}') from error
+    where = printable(str(folder))
+    print(f'{server.url}, with {len(page.samples)} samples of {where}; stop it with Ctrl-C')
+    if not server.is_private:
+        print('every machine that reaches this one can use the page, without a password')
+    sys.stdout.flush()
+    server.run([server.listener])
+
+
+def samples_of(model: Path) -> Path:
+    """The folder with the images of a model: the one with its name, or else its own."""
+    named = model.with_suffix('')
+    if named.is_dir():
+        return named
+    return model.parent

@@ -472,6 +472,8 @@ def to_ours(tensors: dict[str, Tensor], found: Optional[Found] = None) -> dict[s
             renamed[name] = found.names[name]
         elif name.startswith(found.prefix):
             renamed[name] = name[len(found.prefix) :]
+        elif found.whole and name.startswith(found.root):  # beside the backbone of a classifier
+            renamed[name] = name[len(found.root) :]
     if found.key == 'mmpretrain' and 'norm_list.0.weight' not in renamed.values():
         # It is the classifier's norm, not that of a stage.
         renamed = {k: re.sub(r'^norm_list\.3\.', 'norm.', v) for k, v in renamed.items()}

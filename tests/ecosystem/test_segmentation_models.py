@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import cpvt_pyramid.timm_models  # noqa: F401 registers the encoders
 from cpvt_pyramid import CPVTPyramid, load_weights
+from cpvt_pyramid.checkpoints.loading import fit_checkpoint
 from cpvt_pyramid.padding.batching import map_in_batches
 
 PLAIN = ('Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'UPerNet', 'Segformer')
@@ -106,3 +107,16 @@ def test_models_that_the_page_names():
     (inline,) = re.findall(r'`(smp.DPT[^`]*)`', text)
     inline = inline.replace('cpvt_small', 'cpvt_tiny')
     assert eval(inline).eval()(photograph(64, 96)).shape == (1, 1, 64, 96)
+
+
+@pytest.mark.parametrize('kind', ['Segformer', 'Unet', 'FPN', 'MAnet', 'UPerNet', 'PSPNet'])
+@pytest.mark.parametrize(
+    'encoder, arch', [('mit_b0', 'mit_b0'), ('tu-pvt_v2_b0', 'pvt_v2_b0'), ('tu-pcpvt_nano',) * 2]
+)
+def test_backbones_of_whole_models(kind, encoder, arch):
+    """Theirs and timm's encoders inside of a segmentor; they were said to be damaged."""
+    theirs = getattr(smp, kind)(encoder, encoder_weights=None, classes=3)
+    arch = arch.removeprefix('tu-')
+    model = CPVTPyramid(arch, out_indices=(0, 1) if kind == 'PSPNet' else (0, 1, 2, 3))
+    _, report = fit_checkpoint(model, {f'module.{k}': v for k, v in theirs.state_dict().items()})
+    assert not report.kept and not report.unused

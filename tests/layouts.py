@@ -265,6 +265,11 @@ def maps_of_mmseg(root: Path) -> None:
         fill(root, scenes, f'img_dir/{split}/{{}}.png', label_map, f'ann_dir/{split}/{{}}.png')
 
 
+def maps_of_mmseg_named(root: Path) -> None:
+    maps_of_mmseg(root)
+    write(root / 'classes.txt', '\n'.join(('ground', *CLASSES)))
+
+
 def maps_of_voc(root: Path) -> None:
     fill(root, SCENES, 'JPEGImages/{}.png', label_map, 'SegmentationClass/{}.png', 'palette')
     for picture in SCENES:
@@ -312,6 +317,7 @@ VALID = {  # by layout: the number of training and validation images
     maps_of_folders: (7, 1),
     maps_of_cityscapes: (4, 4),
     maps_of_mmseg: (4, 4),
+    maps_of_mmseg_named: (4, 4),
     maps_of_voc: (2, 2),
     maps_as_gif: (3, 1),
     maps_in_colors: (3, 1),

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +16,12 @@ from mmdet.evaluation import CocoMetric
 from mmengine.config import Config
 from PIL import Image
 
-from cpvt_pyramid.app.data.coco import check_coco
-from cpvt_pyramid.app.data.label_maps import check_label_maps
+from cpvt_pyramid.app.data.check import check_split
+from cpvt_pyramid.app.data.coco import check_categories, read_coco
+from cpvt_pyramid.app.data.config_data import check_dataset
+from cpvt_pyramid.app.data.data import Split
+from cpvt_pyramid.app.data.defects import ALL_IGNORED, NO_ANNOTATIONS, Defects, Problem
+from cpvt_pyramid.app.data.images import ALL
 from cpvt_pyramid.app.tooling.command import UserError
 
 FUZZ = settings.get_profile('fuzz')
@@ -68,6 +73,15 @@ def annotations(draw) -> bytes:
     return json.dumps(content).encode()
 
 
+def check_file(path: Path, folder: Path) -> tuple[dict, list[Problem]]:
+    """The content of a COCO file without what has errors, and the errors."""
+    content = read_coco(path)
+    check_categories(content, path)
+    found = Defects()
+    split = check_split(Split(content, folder, path), ALL, found)
+    return split.content, [problem for problem in found.problems() if problem.is_error]
+
+
 @settings(FUZZ)
 @given(content=st.one_of(annotations(), damaged(json.dumps(COCO).encode())))
 def test_annotations(content, images):
@@ -76,18 +90,17 @@ def test_annotations(content, images):
     path = images / 'coco.json'
     path.write_bytes(content)
     try:
-        checked = check_coco(path, images)
+        good, errors = check_file(path, images)
     except UserError as error:
         assert len(str(error)) < 400 + len(str(path)) and '\n' not in str(error)
         return
-    if any(problem.is_error for problem in checked.problems):
+    if errors:
         path = images / 'clean.json'
-        if not checked.good['images']:
+        if not good['images']:
             return
-        path.write_text(json.dumps(checked.good))
-        again = check_coco(path, images)
-        left = [problem.kind for problem in again.problems if problem.is_error]
-        assert left in ([], ['annotation files without annotations'])
+        path.write_text(json.dumps(good))
+        _, left = check_file(path, images)
+        assert [problem.kind for problem in left] in ([], [NO_ANNOTATIONS], [ALL_IGNORED])
         if left:
             return
     names = [category['name'] for category in json.loads(path.read_bytes())['categories']]
@@ -131,7 +144,7 @@ def test_label_maps(data, tmp_path_factory):
         dict(type='BaseSegDataset', data_root=str(root), metainfo=dict(classes=('a', 'b', 'c')))
         | dict(data_prefix=dict(img_path='', seg_map_path=''), pipeline=[])
     )
-    problems = check_label_maps(config, 'mmseg').problems
+    problems = check_dataset(Config(dict(default_scope='mmseg')), 'train', config)
     if not problems:
         got = np.asarray(Image.open(root / 'a.png'))
         assert got.shape == SIZE and set(np.unique(got)) <= {0, 1, 2, 255}

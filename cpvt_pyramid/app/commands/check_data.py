@@ -1,14 +1,16 @@
-"""Check the data sets of a config, or a folder with data: annotations, masks and every image.
+"""Check a data set: a folder, its description data.yaml, or the data sets of a config.
 
-Prints a line for each kind of problem and writes all file names to a report. An error stops a
-training or teaches it something wrong; a warning is about what OpenMMLab silently leaves out. The
-exit status is 1 if there are errors. cpvt train makes the same check for some seconds. For the
-layouts of folders, see docs/own_data.md.
+Of a folder, the layout is recognized, and what was taken for what is printed; --out writes it as a
+data.yaml, which can be edited. What names do not decide is a question. Every image and annotation
+is read; there is a line for each kind of problem, and all file names go to a report. An error stops
+a training or teaches it something wrong; a warning is about what OpenMMLab silently leaves out. The
+exit status is 1 if there are errors or questions. See docs/own_data.md.
+
+    cpvt check-data photos --out data.yaml
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal, Optional
 
 from ..tooling.command import UserError, run_command
@@ -17,46 +19,35 @@ from ..tooling.command import UserError, run_command
 def check_data(
     source: str,
     *,
-    splits: Sequence[Literal['train', 'val', 'test']] = ('train', 'val', 'test'),
+    out: Optional[str] = None,
+    format: Optional[Literal['coco', 'yolo', 'voc', 'masks']] = None,
+    splits: Sequence[Literal['train', 'val', 'test']] = (),
     out_dir: str = 'work_dirs/check_data',
-    assign: Sequence[str] = (),
     cfg_options: Sequence[str] = (),
 ) -> int:
-    """Check the data sets of a config or a folder.
+    """Check a folder, a data.yaml or a config.
 
     Args:
-        source: config file, or folder with data.
-        splits: which data to check.
+        source: folder with data, data.yaml or config.
+        out: for a folder: write its data.yaml to this file.
+        format: for a folder that has data in several formats.
+        splits: for a config: which data to check, by default all.
         out_dir: folder for data_report.txt.
-        assign: for a folder with data: what folders or files in it are for, train,
-            val or test, where their names say something else; for example site_dev=train.
         cfg_options: override settings of the config.
     """
-    from ..config.check import check_data
-    from ..config.load import load_config
-    from ..config.parts import data_of
-    from ..data.checks import check_contents
-    from ..data.folder import assigned_splits
-    from ..data.new_config import config_of_folder
-    from ..tooling.files import make_folder
+    from ..config.parts import SPLITS
+    from ..data.report import check_config, check_source, is_config
 
-    folder = Path(out_dir)
-    with TemporaryDirectory() as temporary:
-        if Path(source).is_dir():
-            if cfg_options:
-                raise UserError(f'--cfg-options needs a config, got the folder {source}')
-            cfg, found = config_of_folder(Path(source), temporary, assigned_splits(assign))
-        elif assign:
-            raise UserError(f'--assign needs a folder with data, got {source}')
-        else:
-            cfg = load_config(source, cfg_options)
-            found = []
-            check_data(cfg, *splits)
-        if not any(data_of(cfg, split) for split in splits):
-            raise UserError(f'{source} has no data for {" or ".join(splits)}')
-        make_folder(folder)
-        errors = check_contents(cfg, *splits, folder=folder, found=found)
-    print('no errors' if not errors else f'{errors} kinds of errors')
+    if is_config(Path(source)):
+        if out or format:
+            raise UserError(f'--out and --format need a folder or a data.yaml, got {source}')
+        errors = check_config(source, splits or SPLITS, Path(out_dir), cfg_options)
+    else:
+        if cfg_options or splits:
+            raise UserError(f'--splits and --cfg-options need a config, got {source}')
+        formats = [format] if format else None
+        errors = check_source(Path(source), formats, Path(out_dir), Path(out) if out else None)
+    print('no errors' if not errors else f'{errors} kinds of errors or questions')
     return min(errors, 1)
 
 

@@ -1,9 +1,12 @@
-"""Pascal VOC: an XML file for each image, with boxes in pixels that count from 1."""
+"""Pascal VOC: an XML file for each image, with boxes in pixels that count from 1.
 
-from collections import Counter, defaultdict
+mmdet's XMLDataset reads it for a fixed list of names and counts pixels in its own way; supervision
+reads no difficult objects and no lists. So the files are read here.
+"""
+
+import posixpath
+from collections import Counter
 from contextlib import suppress
-from os.path import dirname
-from pathlib import PurePosixPath
 from typing import NamedTuple, Optional
 from xml.etree import ElementTree
 
@@ -11,16 +14,20 @@ import numpy as np
 from tqdm import tqdm
 
 from ..tooling.command import UserError
-from .coco import Objects, Outline, Split, coco_content
+from ..tooling.files import files_below
+from . import defects
+from .data import Objects, Outline, Split, coco_content
 from .defects import Defects
-from .folder import SPLITS, Files, ImageSets, stem_of
+from .description import Description, Source
+from .files import Folder, comparable, is_utf8, join, stem_of, without_ending
 from .images import Size, sizes_of
+from .lists import names_of_list, warn_about_names
 
 ROOT_TAG = 'annotation'
 
 
 class Annotated(NamedTuple):
-    """An annotation file and its image."""
+    """An annotation file and its image, relative to the folder of the data."""
 
     path: str
     image: str
@@ -28,149 +35,132 @@ class Annotated(NamedTuple):
     size: Optional[Size]  # of the image, as the file has it
 
 
-def read_voc(files: Files, defects: Defects, masks: bool = False) -> Optional[Objects]:
-    """The objects of a folder in this layout, which has no masks; None if it has no such file."""
-    trees = parsed_files(files, defects)
-    if trees is None:
-        return None
-    annotated = with_images(files, trees, defects)
-    every = [found for item in annotated for found in item.objects]
-    if not every:
-        raise UserError(f'{files.root}: none of {len(trees)} XML files has an image and objects')
-    sizes = sizes_of(files.root, [item.image for item in annotated], defects)
-    warn_about_images(annotated, sizes, defects)
-    classes = sorted({name for name, _ in every})
+def read_voc(description: Description, found: Defects) -> Objects:
+    """The objects of the XML files of a description; masks are not read."""
+    folder = Folder(description.root)
+    annotated: dict[str, list[Annotated]] = {}
+    for split, parts in description.splits.items():
+        annotated[split] = []
+        for part in parts:
+            annotated[split] += annotated_of_part(folder, part, description, found)
+    warn_about_names(folder, found)
+    every = [item for of_split in annotated.values() for item in of_split]
+    objects = [found_object for item in every for found_object in item.objects]
+    if not objects:
+        raise UserError(f'{description.root}: no XML file has an image and objects')
+    sizes = sizes_of(description.root, [item.image for item in every], found)
+    warn_about_images(every, sizes, found)
+    classes = sorted({name for name, _ in objects})
+    if description.names:
+        classes = list(description.names.values())
     # The last pixel belongs to the box.
-    zero_based = any(outline.points.min() < 1 for _, outline in every)
+    zero_based = any(outline.points.min() < 1 for _, outline in objects)
     shift = np.array([(0, 0) if zero_based else (1, 1), (0, 0)])
-    lists = ImageSets(files, 'Main')
-    outlines: dict[str, dict[str, list[Outline]]] = defaultdict(dict)  # by split and image
-    for item in annotated:
-        split = split_of_file(files, lists, item)
-        if split is None or item.image not in sizes:
-            continue
-        of_image = outlines[split].setdefault(item.image, [])
-        for name, outline in item.objects:
-            label = classes.index(name)
-            of_image.append(outline._replace(label=label, points=outline.points - shift))
-    lists.warn('an annotation file', defects)
-    splits = {
-        split: Split(coco_content(outlines[split], sizes, classes, defects, masks), files.root)
-        for split in SPLITS
-        if split in outlines
-    }
-    folders = {dirname(item.image) for item in annotated}
-    used = {image for found in outlines.values() for image in found}
-    left = [name for name in files.images if dirname(name) in folders and name not in used]
-    notes = []
-    if left:
-        notes.append(
-            f'{len(left)} images are left out: no annotation file that was read, or no list of '
-            'ImageSets, has them'
-        )
-    by_name = {}
-    if not lists.splits:
-        folders |= {dirname(item.path) for item in annotated}
-        by_name = files.splits_by_name(sorted(folders))
-    return Objects('Pascal VOC', splits, classes, notes, by_name)
+    left_out: Counter = Counter()
+    splits = {}
+    for split, of_split in annotated.items():
+        outlines: dict[str, list[Outline]] = {}
+        for item in of_split:
+            if item.image not in sizes:
+                continue
+            of_image = outlines.setdefault(item.image, [])
+            for name, outline in item.objects:
+                if name not in classes:
+                    left_out[name] += 1
+                    continue
+                points = outline.points - shift
+                of_image.append(outline._replace(label=classes.index(name), points=points))
+        splits[split] = Split(coco_content(outlines, sizes, classes, found), description.root)
+    for name, count in left_out.items():
+        found.add(defects.OTHER_CLASS, f'{name} ({count} objects)')
+    return Objects(description, splits, classes, [])
 
 
-def parsed_files(files: Files, defects: Defects) -> Optional[dict[str, ElementTree.Element]]:
-    """The XML files of this layout; None if there are none, not even with their root in capital
-    letters."""
-    trees = {}
-    torn = []
-    others = {}
-    for path in tqdm(files.with_suffix('.xml'), 'reading annotations', leave=False, delay=3):
-        try:
-            tree = ElementTree.parse(files.root / path).getroot()
-        except (ElementTree.ParseError, ValueError, LookupError):
-            torn.append(path)
-            continue
-        if tree.tag == ROOT_TAG:
-            trees[path] = tree
-        elif tree.tag.lower() == ROOT_TAG:
-            others[path] = tree.tag
-    if not trees and not others:
-        return None
-    for path in torn:
-        defects.add('annotation files that are not complete XML', path)
-    for path, tag in others.items():
-        defects.add(f'XML files with the root <{tag}> in place of <{ROOT_TAG}>', path)
-    return trees
-
-
-def with_images(
-    files: Files, trees: dict[str, ElementTree.Element], defects: Defects
+def annotated_of_part(
+    folder: Folder, part: Source, description: Description, found: Defects
 ) -> list[Annotated]:
-    """The annotation files that have an image."""
+    """The annotation files of a part that have an image."""
+    place = str(part.annotations)
+    if not (description.root / place).is_dir():
+        raise UserError(f'{description.source}: annotations must be a folder, got {place}')
+    names = []
+    for path in files_below(description.root / place):
+        name = posixpath.join(place, path.relative_to(description.root / place).as_posix())
+        if path.suffix.lower() == '.xml' and path.is_file():
+            if is_utf8(name):
+                names.append(posixpath.normpath(name))
+            else:
+                folder.undecodable.add(name)
+    if part.listed is not None:
+        names = listed_files(names, part, description, folder, found)
     annotated = []
-    places = images_of_annotations(files, trees)
-    for path, tree in trees.items():
-        image = places[path]
-        if image is None:
-            defects.add('annotation files without an image', path)
+    for name in tqdm(names, 'reading annotations', leave=False, delay=3):
+        tree = parsed(description, name, found)
+        if tree is None:
             continue
-        given = stem_of((tree.findtext('filename') or '').strip())
-        if given and given not in (stem_of(path), stem_of(image)):
-            defects.warn('annotation files that name another image', f'{path} ({given})')
-        objects = voc_objects(tree, path, defects)
-        annotated.append(Annotated(path, image, objects, declared_size(tree)))
+        image = image_of(folder, tree, name, part)
+        if image is None:
+            found.add(defects.XML_WITHOUT_IMAGE, name)
+            continue
+        given = stem_of((tree.findtext('filename') or '').strip() or name)
+        if given not in (stem_of(name), stem_of(image)):
+            found.add(defects.XML_OF_OTHER, f'{name} ({given})')
+        objects = voc_objects(tree, name, found)
+        annotated.append(Annotated(name, image, objects, declared_size(tree)))
     return annotated
 
 
-def warn_about_images(annotated: list[Annotated], sizes: dict[str, Size], defects: Defects) -> None:
+def listed_files(
+    names: list[str], part: Source, description: Description, folder: Folder, found: Defects
+) -> list[str]:
+    """The annotation files whose names a list has."""
+    place = str(part.annotations)
+    known = {without_ending(comparable(posixpath.relpath(name, place))): name for name in names}
+    listed = []
+    for name in names_of_list(description, str(part.listed)):
+        if name in known:
+            listed.append(known[name])
+        elif folder.find_image(join(part.images, name)):
+            found.add(defects.LIST_WITHOUT_XML, f'{name} ({part.listed})')
+        else:
+            found.add(defects.LOST_NAME, f'{name} ({part.listed})')
+    return listed
+
+
+def parsed(description: Description, name: str, found: Defects) -> Optional[ElementTree.Element]:
+    """The root of an annotation file."""
+    try:
+        tree = ElementTree.parse(description.root / name).getroot()
+    except (ElementTree.ParseError, ValueError, LookupError):
+        found.add(defects.TORN_XML, name)
+        return None
+    if tree.tag != ROOT_TAG:
+        found.add(defects.OTHER_ROOT, f'{name} (<{tree.tag}>)'[:300])
+        return None
+    return tree
+
+
+def image_of(folder: Folder, tree: ElementTree.Element, name: str, part: Source) -> Optional[str]:
+    """The image of an annotation file in the folder of the images: that of the same name, or else
+    that which the file names."""
+    inside = without_ending(posixpath.relpath(name, part.annotations))
+    image = folder.find_image(join(part.images, inside))
+    if image is not None:
+        return image
+    given = posixpath.basename(comparable((tree.findtext('filename') or '').strip()))
+    if given == '.':  # it names none
+        return None
+    return folder.find(join(part.images, join(posixpath.dirname(inside), given)))
+
+
+def warn_about_images(annotated: list[Annotated], sizes: dict[str, Size], found: Defects) -> None:
     """Warn about images of another size than their file says, and with several files."""
     users = Counter(item.image for item in annotated)
     for item in annotated:
         if item.size and item.image in sizes and item.size != sizes[item.image]:
-            defects.warn('annotation files with another size than their image', item.path)
+            found.add(defects.XML_SIZE, item.path)
         if users[item.image] > 1:
-            kind = 'images with several annotation files, whose objects are all used'
-            defects.warn(kind, f'{item.image} ({item.path})')
-
-
-def split_of_file(files: Files, lists: ImageSets, item: Annotated) -> Optional[str]:
-    """The split of an annotation file by the lists; without lists, as it or its image is assigned,
-    or as their folders are named. None: no list has it."""
-    if lists.splits:
-        return lists.split(item.path, stem_of(item.path))
-    assigned = files.assigned_split(item.path) or files.assigned_split(item.image)
-    by_folder = files.split_of(dirname(item.path)) or files.split_of(dirname(item.image))
-    return assigned or by_folder or 'train'
-
-
-def images_of_annotations(
-    files: Files, trees: dict[str, ElementTree.Element]
-) -> dict[str, Optional[str]]:
-    """The image of each annotation file: that of the same name, or if fewer files have one, that
-    which the file names. The images of the files in one folder are in one folder."""
-    by_folder = defaultdict(list)
-    for path in trees:
-        by_folder[dirname(path)].append(path)
-    images: dict[str, Optional[str]] = {}
-    for paths in by_folder.values():
-        alike = [image_of(path) for path in paths]
-        found = files.find_images(alike, paths[0], by_stem=True)
-        if None in found:
-            named = files.find_images([named_by(path, trees[path]) for path in paths], paths[0])
-            if named.count(None) < found.count(None):
-                found = named
-        images.update(zip(paths, found))
-    return images
-
-
-def image_of(path: str) -> str:
-    """Where the image of an annotation file is expected, without its suffix: next to it, or in the
-    folder JPEGImages next to Annotations."""
-    parts = PurePosixPath(path).with_suffix('').parts
-    return '/'.join('JPEGImages' if part == 'Annotations' else part for part in parts)
-
-
-def named_by(path: str, tree: ElementTree.Element) -> str:
-    """Where the image that an annotation file names is expected; '' if it names none."""
-    name = (tree.findtext('filename') or '').strip()
-    return f'{dirname(image_of(path))}/{name}' if name else ''
+            found.add(defects.SHARED_IMAGE, f'{item.image} ({item.path})')
 
 
 def declared_size(tree: ElementTree.Element) -> Optional[Size]:
@@ -182,9 +172,7 @@ def declared_size(tree: ElementTree.Element) -> Optional[Size]:
     return None
 
 
-def voc_objects(
-    tree: ElementTree.Element, path: str, defects: Defects
-) -> list[tuple[str, Outline]]:
+def voc_objects(tree: ElementTree.Element, path: str, found: Defects) -> list[tuple[str, Outline]]:
     """The class and the outline of each object."""
     objects = []
     for element in tree.iter('object'):
@@ -193,13 +181,13 @@ def voc_objects(
         try:
             corners = [float(text) for text in texts]
         except ValueError:
-            defects.add('objects without a bndbox of 4 numbers', path)
+            found.add(defects.BAD_BOX, path)
             continue
         points = np.reshape(corners, (2, 2))
         if not name:
-            defects.add('objects without a name', path)
+            found.add(defects.NO_NAME, path)
         elif not np.isfinite(points).all() or (points[1] < points[0]).any():
-            defects.add('objects whose xmax or ymax is below their xmin or ymin', path)
+            found.add(defects.REVERSED_BOX, path)
         else:
             is_difficult = (element.findtext('difficult') or '').strip() == '1'
             objects.append((name, Outline(0, points, path, is_ignored=is_difficult)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..config import check
 from ..config.load import load_config, work_dir_of
 from ..config.parts import as_list, data_of
-from ..data.checks import check_before_run
+from ..data.config_data import check_before_run
 from ..predict.openmmlab.grouping import divide_batches
 from ..predict.openmmlab.loading import fetch_checkpoint, load_whole_model
 from ..tooling.command import UserError, rank, tracebacks_in

@@ -13,7 +13,7 @@ from ..config.load import load_config, work_dir_of
 from ..config.metrics import check_monitored
 from ..config.parts import kind_of
 from ..config.schedules import check_schedules
-from ..data.checks import check_before_run
+from ..data.config_data import check_before_run
 from ..predict.openmmlab.loading import load_whole_model, trusted_checkpoints
 from ..tooling.command import Preempted, UserError, rank, tracebacks_in
 from ..tooling.files import locked, make_folder

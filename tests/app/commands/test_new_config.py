@@ -17,17 +17,13 @@ from support import ROOT, load_tool
 
 from cpvt_pyramid.app.config import check as checks
 from cpvt_pyramid.app.config.load import load_config
+from cpvt_pyramid.app.data.adapt import Code, set_classes, text_of_settings
 from cpvt_pyramid.app.data.defects import Defects
-from cpvt_pyramid.app.data.folder import Files, split_of
-from cpvt_pyramid.app.data.label_maps import kinds_and_keys
-from cpvt_pyramid.app.data.new_config import (
-    Code,
-    new_config,
-    set_classes,
-    text_of_settings,
-)
-from cpvt_pyramid.app.data.readers import read_data
+from cpvt_pyramid.app.data.describe import describe
+from cpvt_pyramid.app.data.new_config import new_config
+from cpvt_pyramid.app.data.read import read_data
 from cpvt_pyramid.app.data.recipes import Scales, adapted_recipe
+from cpvt_pyramid.app.data.recognize import recognize, split_of
 from cpvt_pyramid.app.tooling.command import UserError
 
 BASES = ROOT / 'configs'
@@ -55,7 +51,8 @@ def test_coco(sample_dataset, tmp_path):
     content = json.loads(val.read_text())
     content['categories'].reverse()
     val.write_text(json.dumps(content))
-    found = [split.content for split in read_data(Files(root), Defects()).splits.values()]
+    data = read_data(describe(root, ['coco']).description, Defects())
+    found = [split.content for split in data.splits.values()]
     assert [c['categories'][0]['name'] for c in found] == ['ant', 'ant']
     counts = [sum(a['category_id'] == 1 for a in c['annotations']) for c in (content, found[1])]
     assert counts[0] == counts[1] > 0
@@ -90,21 +87,31 @@ def test_ade_layout(sample_dataset, tmp_path):
     assert cfg.model.decode_head.loss_decode.class_weight is None  # was for other classes
 
 
-def test_names(tmp_path):
-    """Which files belong together, and to which split. Folders of images say what is an image."""
-    for pair in (
-        ('CamVid/train/0001.png', 'CamVid/train_labels/0001_L.png'),
-        ('valid/a_jpg.rf.12.jpg', 'valid/a_jpg.rf.12_mask.png'),
-        ('scene 1/images/a b.tif', 'scene 1/masks/a b.tif'),
-        ('images/play_ground.jpg', 'masks/play_ground.png'),
-        ('images/a_seg.jpg', 'masks/a_seg_mask.png'),
-        ('images/a_img.jpg', 'masks/a.png'),
-        ('train/on_target.jpg', 'train_masks/on_target.png'),
-        ('images/a.jpg', 'images/a_mask.png'),
-    ):
-        (tmp_path / 'README').touch()
-        (image_kind, image_key), (label_kind, label_key) = kinds_and_keys(pair, Files(tmp_path))
-        assert (image_kind, label_kind) == ('image', 'label') and image_key == label_key, pair
+@pytest.mark.parametrize(
+    'image, mask, suffixes',
+    [
+        ('CamVid/train/0001.png', 'CamVid/train_labels/0001_L.png', ('', '_L')),
+        ('valid/a_jpg.rf.12.jpg', 'valid/a_jpg.rf.12_mask.png', ('', '_mask')),
+        ('scene 1/images/a b.tif', 'scene 1/masks/a b.tif', ('', '')),
+        ('images/play_ground.jpg', 'masks/play_ground.png', ('', '')),
+        ('images/a_seg.jpg', 'masks/a_seg_mask.png', ('', '_mask')),
+        ('images/a_img.jpg', 'masks/a.png', ('_img', '')),
+        ('train/on_target.jpg', 'train_masks/on_target.png', ('', '')),
+        ('images/a.jpg', 'images/a_mask.png', ('', '_mask')),
+    ],
+)
+def test_images_and_masks_by_name(image, mask, suffixes, tmp_path):
+    """Which files belong together. Folders of images say what is an image."""
+    layouts.SCENES[0].write(tmp_path / image)
+    layouts.label_map(tmp_path / mask, layouts.SCENES[0])
+    settings = recognize(tmp_path, ['masks']).settings
+    (split,) = {'train', 'val'} & {*settings}
+    assert settings[split] == os.path.dirname(image)
+    assert settings['annotations'][split] == os.path.dirname(mask)
+    assert (settings.get('image_suffix', ''), settings.get('mask_suffix', '')) == suffixes
+
+
+def test_splits_by_name():
     names = ['instances_train2017.json', 'a/valid/x.json', 'TestSet/x.json', 'constrain.json', '']
     assert list(map(split_of, names)) == ['train', 'val', 'test', None, None]
 
@@ -120,7 +127,7 @@ def test_names(tmp_path):
         ('dino_cpvt_s.py', layouts.yolo_of_splits),
         ('mask2former_cpvt_s.py', layouts.maps_in_colors),
         ('semantic_fpn_columnar_cpvt_ti.py', layouts.maps_in_gray),
-        ('upernet_cpvt_s.py', layouts.maps_of_mmseg),
+        ('upernet_cpvt_s.py', layouts.maps_of_mmseg_named),
     ],
 )
 def test_heads_and_data_of_every_recipe_agree(base, write, tmp_path):
@@ -169,8 +176,8 @@ def test_nothing_is_overwritten_without_being_told(tmp_path):
     layouts.voc_of_folders(root)
     out, files = root / 'my.py', {*root.iterdir()}  # what is written to the folder is no data
     for base, complaint in (
-        (BASES / 'mask_rcnn_cpvt_s.py', 'trains masks, but the Pascal VOC data have boxes only'),
-        (SEGMENTOR, 'has objects .Pascal VOC., but .* segments images; choose a detector'),
+        (BASES / 'mask_rcnn_cpvt_s.py', 'trains masks, but .* has boxes only'),
+        (SEGMENTOR, 'has data in the format voc, but masks is asked for'),
     ):
         with pytest.raises(UserError, match=complaint):
             new_config(root, base, out, False, False)

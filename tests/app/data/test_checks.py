@@ -20,11 +20,13 @@ from support import ROOT, load_tool, save_tiff
 from cpvt_pyramid.app.config.check import check_classes
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.config.parts import dataset_meta
-from cpvt_pyramid.app.data import images
-from cpvt_pyramid.app.data.checks import check_dataset
-from cpvt_pyramid.app.data.coco import check_coco, indexed_coco
-from cpvt_pyramid.app.data.images import HEADERS, Effort, inspect, shown_image
-from cpvt_pyramid.app.data.label_maps import check_label_maps
+from cpvt_pyramid.app.data import defects
+from cpvt_pyramid.app.data.check import check_split
+from cpvt_pyramid.app.data.coco import check_categories, indexed_coco, read_coco
+from cpvt_pyramid.app.data.config_data import check_dataset
+from cpvt_pyramid.app.data.data import Split
+from cpvt_pyramid.app.data.defects import Defects, Problem
+from cpvt_pyramid.app.data.images import ALL, HEADERS, NAMES, inspect, shown_image
 from cpvt_pyramid.app.images.rasters import ReadError
 from cpvt_pyramid.app.tooling.command import UserError
 
@@ -45,9 +47,20 @@ def coco(tmp_path):
     return tmp_path, coco_content(SCENES, '{}.jpg')
 
 
-def found(folder: Path, content: object, **options):
+def check_file(
+    path: Path, folder: Path, masks: bool = False, how=ALL
+) -> tuple[dict, list[Problem]]:
+    """The content of a COCO file without what has errors, and the problems."""
+    content = read_coco(path)
+    check_categories(content, path)
+    found = Defects(masks=masks)
+    split = check_split(Split(content, folder, path), how, found)
+    return split.content, found.problems()
+
+
+def found(folder: Path, content: object, **options) -> tuple[dict, list[Problem]]:
     (folder / 'coco.json').write_text(json.dumps(content))
-    return check_coco(folder / 'coco.json', folder, **options)
+    return check_file(folder / 'coco.json', folder, **options)
 
 
 NOT_COCO = (
@@ -66,11 +79,11 @@ NOT_COCO = (
 
 def test_not_a_coco_file(tmp_path):
     with pytest.raises(UserError, match='cannot read'):
-        check_coco(tmp_path / 'coco.json', tmp_path)
+        check_file(tmp_path / 'coco.json', tmp_path)
     for text in NOT_COCO:
         (tmp_path / 'coco.json').write_text(text)
         with pytest.raises(UserError, match='coco.json'):
-            check_coco(tmp_path / 'coco.json', tmp_path)
+            check_file(tmp_path / 'coco.json', tmp_path)
 
 
 def change(record: str, index: int, **values):
@@ -106,8 +119,8 @@ DEFECTS = [  # what is done, the problem, its item, and how many images and anno
     (change('images', 1, width=81), 'another size than the width and height of', 'b.jpg', 3, 6),
     (change('images', 1, file_name=...), 'images without file_name', 'image 1', 3, 6),
     (change('images', 1, id=0), 'id of another image', 'b.jpg', 3, 6),
-    (change('images', 1, id='1'), 'images without an id of type int', 'b.jpg', 3, 6),
-    (change('images', 1, id=2**70), 'images without an id of type int', 'b.jpg', 3, 6),
+    (change('images', 1, id='1'), 'without an id of the type of', 'b.jpg', 3, 6),
+    (change('images', 1, id=2**70), 'without an id of the type of', 'b.jpg', 3, 6),
     (change('images', 1, file_name='x.jpg'), 'images that are missing', 'x.jpg', 3, 6),
     (lambda folder, _: os.truncate(folder / 'b.jpg', 0), 'not complete images', 'b.jpg', 3, 6),
     (cut('c ä.jpg'), 'images that are not complete', 'c ä.jpg', 3, 6),
@@ -136,13 +149,13 @@ DEFECTS = [  # what is done, the problem, its item, and how many images and anno
 def test_defects(coco, apply, problem, item, images, annotations):
     folder, content = coco
     apply(folder, content)
-    checked = found(folder, content)
-    first = checked.problems[0]  # errors come first
+    good, problems = found(folder, content)
+    first = problems[0]  # errors come first
     assert problem in first.lines[0] and item in str(first)
     assert first.is_error != problem.startswith('warning')
-    clean = json.loads(json.dumps(checked.good))
+    clean = json.loads(json.dumps(good))
     assert (len(clean['images']), len(clean['annotations'])) == (images, annotations)
-    assert not [p for p in found(folder, clean).problems if p.is_error]
+    assert not [p for p in found(folder, clean)[1] if p.is_error]
 
 
 @pytest.mark.parametrize(
@@ -164,15 +177,13 @@ def test_masks_that_training_cannot_use(coco, mask, is_error):
     folder, content = coco
     rle = {'size': [60, 80], 'counts': [4792, 8]}
     content['annotations'][2].update(segmentation=rle, iscrowd=True)
-    checked = found(folder, content, masks=True)
-    assert not checked.problems and checked.images == checked.decoded == 4
+    assert not found(folder, content, masks=True)[1]
     content['annotations'][3]['segmentation'] = mask
-    problems = found(folder, content).problems
+    _, problems = found(folder, content)
     assert [problem.is_error for problem in problems] == ([False] if mask else [])
-    checked = found(folder, content, masks=True)
-    (problem,) = checked.problems
+    good, (problem,) = found(folder, content, masks=True)
     assert problem.is_error == is_error and 'annotation 4 of b' in str(problem)
-    assert len(checked.good['annotations']) == 8 - is_error
+    assert len(good['annotations']) == 8 - is_error
 
 
 BAD_MASKS = {
@@ -197,17 +208,18 @@ def test_masks_that_the_evaluation_cannot_read(coco, mask, is_crowd):
     settings = dict(default_scope='mmdet', val_dataloader=dict(dataset=dataset))
     for metric, is_error in (('bbox', False), (['bbox', 'segm'], True)):
         cfg = Config(settings | dict(val_evaluator=dict(type='CocoMetric', metric=metric)))
-        checked = check_dataset(cfg, 'val', cfg.val_dataloader.dataset)
-        assert any(problem.is_error for problem in checked.problems) == is_error
-    truth = indexed_coco(checked.good)
-    found = [
+        problems = check_dataset(cfg, 'val', cfg.val_dataloader.dataset)
+        assert any(problem.is_error for problem in problems) == is_error
+    good, _ = found(folder, content, masks=True)
+    truth = indexed_coco(good)
+    results = [
         dict(image_id=a['image_id'], category_id=a['category_id'], score=0.5)
         | dict(segmentation=truth.annToRLE(a), bbox=a['bbox'])
         for a in truth.anns.values()
     ]
-    evaluation = COCOeval(truth, truth.loadRes(found), 'segm')
+    evaluation = COCOeval(truth, truth.loadRes(results), 'segm')
     evaluation.evaluate()
-    assert len(found) == 7
+    assert len(results) == 7
 
 
 def test_masks_of_validation_data_in_a_new_config(tmp_path, capsys):
@@ -224,12 +236,12 @@ def test_masks_of_validation_data_in_a_new_config(tmp_path, capsys):
     assert load_tool('check_data').main([out]) == 0
 
 
-def test_out_of_time_it_still_finds_missing_files(coco):
+def test_missing_files_are_found_without_reading_images(coco):
     folder, content = coco
     (folder / 'a.jpg').unlink()
     cut('b.jpg')(folder)
-    checked = found(folder, content, effort=Effort(seconds=-1))
-    assert [p.items for p in checked.problems] == [['a.jpg']] and checked.decoded == 0
+    _, problems = found(folder, content, how=NAMES)
+    assert [p.items for p in problems] == [['a.jpg']]
 
 
 def test_headers_of_images(tmp_path):
@@ -242,8 +254,8 @@ def test_headers_of_images(tmp_path):
         os.truncate(path, path.stat().st_size // 2)
         size, problems = inspect(path, HEADERS)
         assert size == (SIZE[::-1] if options else SIZE)
-        assert problems == [(images.TURNED, False)] * len(options)
-        assert inspect(path)[1] == [('images that are not complete images', True)]
+        assert problems == [(defects.TURNED_IMAGE, '')] * len(options)
+        assert inspect(path)[1] == [(defects.TORN_IMAGE, '')]
 
 
 # Label maps
@@ -260,7 +272,7 @@ MAP = 'labels/b.png'
         (lambda root: picture(root / MAP, 'RGBA'), 'several channels'),
         (cut(MAP), 'segmentation masks that are not complete'),
         (cut('images/b.jpg'), 'images that are not complete'),
-        (lambda root: Image.new('L', (80, 60), 4).save(root / MAP), 'beyond the classes, 0 to 3'),
+        (lambda root: Image.new('L', (80, 60), 4).save(root / MAP), 'values that have no name'),
     ],
 )
 def test_label_maps(apply, problem, tmp_path):
@@ -269,16 +281,17 @@ def test_label_maps(apply, problem, tmp_path):
         dict(type='BaseSegDataset', data_root=str(tmp_path), metainfo=dict(classes=CLASSES))
         | dict(data_prefix=dict(img_path='images', seg_map_path='labels'), reduce_zero_label=True)
     )
+    cfg = Config(dict(default_scope='mmseg'))
     Image.new('L', (80, 60), 255).save(tmp_path / 'labels/c.png')  # ignored
-    assert not check_label_maps(data, 'mmseg').problems
+    assert not [p for p in check_dataset(cfg, 'train', data) if p.is_error]
     apply(tmp_path)
-    checked = check_label_maps(data, 'mmseg')
-    assert problem in checked.problems[0].kind and checked.problems[0].items == ['b.jpg']
+    first = check_dataset(cfg, 'train', data)[0]
+    assert problem in first.head and first.items[0].startswith('b.jpg')
     with pytest.raises(UserError, match='BaseSegDataset cannot be built: .*img_sufix'):
-        check_label_maps(Config(dict(data, img_sufix='.tiff')), 'mmseg')
+        check_dataset(cfg, 'train', Config(dict(data, img_sufix='.tiff')))
     data.update(img_suffix='.tiff')
     with pytest.raises(UserError, match='no images with the suffix .tiff; it has .jpg'):
-        check_label_maps(data, 'mmseg')
+        check_dataset(cfg, 'train', data)
 
 
 # Configs
@@ -307,7 +320,8 @@ def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
     run += evaluators
     assert train.main([*run, '--work-dir', str(tmp_path / 'a')]) == 2
     printed = capsys.readouterr()
-    assert printed.out.count('data: error:') == 4
+    assert printed.out.count('data: error:') == 2  # of annotations alone
+    assert 'cpvt check-data CONFIG reads all images' in printed.out
     assert printed.err.startswith('cpvt train: the data have the errors above; correct')
     assert '    annotation ' in (tmp_path / 'a/data_report.txt').read_text()
     run.insert(1, 'nowhere.pth')
@@ -326,8 +340,8 @@ def test_check_data_of_a_config_without_data(capsys):
 @pytest.mark.parametrize(
     'options, said',
     [
-        (['--cfg-options', 'a=1'], '--cfg-options needs a config, got the folder data'),
-        (['--splits', 'test'], 'data has no data for test'),
+        (['--cfg-options', 'a=1'], '--splits and --cfg-options need a config, got data'),
+        (['--splits', 'test'], '--splits and --cfg-options need a config, got data'),
     ],
 )
 def test_check_data_of_a_folder(options, said, capsys):

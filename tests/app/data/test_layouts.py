@@ -14,7 +14,7 @@ from PIL import Image
 from support import ROOT, load_tool
 
 from cpvt_pyramid.app.config.load import load_config
-from cpvt_pyramid.app.data.checks import data_of
+from cpvt_pyramid.app.config.parts import data_of
 
 BASES = {
     'boxes': ROOT / 'configs/demo/pages_retinanet_cpvt_nano.py',
@@ -68,14 +68,29 @@ def test_valid(layout: Callable, tmp_path: Path, capsys):
     root = tmp_path / 'mes données'
     layout(root)
     task = 'maps' if layout.__name__.startswith('maps') else 'boxes'
-    command = [str(root), '--base', str(BASES[task]), '--out', str(tmp_path / 'my.py')]
+    path = described(root, tmp_path / 'data.yaml', capsys)
+    command = [str(path), '--base', str(BASES[task]), '--out', str(tmp_path / 'my.py')]
     assert load_tool('new_config').main(command) == 0
     cfg = load_config(tmp_path / 'my.py')
     for split, count in zip(('train', 'val'), VALID[layout]):
         check = check_maps if task == 'maps' else check_boxes
         assert sum(map(check, data_of(cfg, split))) == count, split
-    assert load_tool('check_data').main([str(root)]) == 0
+    assert load_tool('check_data').main([str(path)]) == 0
     assert 'error' not in capsys.readouterr().out.replace('no errors', '')
+
+
+def described(root: Path, path: Path, capsys) -> Path:
+    """The data.yaml of a folder, with the line that a question about names offers."""
+    command = [str(root), '--out', str(path)]
+    if (root / 'VOC2007').exists() or (root / 'lists').exists():
+        command += ['--format', 'voc']
+    asks = load_tool('check_data').main(command)
+    printed = capsys.readouterr().out
+    lines = re.findall('^    (names: .*)$', printed, re.M)
+    assert asks == len(lines) <= 1
+    with path.open('a') as file:
+        file.write(''.join(lines))
+    return path
 
 
 @pytest.mark.parametrize('task', ['boxes', 'maps'])
@@ -100,6 +115,7 @@ def test_written_maps_keep_ignored_pixels_and_skip_a_split_without_maps(tmp_path
         Image.fromarray(labels).save(root / f'masks/{picture.name}.png')
     fill(root, MORE[:1], 'val/images/{}.png', label_map, 'val/masks/{}.png')
     (root / 'val/masks/000.png').write_bytes(b'torn')
+    (root / 'classes.txt').write_text('\n'.join(('ground', *CLASSES)))
     command = [str(root), '--base', str(BASES['maps']), '--out', str(tmp_path / 'my.py')]
     assert load_tool('new_config').main([*command, '--skip-bad']) == 0
     written = list((tmp_path / 'my_data/labels/images').iterdir())
@@ -199,7 +215,7 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
     (
         coco_same_names,
         0,
-        ['the images of all.json are in several folders: a (8 of 8), b (8 of 8); keep one'],
+        ['the images of all.json are in several folders, a (8 of 8), b (8 of 8): which of them'],
     ),
     # The other split has another image of this name.
     (
@@ -218,7 +234,11 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
         ['is not complete JSON'],
     ),
     (changed(coco_of(SCENES), replaced('all.json', '{"images": [')), 0, ['is not complete JSON']),
-    (coco_of(SCENES, 'gif'), 0, ['images that OpenCV cannot read (GIF)']),
+    (
+        coco_of(SCENES, 'gif'),
+        0,
+        ['images that OpenCV, with which training reads them, cannot read', '(GIF)'],
+    ),
     (
         changed(layouts.yolo_of_splits, replaced('data.yaml', NC)),
         ALL,
@@ -235,14 +255,14 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
         [
             'images that are not complete images: images/train/000.png',
             'lines that are neither',
-            'the names, 0 to 2',
+            'the names are 0 to 2',
             'objects beyond the image',
         ],
     ),
     (
         changed(layouts.voc_of_2007, replaced('*/ImageSets/Main/train.txt', LISTED)),
         ALL,
-        ['images in a list of ImageSets that do not exist: 0077'],
+        ['names in a list for which there is no image: 0077 '],
     ),
     # There is a label map of this name.
     (
@@ -293,7 +313,7 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
     (
         changed(layouts.maps_of_voc, replaced('ImageSets/Segmentation/train.txt', LISTED)),
         ALL,
-        ['images in a list of ImageSets that do not exist: 0077'],
+        ['names in a list for which there is no image: 0077 '],
     ),
     (
         maps_spoiled,
@@ -315,9 +335,12 @@ def test_damaged(build: Callable, left: Optional[int], said: list[str], tmp_path
     root, out = tmp_path / 'data', tmp_path / 'my.py'
     build(root)
     is_segmentor = build.__name__.startswith('maps')
+    if is_segmentor:
+        (root / 'classes.txt').write_text('\n'.join(('ground', *CLASSES)))
+    formats = ['--format', 'voc'] if build.__name__.startswith('voc') else []
     command = [str(root), '--base', str(BASES['maps' if is_segmentor else 'boxes'])]
     command += ['--out', str(out)]
-    for tool, words in (('new_config', command), ('check_data', [str(root)])):
+    for tool, words in (('new_config', command), ('check_data', [str(root), *formats])):
         assert bool(load_tool(tool).main(words)) == (left is not ALL), tool
         printed = capsys.readouterr()
         assert all(kind in printed.out + printed.err for kind in said)

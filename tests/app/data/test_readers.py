@@ -3,11 +3,10 @@
 import errno
 import json
 import os
-import re
 import shutil
 import time
 from pathlib import Path
-from typing import Optional
+from typing import Any
 
 import layouts
 import numpy as np
@@ -18,16 +17,19 @@ from hypothesis import strategies as st
 from layouts import CLASSES, MORE, SCENES, SIZE, fill, label_map, scene, write, yolo
 from mmengine.config import Config
 from PIL import Image
-from support import ROOT, load_tool, save_tiff
+from support import ROOT, load_tool
 
-from cpvt_pyramid.app.data.checks import check_dataset
-from cpvt_pyramid.app.data.coco import Objects, read_coco
+from cpvt_pyramid.app.data.check import checked_data
+from cpvt_pyramid.app.data.coco import read_coco
+from cpvt_pyramid.app.data.config_data import check_dataset
+from cpvt_pyramid.app.data.data import Masks, Objects
 from cpvt_pyramid.app.data.defects import Defects
-from cpvt_pyramid.app.data.folder import Files, NotRecognized, assigned_splits
-from cpvt_pyramid.app.data.label_maps import LabelMaps, check_label_maps
+from cpvt_pyramid.app.data.describe import describe
+from cpvt_pyramid.app.data.images import HEADERS
 from cpvt_pyramid.app.data.new_config import new_config
-from cpvt_pyramid.app.data.readers import read_data
+from cpvt_pyramid.app.data.read import read_data
 from cpvt_pyramid.app.data.recipes import Scales
+from cpvt_pyramid.app.data.recognize import Listing, NotRecognized, image_places
 from cpvt_pyramid.app.images.label_maps import read_label_map
 from cpvt_pyramid.app.tooling.command import UserError
 
@@ -35,24 +37,40 @@ DETECTOR = ROOT / 'configs/demo/pages_retinanet_cpvt_nano.py'
 SEGMENTOR = ROOT / 'configs/demo/pages_semantic_fpn_cpvt_nano.py'
 
 
-def objects_in(root: Path, assigned: Optional[dict] = None) -> tuple[Objects, list[str]]:
-    """What is read of a folder, and the problems."""
-    defects = Defects()
-    found = read_data(Files(root, assigned), defects)
-    return found, list(map(str, defects.problems()))
+OBJECTS = 'coco', 'yolo', 'voc'
 
 
-def maps_in(root: Path) -> tuple[LabelMaps, list[str]]:
-    defects = Defects()
-    found = read_data(Files(root), defects, 'segmentation')
-    return found, list(map(str, defects.problems()))
+def data_in(root: Path, formats: tuple[str, ...]) -> tuple[Any, list[str]]:
+    """What is read of a folder or a data.yaml, and the problems."""
+    described = describe(root, formats)
+    described.ask()
+    found = Defects()
+    data = read_data(described.description, found)
+    checked = checked_data(data, HEADERS, found)
+    notes = [*described.notes, *checked.data.notes]
+    return checked.data._replace(notes=notes), list(map(str, found.problems()))
+
+
+def objects_in(root: Path) -> tuple[Objects, list[str]]:
+    return data_in(root, OBJECTS)
+
+
+def maps_in(root: Path, names: str = '') -> tuple[Masks, list[str]]:
+    """Those of a folder; or, with the names of the values, those of its data.yaml."""
+    if not names:
+        return data_in(root, ('masks',))
+    path = root.parent / f'{root.name}.yaml'
+    load_tool('check_data').main([str(root), '--format', 'masks', '--out', str(path)])
+    with path.open('a') as file:
+        file.write(f'names: {names}\n')
+    return data_in(path, ('masks',))
 
 
 def counts(found: Objects) -> dict[str, tuple[int, int]]:
     """The number of images and objects of each split."""
     return {
         split: (len(content['images']), len(content['annotations']))
-        for split, (content, _, _) in found.splits.items()
+        for split, (content, *_) in found.splits.items()
     }
 
 
@@ -159,10 +177,8 @@ def test_coco_with_ids_of_two_types(coco):
     for annotation in content['annotations']:
         annotation['image_id'] = str(annotation['image_id'])
     write(root / 'all.json', json.dumps(content))
-    defects = Defects()
-    read_data(Files(root), defects)
-    kind = 'annotations whose image_id is a string, but the ids of images are numbers'
-    assert defects.problems()[0].kind == kind
+    kind = 'annotations whose image_id is a string where the ids of images are numbers'
+    assert kind in objects_in(root)[1][0]
     for image in content['images']:
         image['id'] = str(image['id'])
     write(root / 'all.json', json.dumps(content))
@@ -170,27 +186,26 @@ def test_coco_with_ids_of_two_types(coco):
 
 
 def test_images_are_in_one_folder(coco):
-    """Without folders of another split; the only one that has all of them."""
+    """Without folders of another split; the only one that has most of them. If there are two, the
+    user is asked."""
     root, content = coco
     path = root / 'train.json'
     write(path, json.dumps(content))
     fill(root, SCENES, 'val/images/{}.png')
     assert objects_in(root)[0].splits['train'].folder == root / 'images'
     fill(root, SCENES, 'copies/{}.png')
-    several = 'of train.json are in several folders: copies .{} of 4., images .{} of 4.; keep one'
+    several = 'of train.json are in several folders, copies .{} of 4., images .{} of 4.: which'
     with pytest.raises(UserError, match=several.format(4, 4)):
         objects_in(root)
     (root / 'copies/001.png').unlink()
     assert objects_in(root)[0].splits['train'].folder == root / 'images'
     (root / 'images/003.png').unlink()
-    with pytest.raises(UserError, match='as in copies/a.jpg') as raised:
+    with pytest.raises(UserError, match=several.format(3, 3)):
         objects_in(root)
-    assert re.search(several.format(3, 3), str(raised.value))
-    for image in content['images']:  # as the error says
-        image['file_name'] = f'copies/{image["file_name"]}'
-    write(path, json.dumps(content))
+    settings = 'format: coco\ntrain: copies\nannotations: {train: train.json}'
+    write(root / 'data.yaml', settings)  # as the question says
     found, problems = objects_in(root)
-    assert found.splits['train'].folder == root
+    assert found.splits['train'].folder == root / 'copies'
     assert problems[0] == 'error: images that are missing: 001.png (train.json)'
 
 
@@ -220,32 +235,33 @@ def test_images_of_another_machine(coco):
     (root / 'images/a/000.png').unlink()
     found, problems = objects_in(root)
     names = [image['file_name'] for image in found.splits['train'].content['images']]
-    assert names == ['images/b/001.png', 'images/a/002.png', 'images/b/003.png']
-    assert problems[0] == 'error: images that are missing: 000.png (all.json)'
+    assert names == ['b/001.png', 'a/002.png', 'b/003.png']
+    assert found.splits['train'].folder == root / 'images'
+    assert problems[0] == 'error: images that are missing: /home/me/a/000.png (all.json)'
 
 
 def test_many_images_of_one_name(tmp_path):
     """None of which is where the file says: finding out takes no longer than reading it."""
     for number in range(2000):
         write(tmp_path / f'run_{number}/left.png', '')
-    files = Files(tmp_path)
+    listing = Listing(tmp_path)
     start = time.monotonic()
-    assert not any(files.find_images([f'run{i}/left.png' for i in range(2000)], 'all.json'))
+    assert image_places(listing, [f'run{i}/left.png' for i in range(2000)], None, '.') is None
     assert time.monotonic() - start < 3  # not each with each
-    found = files.find_images([f'D:\\run_{i}\\left.png' for i in range(2000)], 'all.json')
-    assert found == [f'run_{i}/left.png' for i in range(2000)]
+    names = [f'D:\\run_{i}\\left.png' for i in range(2000)]
+    places = image_places(listing, names, None, '.')
+    assert places.folders == ['.'] and places.prefix == 'D:'
 
 
 def test_annotations_of_two_sites_with_the_same_names(tmp_path):
+    """Folders say which images they belong to; without them, the user is asked."""
     for site in ('a', 'b'):
         fill(tmp_path / site, SCENES, 'pictures/{}.png', layouts.voc, 'xml/{}.xml')
-    advice = 'keep one of them, or put the annotations next to their images'
-    with pytest.raises(UserError, match=f'a/pictures .4 of 4., b/pictures .4 of 4.; {advice}'):
-        objects_in(tmp_path)
-    for site in ('a', 'b'):
-        for path in (tmp_path / site / 'xml').iterdir():
-            path.rename(tmp_path / site / 'pictures' / path.name)
     assert counts(objects_in(tmp_path)[0]) == {'train': (8, 16)}
+    (tmp_path / 'a/xml').rename(tmp_path / 'c')
+    shutil.rmtree(tmp_path / 'b/xml')
+    with pytest.raises(UserError, match='where are the images of c: a/pictures, b/pictures'):
+        objects_in(tmp_path)
 
 
 def test_coco_objects_that_mm_leaves_out(coco):
@@ -263,8 +279,9 @@ def test_coco_objects_that_mm_leaves_out(coco):
     for annotation in content['annotations']:
         annotation['iscrowd'] = 1
     write(root / 'all.json', json.dumps(content))
-    with pytest.raises(UserError, match='all objects .* are crowds or difficult'):
-        new_config(root, DETECTOR, root / 'x.py')
+    assert 'error: data whose labels are all ignored: all.json' in objects_in(root)[1][0]
+    with pytest.raises(UserError, match='errors above that --skip-bad cannot leave out'):
+        new_config(root, DETECTOR, root / 'x.py', skip_bad=True)
 
 
 def test_coco_with_shares_instead_of_pixels(coco):
@@ -310,8 +327,9 @@ def test_category_that_was_added_after_the_config(tmp_path):
     files = dict(ann_file='annotations/instances_train2017.json', data_prefix=dict(img='train2017'))
     data = dict(type='CocoDataset', data_root=str(tmp_path), metainfo=dict(classes=CLASSES))
     cfg = Config(dict(default_scope='mmdet', train_dataloader=dict(dataset=data | files)))
-    (problem,) = check_dataset(cfg, 'train', cfg.train_dataloader.dataset).problems
-    assert not problem.is_error and problem.items == ['yak (2 objects)']
+    problem = check_dataset(cfg, 'train', cfg.train_dataloader.dataset)[0]
+    assert not problem.is_error
+    assert problem.items == ['yak (2 objects in instances_train2017.json)']
 
 
 # YOLO
@@ -334,7 +352,7 @@ def test_yolo_of_darknet_with_splits(tmp_path):
     found, problems = objects_in(tmp_path)
     assert counts(found) == {'train': (3, 6), 'val': (1, 2)} and not problems
     assert found.classes == list(CLASSES)
-    assert found.notes == ['1 labelled images are left out: no list has them']
+    assert '1 labelled images are left out: no list has them' in found.notes
 
 
 @pytest.mark.parametrize(
@@ -368,8 +386,8 @@ def test_yolo_with_an_empty_line_in_the_classes(tmp_path):
 def test_files_are_parsed_once(tmp_path, monkeypatch):
     layouts.yolo_of_splits(tmp_path)
     parsed = []
-    safe_load = yaml.safe_load
-    monkeypatch.setattr('yaml.safe_load', lambda text: parsed.append(text) or safe_load(text))
+    load = yaml.load
+    monkeypatch.setattr('yaml.load', lambda *given: parsed.append(given[0]) or load(*given))
     objects_in(tmp_path)
     assert len(parsed) == len({*parsed}) == 2  # config.yaml and data.yaml
 
@@ -394,13 +412,15 @@ def test_yolo_with_images_in_other_folders(tmp_path):
     assert counts(found) == {'train': (4, 8), 'val': (4, 8)} and not problems
     write(root / 'data.yaml', f'train: images\nval: {tmp_path}/other/list.txt\n{names}')
     found, problems = objects_in(root)
-    assert counts(found) == {'train': (4, 8), 'val': (2, 4)} and not problems
+    assert counts(found) == {'train': (4, 8), 'val': (2, 4)}
+    assert all('label files without an image' in problem for problem in problems)
 
 
 def test_yolo_with_another_order_than_data_yaml(tmp_path):
     layouts.yolo_of_splits(tmp_path)
     write(tmp_path / 'classes.txt', 'dog\ncat\nowl')
-    assert 'files with the classes in another order than data.yaml' in objects_in(tmp_path)[1][0]
+    notes = objects_in(tmp_path)[0].notes
+    assert 'classes.txt has the classes in another order than data.yaml, which counts' in notes
 
 
 def test_yolo_of_corners(tmp_path):
@@ -429,7 +449,8 @@ def test_yolo_poses(tmp_path):
     names = 'train: images\nval: images\nnames: [cat]\n'
     write(tmp_path / 'data.yaml', names + 'kpt_shape: [2, 3]')
     found, problems = objects_in(tmp_path)
-    assert not problems and 'only the boxes are used' in found.notes[0]
+    assert 'in the training data, too' in problems[0] and len(problems) == 1
+    assert any('only the boxes are used' in note for note in found.notes)
     annotations = found.splits['train'].content['annotations']
     assert [a['bbox'] for a in annotations] == [[13.6, 15, 12.8, 6]] * 4
 
@@ -437,7 +458,7 @@ def test_yolo_poses(tmp_path):
 @pytest.mark.parametrize(
     'text, message',
     [
-        ('train: images\nnames: {}', 'data.yaml: names must be a list of names, or number them'),
+        ('train: images\nnames: {}', 'names must be a list of names, or number them'),
         ('train: images\nval: {}', 'data.yaml: val must be a path or a list of paths'),
         ('train: images\npath: {}', 'data.yaml: path must be a path'),
         ('train: images\nnames: {{1000000000000: cat}}', 'names must number the classes from 0'),
@@ -485,7 +506,7 @@ def test_xml_and_json_of_other_tools(tmp_path, capsys):
     path = tmp_path / '000.xml'
     path.write_text(path.read_text().replace('annotation>', 'Annotation>'))
     assert objects_in(tmp_path)[1] == [
-        'error: XML files with the root <Annotation> in place of <annotation>: 000.xml'
+        'error: XML files with another root than <annotation>: 000.xml (<Annotation>)'
     ]
     for path in tmp_path.glob('*.xml'):
         path.unlink()
@@ -521,7 +542,9 @@ def test_names_that_are_not_utf8(tmp_path, capsys):
     assert printed.err == '' and 'not UTF-8: left out: ' in printed.out and 'udcff' in printed.out
 
 
-# Label maps
+# Masks
+
+FOUR = '\n'.join(('ground', *CLASSES))
 
 
 def soft_colors(path: Path, picture: layouts.Scene) -> None:
@@ -531,105 +554,127 @@ def soft_colors(path: Path, picture: layouts.Scene) -> None:
 
 
 def test_colors_need_a_table(tmp_path):
-    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'colors')
-    with pytest.raises(
-        UserError, match='add a class_dict.csv, .* The colours are 0,0,0 '
-    ) as raised:
-        maps_in(tmp_path)
-    assert '200,60,0' in str(raised.value) and '\n' not in str(raised.value)
-    layouts.color_table(tmp_path, ('ground', *CLASSES), [(0, 0, 0), *layouts.COLORS.tolist()])
-    found, problems = maps_in(tmp_path)
-    assert found.classes == ['ground', *CLASSES] and not problems and found.ignored == 0
-    table = tmp_path / 'class_dict.csv'
+    root = tmp_path / 'data'
+    fill(root, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'colors')
+    with pytest.raises(UserError, match='masks are in colours, and no file says of which classes'):
+        maps_in(root)
+    layouts.color_table(root, ('ground', *CLASSES), [(0, 0, 0), *layouts.COLORS.tolist()])
+    found, problems = maps_in(root)
+    assert found.classes == ['ground', *CLASSES] and not problems
+    table = root / 'class_dict.csv'
     table.write_bytes(b'\xef\xbb\xbf' + table.read_bytes().replace(b'\n', b'\r'))
-    assert maps_in(tmp_path)[0].classes == ['ground', *CLASSES]
-    fill(tmp_path, SCENES[:1], 'images/{}.png', soft_colors, 'masks/{}.png')
-    found, (problem,) = maps_in(tmp_path)
-    assert 'colours that are in no list: ignored: masks/000.png (' in problem and found.ignored > 0
+    assert maps_in(root)[0].classes == ['ground', *CLASSES]
+    fill(root, SCENES[:1], 'images/{}.png', soft_colors, 'masks/{}.png')
+    found, (problem,) = maps_in(root)
+    assert 'colours that are in no list: ignored: images/000.png (' in problem
+    colors = [(0, 0, 0), (1, 2, 3), (4, 5, 6), (7, 8, 9)]  # of which only black occurs
+    layouts.color_table(root, ('ground', *CLASSES), colors)
+    assert 'error: data whose labels are all ignored: the masks of' in maps_in(root)[1][0]
 
 
 @pytest.mark.parametrize(
-    'values, message',
+    'values, line',
     [
-        ([0, 255], 'are 0 and 255 only, and 255 is ignored'),
-        (
-            [0, 85, 170],
-            'have the values 0 85 170, and no file says of which classes: add a classes',
-        ),
-        ([1, 2], 'have the values 1 2, and no file says of which classes'),
-        ([0, 300], 'have values up to 300, above 255'),
+        ([0, 255], 'names: {0: class_0, 255: class_255}'),
+        ([0, 85, 170], 'names: {0: class_0, 85: class_85, 170: class_170}'),
+        ([0, 1, 255], 'names: {0: class_0, 1: class_1}'),
+        ([0, 300], 'names: {0: class_0, 300: class_300}'),
     ],
 )
-def test_values_that_are_not_certainly_indices(values, message, tmp_path):
-    fill(tmp_path, SCENES, 'images/{}.png')
-    (tmp_path / 'masks').mkdir()
+def test_values_are_named_by_the_user(values, line, tmp_path, capsys):
+    """Each value that a name is given to is a class, in this order, and its pixels are written so;
+    255 is ignored unless it has a name."""
+    root = tmp_path / 'data'
+    fill(root, SCENES, 'images/{}.png')
+    (root / 'masks').mkdir()
     for picture in SCENES:
         labels = np.resize(values, SIZE).astype(np.uint16 if max(values) > 255 else np.uint8)
-        Image.fromarray(labels).save(tmp_path / f'masks/{picture.name}.png')
-    with pytest.raises(UserError, match=message):
-        maps_in(tmp_path)
+        Image.fromarray(labels).save(root / f'masks/{picture.name}.png')
+    with pytest.raises(UserError, match='no file names the values of the masks'):
+        maps_in(root)
+    assert f'    {line}\n' in capsys.readouterr().out
+    names = line.removeprefix('names: ')
+    found, problems = maps_in(root, names)
+    assert not problems and len(found.classes) == names.count('class')
+    out = tmp_path / 'my.py'
+    new_config(tmp_path / 'data.yaml', SEGMENTOR, out)
+    cfg = Config.fromfile(out)
+    dataset = cfg.train_dataloader.dataset
+    masks = Path(cfg.data_root) / dataset.data_prefix.seg_map_path
+    path = sorted(masks.rglob(f'*{dataset.seg_map_suffix}'))[0]
+    ignored = {255} if 255 in values and 'class_255' not in line else set()
+    assert {*np.unique(read_label_map(path).values)} == {*range(len(found.classes))} | ignored
 
 
 def test_masks_of_two_scales(tmp_path):
-    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'binary')
+    root = tmp_path / 'data'
+    fill(root, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'binary')
     for name in ('000', '001'):
-        path = tmp_path / f'masks/{name}.png'
+        path = root / f'masks/{name}.png'
         Image.fromarray(np.array(Image.open(path)) // 255).save(path)
-    _, problems = maps_in(tmp_path)
-    assert problems == [
-        'warning: segmentation masks of 0 and 255 only, whose 255 is ignored: masks/002.png, '
-        'masks/003.png'
-    ]
+    problems = maps_in(root, '{0: ground, 255: object}')[1]
+    words = 'segmentation masks with values that have no name and are not ignored'
+    assert problems == [f'error: {words}: images/000.png (1), images/001.png (1)']
 
 
 def test_masks_of_fractions(tmp_path):
     """They are no colours."""
     fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    write(tmp_path / 'classes.txt', FOUR)
     path = tmp_path / 'masks/000.png'
     Image.fromarray(np.array(Image.open(path), np.float32)).save(path.with_suffix('.tif'))
     path.unlink()
     _, problems = maps_in(tmp_path)
     assert problems == [
         'error: segmentation masks of fractions; write them as whole numbers of 8 bits: '
-        'masks/000.tif'
+        'images/000.png'
     ]
 
 
-def test_share_of_ignored_pixels(tmp_path):
-    """It shows that 255 is taken for no class."""
+def test_share_of_ignored_pixels(tmp_path, capsys):
+    """It shows that 255 is taken for no class; if all are ignored, nothing can be learned."""
     fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    write(tmp_path / 'classes.txt', FOUR)
     labels = np.full(SIZE, 255, np.uint8)
     labels[:, : SIZE[1] // 5] = 1
     Image.fromarray(labels).save(tmp_path / 'masks/000.png')
-    found, _ = maps_in(tmp_path)
-    assert found.ignored == pytest.approx(0.2)
+    assert load_tool('check_data').main([str(tmp_path)]) == 0
+    assert '20.0% of all are ignored' in capsys.readouterr().out
+    for picture in SCENES:
+        Image.new('L', SIZE[::-1], 255).save(tmp_path / f'masks/{picture.name}.png')
+    assert load_tool('check_data').main([str(tmp_path)]) == 1
+    assert 'error: data whose labels are all ignored' in capsys.readouterr().out
 
 
-def test_maps_that_pillow_finds_too_large(tmp_path, monkeypatch):
-    """GDAL reads a TIFF of any size: for a config, and for its check."""
+def test_images_that_pillow_finds_too_large(tmp_path, monkeypatch):
+    """Training reads images with OpenCV, and masks with Pillow: those above its limit are named so.
+    GDAL reads masks in a TIFF of any size."""
     fill(tmp_path, SCENES, 'images/{}.tif', label_map, 'masks/{}.tif')
+    write(tmp_path / 'classes.txt', FOUR)
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', SIZE[0] * SIZE[1] // 2 - 1)
     found, problems = maps_in(tmp_path)
-    assert not problems and len(found.splits['train']) == 4
-    assert len(found.classes) == 4 and sum(found.pixels) == 4 * SIZE[0] * SIZE[1]
-    labels = read_label_map(tmp_path / 'masks/000.tif').values
-    save_tiff(tmp_path / 'masks/000.tif', np.stack([labels, *[labels + 9] * 4], 2))
-    assert maps_in(tmp_path)[0].pixels == found.pixels  # the first of five bands
-    (tmp_path / 'masks').rename(tmp_path / 'old')
-    fill(tmp_path, SCENES, 'images/{}.tif', label_map, 'masks/{}.tif', 'colors')
-    shutil.rmtree(tmp_path / 'old')
-    layouts.color_table(tmp_path, ('ground', *CLASSES), [(0, 0, 0), *layouts.COLORS.tolist()])
-    in_colors, problems = maps_in(tmp_path)
-    assert not problems and in_colors.pixels == found.pixels
+    assert len(found.splits['train']) == 4
+    assert [p.partition(' (')[0] for p in problems] == [
+        'warning: images too large for cpvt infer without --tile: images/000.tif'
+    ]
+    (tmp_path / 'masks/000.tif').unlink()
+    label_map(tmp_path / 'masks/000.png', SCENES[0])
+    assert 'error: segmentation masks too large for Pillow' in maps_in(tmp_path)[1][0]
 
 
 @pytest.mark.parametrize('text', ['a,b\n1,' + 'x' * 200_000, 'größe\n1'.encode('latin-1')])
 def test_tables_of_other_things_than_classes(text, tmp_path):
-    """Of any encoding, with cells of any length."""
+    """Of any encoding, with cells of any length; or the mean colours of the images."""
     fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    write(tmp_path / 'classes.txt', FOUR)
     (tmp_path / 'notes.csv').write_bytes(text if isinstance(text, bytes) else text.encode())
     found, problems = maps_in(tmp_path)
     assert len(found.classes) == 4 and not problems
+    (tmp_path / 'notes.csv').write_text('file,r,g,b\n000.png,1,2,3')
+    assert not found.description.colors and not maps_in(tmp_path)[0].description.colors
+    (tmp_path / 'notes.csv').write_text('name,r,g,b\n000.png,1,2,3')
+    with pytest.raises(UserError, match='does notes.csv list the colours of the classes'):
+        maps_in(tmp_path)
     (tmp_path / 'notes.csv').write_text('name,r,g,b\n' + 'x' * 200_000 + ',1,2,3')
     with pytest.raises(UserError, match='notes.csv must be a table of classes: field larger'):
         maps_in(tmp_path)
@@ -639,31 +684,32 @@ def test_tables_of_other_things_than_classes(text, tmp_path):
 def test_maps_with_too_few_names(names, tmp_path):
     fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
     write(tmp_path / 'classes.txt', names)
-    with pytest.raises(UserError, match='classes have names; each needs one, also the background'):
-        maps_in(tmp_path)
+    assert 'error: segmentation masks with values that have no name' in maps_in(tmp_path)[1][0]
 
 
 def test_maps_that_are_0(tmp_path):
-    """One of them may be background only; if all are, nothing can be learned."""
+    """One of them may be background only; if all are, it is said."""
     fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    write(tmp_path / 'classes.txt', FOUR)
     Image.new('L', SIZE[::-1]).save(tmp_path / 'masks/000.png')
-    warning = 'warning: segmentation masks that are 0 everywhere: masks/000.png'
+    warning = 'warning: segmentation masks that are 0 everywhere: images/000.png'
     assert maps_in(tmp_path)[1] == [warning]
     for path in (tmp_path / 'masks').iterdir():
         Image.new('L', SIZE[::-1]).save(path)
-    with pytest.raises(UserError, match='are 0 everywhere'):
-        maps_in(tmp_path)
+    problems = maps_in(tmp_path)[1]
+    assert problems[1] == 'warning: segmentation masks with one label only: the train data: ground'
     data = dict(type='BaseSegDataset', data_root=str(tmp_path), metainfo=dict(classes=CLASSES))
     prefix = dict(img_path='images', seg_map_path='masks')
     data = Config(data | dict(data_prefix=prefix, img_suffix='.png'))
-    (problem,) = check_label_maps(data, 'mmseg').problems
-    assert problem.kind == 'segmentation masks with one label only' and not problem.is_error
+    problems = check_dataset(Config(dict(default_scope='mmseg')), 'train', data)
+    assert 'with one label only' in problems[1].head and not problems[1].is_error
 
 
 def test_names_of_images_like_those_of_label_maps(tmp_path):
     names = 'play_ground', 'on_target', 'a_gt', 'b_seg', 'a'
     scenes = [scene(i, name) for i, name in enumerate(names)]
     fill(tmp_path, scenes, 'images/{}.png', label_map, 'masks/{}.png')
+    write(tmp_path / 'classes.txt', FOUR)
     found, problems = maps_in(tmp_path)
     assert not problems
     pairs = [(f'images/{name}.png', f'masks/{name}.png') for name in sorted(names)]
@@ -673,26 +719,23 @@ def test_names_of_images_like_those_of_label_maps(tmp_path):
 # Splits by name
 
 
-def test_splits_can_be_assigned(tmp_path):
-    """Folders that only sound like splits; what was decided is said."""
-    fill(tmp_path, SCENES, 'site_dev/{}.png', yolo, 'site_dev/{}.txt')
-    fill(tmp_path, MORE, 'crash test 2023/{}.png', yolo, 'crash test 2023/{}.txt')
-    found, _ = objects_in(tmp_path)
-    assert found.by_name == {'site_dev': 'val', 'crash test 2023': 'test'}
-    with pytest.raises(UserError, match='only val and test .crash test 2023 is test, site_dev is'):
-        new_config(tmp_path, DETECTOR, tmp_path / 'x.py')
-    new_config(tmp_path, DETECTOR, tmp_path / 'x.py', assigned={'site_dev': 'train'})
-    assert 'x_data/test.json' in (tmp_path / 'x.py').read_text()
-    assigned = assigned_splits(['site_dev=train', 'crash test 2023/=train'])
-    found, _ = objects_in(tmp_path, assigned)
-    assert counts(found) == {'train': (8, 16)} and not found.by_name
-    with pytest.raises(UserError, match='no folder or file of this name'):
-        objects_in(tmp_path, {'site': 'train'})
-    with pytest.raises(UserError, match='--assign takes FOLDER=train, val or test'):
-        assigned_splits(['site_dev'])
-    layouts.voc_of_2007(tmp_path / 'voc')
-    found, _ = objects_in(tmp_path / 'voc', {'000': 'val'})
-    assert counts(found)['train'][0] == 1
+def test_folders_that_only_sound_like_splits(tmp_path):
+    """The user is asked, and answers in a data.yaml."""
+    root = tmp_path / 'data'
+    fill(root, SCENES, 'site_dev/{}.png', yolo, 'site_dev/{}.txt')
+    fill(root, MORE, 'crash test 2023/{}.png', yolo, 'crash test 2023/{}.txt')
+    with pytest.raises(UserError, match='what are the images in crash test 2023, site_dev for'):
+        objects_in(root)
+    with pytest.raises(UserError, match='what are the images in'):
+        new_config(root, DETECTOR, tmp_path / 'x.py')
+    path = tmp_path / 'data.yaml'
+    assert load_tool('check_data').main([str(root), '--out', str(path)]) == 1
+    text = path.read_text()
+    assert '#     val: site_dev\n' in text
+    with pytest.raises(UserError, match='must have train, val or test'):
+        objects_in(path)
+    path.write_text(f'{text}train: site_dev\nval: crash test 2023\n')
+    assert counts(objects_in(path)[0]) == {'train': (4, 8), 'val': (4, 8)}
 
 
 # new_config.py
@@ -744,12 +787,16 @@ def test_bases_and_arguments_that_do_not_fit(tmp_path, capsys):
     image = tmp_path / 'boxes/images/train/000.png'
     out = tmp_path / 'x.py'
     for data, base, said in (
-        (tmp_path / 'boxes', SEGMENTOR, 'segments images; choose a detector as the base'),
-        (tmp_path / 'maps', DETECTOR, 'detects objects; choose a segmentor as the base'),
+        (tmp_path / 'boxes', SEGMENTOR, 'has data in the format yolo, but masks is asked for'),
+        (
+            tmp_path / 'maps',
+            DETECTOR,
+            'has data in the format masks, but coco or yolo or voc is asked for',
+        ),
         (DETECTOR, tmp_path / 'boxes', 'the data and --base are swapped'),
         (tmp_path / 'boxes', tmp_path / 'boxes', '--base must be a config with the suffix .py'),
         (tmp_path / 'boxes', image, '--base must be a config with the suffix .py'),
-        (image, DETECTOR, 'the data must be a folder, got the file'),
+        (image, DETECTOR, 'the data must be a folder or a data.yaml, got the file'),
     ):
         assert made(data, base, out) == 2
         printed = capsys.readouterr().err
@@ -806,20 +853,3 @@ def test_images_with_more_objects_than_metrics_count(tmp_path):
     write(tmp_path / 'data/annotations/instances_val2017.json', json.dumps(content))
     lines = new_config(tmp_path / 'data', DETECTOR, tmp_path / 'my.py')
     assert any('an image of the val data has 102 objects' in line for line in lines)
-
-
-@pytest.mark.parametrize('annotate, suffix', [(yolo, 'txt'), (layouts.voc, 'xml')])
-def test_files_can_be_assigned(annotate, suffix, tmp_path):
-    """Without lists and folders for splits."""
-    fill(
-        tmp_path,
-        [*SCENES, *(m._replace(name=f'm{m.name}') for m in MORE)],
-        '{}.png',
-        annotate,
-        f'{{}}.{suffix}',
-    )
-    write(tmp_path / 'classes.txt', '\n'.join(CLASSES))
-    found = read_data(Files(tmp_path, {'m001': 'val', '002.png': 'val'}), Defects())
-    images = found.splits['val'].content['images']
-    assert {Path(image['file_name']).stem for image in images} == {'m001', '002'}
-    assert len(found.splits['train'].content['images']) == 6

@@ -17,7 +17,7 @@ from rasterio.transform import from_origin
 from support import ROOT, load_tool, photograph, save_tiff
 
 from cpvt_pyramid.app.data.bands import LoadBands, LoadTileAnnotations
-from cpvt_pyramid.app.data.checks import check_dataset
+from cpvt_pyramid.app.data.config_data import check_dataset
 from cpvt_pyramid.app.images.rasters import ReadError, read_bands, size_of_raster
 from cpvt_pyramid.app.images.reading import picture
 from cpvt_pyramid.app.predict import Predictor
@@ -191,10 +191,12 @@ def test_checks_of_the_data_read_scenes_of_any_size(scenes, monkeypatch):
     monkeypatch.setenv('BANDS_ROOT', str(scenes))
     cfg = Config.fromfile(ROOT / CONFIG)
     dataset = cfg.train_dataloader.dataset
-    assert check_dataset(cfg, 'train', dataset).problems == []
+    assert check_dataset(cfg, 'train', dataset) == []
     dataset.metainfo = dict(classes=('one', 'two'))
-    (problem,) = check_dataset(cfg, 'train', dataset).problems
-    assert problem.kind == 'segmentation masks with labels beyond the classes, 0 to 1'
+    (problem,) = check_dataset(cfg, 'train', dataset)
+    assert (
+        problem.kind.words == 'segmentation masks with values that have no name and are not ignored'
+    )
 
 
 def test_mistakes_are_named(scenes, tmp_path):

@@ -16,7 +16,11 @@ from rasterio.features import rasterize
 from rasterio.transform import Affine, from_origin
 from support import load_tool, save_tiff
 
-from cpvt_pyramid.app.data.coco import check_coco
+from cpvt_pyramid.app.data.check import check_split
+from cpvt_pyramid.app.data.coco import read_coco
+from cpvt_pyramid.app.data.data import Split
+from cpvt_pyramid.app.data.defects import Defects
+from cpvt_pyramid.app.data.images import ALL
 from cpvt_pyramid.app.predict import Detections, LabelMap
 from cpvt_pyramid.app.predict.openmmlab.samples import INSTANCE_OFFSET, to_prediction
 from cpvt_pyramid.app.predict.results import Results
@@ -94,8 +98,9 @@ def test_coco(kind, masks):
         assert written.summary() == expected
     else:
         assert written.summary() == '2 cat, small, 1 Hündchen'
-    checked = check_coco(Path('out/coco.json'), Path())
-    assert not [problem for problem in checked.problems if problem.is_error]
+    found = Defects()
+    check_split(Split(read_coco(Path('out/coco.json')), Path()), ALL, found)
+    assert not [problem for problem in found.problems() if problem.is_error]
 
 
 @pytest.mark.parametrize('kind', ['detections', 'labels'])

@@ -16,7 +16,7 @@ from support import ORIGINAL_MM, load_tool
 from cpvt_pyramid.app.config.check import check_checkpoints
 from cpvt_pyramid.app.config.load import SETTINGS, load_config
 from cpvt_pyramid.app.config.parts import kind_of
-from cpvt_pyramid.app.data.new_config import Code, text_of_settings
+from cpvt_pyramid.app.data.adapt import Code, text_of_settings
 from cpvt_pyramid.app.tooling.command import UserError
 from cpvt_pyramid.app.training.processes import use_launcher
 

@@ -15,8 +15,11 @@ from pycocotools.cocoeval import COCOeval
 from tqdm import tqdm
 
 from ...config.parts import as_list, dataset_meta
-from ...data.checks import annotation_file, image_folder
-from ...data.coco import indexed_coco, usable_content
+from ...data.check import usable_content
+from ...data.coco import check_categories, indexed_coco, read_coco
+from ...data.config_data import annotation_file, image_folder
+from ...data.data import Split
+from ...data.defects import Defects
 from ...predictions.average_precision import COUNTED as COUNTED_IN_AP
 from ...predictions.average_precision import evaluate_coco, mean_precision
 from ...predictions.drawing import draw_boxes
@@ -78,7 +81,10 @@ def as_coco(sample: dict, categories: Sequence[int]) -> Iterator[dict[str, Any]]
 
 def ground_truth(dataset: dict) -> COCO:
     path = annotation_file(dataset)
-    content, defects = usable_content(path)
+    read = read_coco(path)
+    check_categories(read, path)
+    defects = Defects()
+    content = usable_content(Split(read, image_folder(dataset)), defects)
     if problems := [problem for problem in defects.problems() if problem.is_error]:
         raise UserError(f'{path} has {problems[0]}; see cpvt check-data')
     return indexed_coco(content)

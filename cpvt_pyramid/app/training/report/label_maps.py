@@ -11,7 +11,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from ...config.parts import dataset_meta
-from ...data.label_maps import label_map_reader
+from ...data.config_data import mask_reader
 from ...images.label_maps import IGNORED, ious_of_classes, nearest_at, pixel_confusion
 from ...predictions.drawing import draw_legend, draw_segmentation, painted_classes
 from ...tooling import charts, pages
@@ -43,7 +43,7 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
     matrix = np.zeros((len(classes), len(classes)), np.int64)
     ranked: list[ComparedImage] = []
     seen = set()
-    infos, load = label_map_reader(dataset, cfg.default_scope)
+    infos, load = mask_reader(dataset, cfg.default_scope)
     for image in compared_label_maps(path, infos, load, len(classes)):
         matrix += image.confusion
         seen.add(image.path)
@@ -68,7 +68,7 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
 def compared_label_maps(
     path: Path, infos: dict, load: Callable[..., np.ndarray], classes: int
 ) -> Iterator[ComparedImage]:
-    """The results in a file, compared with the label maps of a data set, see `label_map_reader`."""
+    """The results in a file, compared with the label maps of a data set, see `mask_reader`."""
     progress = tqdm(read_predictions(path), 'comparing segmentation masks', leave=False, delay=3)
     for sample in progress:
         found = sample['pred_sem_seg']['data']

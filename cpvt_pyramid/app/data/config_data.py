@@ -1,0 +1,361 @@
+"""The data sets of a config: read into the form in memory and checked, before a run.
+
+mm finds most defects in the middle of an epoch, as a traceback of a worker process, and some never:
+objects of an unknown category or with NaN coordinates train silently.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.registry import TRANSFORMS
+
+from ...checkpoints.reading import listed
+from ..config.parts import as_list, classes_of, data_of, dataset_class, is_local, kind_of
+from ..tooling.command import UserError, one_line
+from ..tooling.files import files_below, make_folder, write_text
+from ..training.processes import of_first_process
+from .check import check_counts, check_pairs, check_split
+from .coco import check_categories, read_coco, with_classes
+from .data import Masks, Pair, Split
+from .defects import Defects, Problem, stop_message
+from .description import IGNORED, Description
+from .images import ALL, NAMES, Reading
+from .recipes import steps
+
+STAMPS = Path('work_dirs/check_data/checked.json')  # what cpvt check-data found without errors
+
+
+def check_dataset(
+    cfg: Config, split: str, dataset: dict, how: Reading = ALL
+) -> Optional[list[Problem]]:
+    """What is wrong with a data set of a config; None if it is neither a `CocoDataset` nor a
+    `BaseSegDataset`, or not in local files.
+
+    Raises:
+        UserError: the annotation file is none, or has other classes.
+    """
+    if not is_known(cfg, dataset):
+        return None
+    pipeline = [step for step in dataset.get('pipeline') or () if isinstance(step, dict)]
+    how = how._replace(by_opencv=are_read_by_opencv(pipeline), scales=scales_of(pipeline))
+    found = Defects(masks=needs_masks(cfg, split, pipeline))
+    if is_coco(dataset):
+        data = coco_split(cfg, split, dataset, found)
+        is_empty_allowed = may_be_empty(cfg, split, dataset)
+        check_split(data, how, found, may_be_empty=is_empty_allowed)
+        return found.problems()
+    masks = masks_of_dataset(dataset, cfg.default_scope, split)
+    counts: Counter = Counter()
+    for _, _, values in check_pairs(masks.splits[split], masks, how, found):
+        counts.update(values)
+    if counts:
+        check_counts(split, counts, masks, found)
+    return found.problems()
+
+
+def is_known(cfg: Config, dataset: dict) -> bool:
+    """Whether a data set is of a class whose files are read here, and in local files."""
+    if dataset.get('backend_args') or not is_local(dataset.get('data_root') or ''):
+        return False
+    return is_coco(dataset) or is_segmentation(dataset, cfg.default_scope)
+
+
+def is_coco(dataset: dict) -> bool:
+    return kind_of(dataset) == 'CocoDataset' and bool(dataset.get('ann_file'))
+
+
+def is_segmentation(dataset: dict, scope: str) -> bool:
+    return 'BaseSegDataset' in {base.__name__ for base in dataset_class(dataset, scope).__mro__}
+
+
+# What a run asks
+
+
+def needs_masks(cfg: Config, split: str, pipeline: Sequence[dict]) -> bool:
+    """Whether the pipeline of a split loads the masks of all objects, or a metric reads them."""
+    if any(step.get('with_mask') for step in pipeline):
+        return True
+    return any('segm' in as_list(metric.get('metric')) for metric in coco_metrics(cfg, split))
+
+
+def coco_metrics(cfg: Config, split: str) -> list[dict]:
+    metrics = as_list(cfg.get(f'{split}_evaluator'))
+    return [metric for metric in metrics if kind_of(metric) == 'CocoMetric']
+
+
+def may_be_empty(cfg: Config, split: str, dataset: dict) -> bool:
+    """Whether a data set needs no objects: unlabelled images for training beside others, or images
+    whose results are only written."""
+    if split == 'train':
+        is_filtered = (dataset.get('filter_cfg') or {}).get('filter_empty_gt', False)
+        return len(data_of(cfg, split)) > 1 and not is_filtered
+    metrics = coco_metrics(cfg, split)
+    return all(metric.get('format_only') for metric in metrics)
+
+
+def are_read_by_opencv(pipeline: Sequence[dict]) -> bool:
+    """Whether the first step of a pipeline that loads something, if any, uses OpenCV."""
+    loads = [step for step in pipeline if kind_of(step).startswith('Load')]
+    if not loads:
+        return True
+    backend = loads[0].get('imdecode_backend', 'cv2')
+    return kind_of(loads[0]) == 'LoadImageFromFile' and backend == 'cv2'
+
+
+def scales_of(pipeline: Any) -> list[tuple[float, float]]:
+    """The smallest scales, (long, short), to which a pipeline resizes with the aspect ratio."""
+    found = []
+    for step in steps(pipeline):
+        kind = kind_of(step)
+        keeps_ratio = step.get('keep_ratio', kind == 'RandomResize')
+        scales = step.get('scale') or step.get('scales')
+        if not keeps_ratio or not isinstance(scales, (list, tuple)) or not scales:
+            continue
+        if not isinstance(scales[0], (list, tuple)):
+            scales = [scales]
+        ratio = min(step.get('ratio_range') or (1,))
+        for scale in scales:
+            sides = [side * ratio if side > 0 else math.inf for side in scale]
+            found.append((max(sides), min(sides)))
+    return [scale for scale in found if math.isfinite(scale[1])]
+
+
+# Data sets of objects
+
+
+def coco_split(cfg: Config, split: str, dataset: dict, found: Defects) -> Split:
+    """The images and objects of a `CocoDataset`, with those of its classes alone."""
+    path = annotation_file(dataset)
+    content = read_coco(path)
+    check_categories(content, path)
+    data = Split(content, image_folder(dataset), path, path.name)
+    if not cfg.get('check_classes', True):
+        return data
+    classes = classes_of(dataset, cfg.default_scope)
+    check_order_of_categories(content['categories'], classes, split, path)
+    return with_classes(data, classes, found)
+
+
+def annotation_file(dataset: dict) -> Path:
+    return Path(dataset.get('data_root') or '', dataset.get('ann_file') or '')
+
+
+def image_folder(dataset: dict) -> Path:
+    """The folder of the images of a `CocoDataset`."""
+    return Path(dataset.get('data_root') or '', (dataset.get('data_prefix') or {}).get('img') or '')
+
+
+def check_order_of_categories(
+    categories: list[dict], classes: Sequence[str], split: str, path: Path
+) -> None:
+    """Check that the categories of a COCO file at `path` are the classes, in the same order.
+
+    mmdet skips classes, and their objects, that the file does not name, and numbers the others in
+    the order of the file.
+    """
+    names = [str(category.get('name')) for category in categories]
+    if list(classes) != [name for name in names if name in classes]:
+        raise UserError(
+            f'{path} must have the classes of the {split} data in their order, '
+            f'{listed(classes)}; it has {listed(names)}. Set '
+            f'{split}_dataloader.dataset.metainfo.classes to its categories'
+        )
+
+
+def check_evaluators(cfg: Config, split: str) -> None:
+    """Check that the metrics of a split read the annotations of its data set."""
+    data = data_of(cfg, split)
+    if len(data) != 1 or not is_coco(data[0]):
+        return
+    path = annotation_file(data[0])
+    for metric in coco_metrics(cfg, split):
+        read = metric.get('ann_file')
+        if read and Path(read).resolve() != path.resolve():
+            raise UserError(
+                f'{split}_evaluator reads {read}, but the {split} data are {path}; set '
+                f'{split}_evaluator.ann_file to the same file'
+            )
+
+
+# Data sets of segmentation masks
+
+
+def masks_of_dataset(dataset: dict, scope: str, split: str = 'train') -> Masks:
+    """The pairs of a `BaseSegDataset`, as its class lists them."""
+    declared = classes_of(dataset, scope)
+    built = built_dataset(dataset, scope)
+    images = Path(built.data_prefix.get('img_path') or '')
+    infos = built.load_data_list() if images.is_dir() else []
+    if not infos:
+        others = sorted({p.suffix for p in images.rglob('*') if p.is_file()})[:6]
+        found = f'; it has {", ".join(others)}' if others else ''
+        raise UserError(f'{images} has no images with the suffix {built.img_suffix}{found}')
+    classes = list(built.METAINFO.get('classes') or declared or map(str, range(IGNORED)))
+    first = int(bool(built.reduce_zero_label))
+    ignored = {built.ignore_index, IGNORED} | ({0} if first else set())
+    names = dict(enumerate(classes, first))
+    pairs = []
+    for info in infos:
+        mask = info.get('seg_map_path')
+        is_there = bool(mask) and Path(mask).is_file()
+        image = Path(os.path.relpath(info['img_path'], images)).as_posix()
+        pairs.append(Pair(image, os.path.abspath(mask) if is_there else None))
+    description = Description(
+        images, 'masks', {}, names, ignored=tuple(sorted(ignored - set(names)))
+    )
+    return Masks(description, {split: pairs}, classes, [])
+
+
+def built_dataset(dataset: dict, scope: str) -> Any:
+    """A data set without its pipeline, whose files are not listed yet."""
+    config = {k: v for k, v in dataset.items() if k not in ('type', 'pipeline')}
+    config |= {'pipeline': [], 'lazy_init': True, 'serialize_data': False}
+    try:
+        return dataset_class(dataset, scope)(**config)
+    except Exception as error:  # any class of the user
+        raise UserError(f'{kind_of(dataset)} cannot be built: {one_line(error)}') from error
+
+
+def mask_reader(dataset: dict, scope: str) -> tuple[dict[Path, dict], Any]:
+    """What a data set lists for each image, and a function that reads a mask for the test."""
+    if not is_segmentation(dataset, scope):
+        raise UserError(f'the test data must be a BaseSegDataset, got {kind_of(dataset)}')
+    built = built_dataset(dataset, scope)
+    default = {'type': 'LoadAnnotations', 'reduce_zero_label': built.reduce_zero_label}
+    loads = [step for step in dataset.pipeline if kind_of(step).endswith('LoadAnnotations')]
+    with TRANSFORMS.switch_scope_and_registry(scope) as registry:
+        load = registry.build(loads[0] if loads else default)
+
+    def read(info: dict) -> np.ndarray:
+        return load({**info, 'seg_fields': []})['gt_seg_map']
+
+    return {Path(info['img_path']).resolve(): info for info in built.load_data_list()}, read
+
+
+# A whole config
+
+
+def check_before_run(cfg: Config, *splits: str, folder: Path) -> None:
+    """Check the annotations of a run in its first process, unless `cpvt check-data` found no errors
+    in them and they have not changed. Images only have to exist.
+
+    Args:
+        cfg: the config.
+        splits: names of the splits.
+        folder: gets a report.
+
+    Raises:
+        UserError: there are errors, which have been printed.
+    """
+
+    def check() -> None:
+        if check_contents(cfg, *splits, folder=folder, how=NAMES):
+            raise UserError(stop_message())
+
+    of_first_process(check)
+
+
+def check_contents(cfg: Config, *splits: str, folder: Path, how: Reading = ALL) -> int:
+    """Check the data sets of a config, and print a line for each problem; `folder` gets a report
+    with all items of all problems. Data sets that were checked completely are not read again,
+    unless images are asked for.
+
+    Returns:
+        The number of kinds of errors.
+    """
+    every: list[tuple[str, Problem]] = []
+    stamps = read_stamps()
+    for split in splits:
+        check_evaluators(cfg, split)
+    for split, number, dataset in distinct_data(cfg, splits):
+        if not is_known(cfg, dataset):
+            continue
+        stamp = stamp_of(cfg, split, dataset)
+        if not how.pixels and stamp in stamps:
+            continue
+        name = f'{split}{number or ""} data'
+        problems = check_dataset(cfg, split, dataset, how) or []
+        for problem in problems:
+            print(f'{name}: {problem}')
+            every.append((f'{name}: ', problem))
+        if how.pixels and not any(problem.is_error for problem in problems):
+            stamps.add(stamp)
+        elif not how.pixels:
+            print(f'{name}: only annotations were checked; cpvt check-data CONFIG reads all images')
+    write_data_report([(name, problem) for name, problem in every], folder)
+    if how.pixels:
+        write_stamps(stamps)
+    return sum(problem.is_error for _, problem in every)
+
+
+def write_data_report(problems: Sequence[tuple[str, Problem]], folder: Path) -> None:
+    """Write all that problems name to a file, and print its path."""
+    if not problems:
+        return
+    path = make_folder(folder) / 'data_report.txt'
+    lines = [name + '\n'.join(problem.lines) for name, problem in problems]
+    write_text(path, '\n'.join(lines) + '\n')
+    print(f'all of them: {path}')
+
+
+def distinct_data(cfg: Config, splits: Sequence[str]) -> Iterator[tuple[str, int, dict]]:
+    """The innermost data sets of some splits, with the split and their number in it. One that
+    differs only in its pipeline from one before, as test often from val, is left out."""
+    seen = []
+    for split in splits:
+        for number, dataset in enumerate(data_of(cfg, split)):
+            contents = {k: v for k, v in dataset.items() if k not in ('pipeline', 'test_mode')}
+            if contents not in seen:
+                yield split, number, dataset
+            seen.append(contents)
+
+
+# Stamps: what was checked
+
+
+def stamp_of(cfg: Config, split: str, dataset: dict) -> str:
+    """A hash of what a data set and its run ask, and of the sizes and times of its annotations."""
+    files = []
+    for path in annotation_files(dataset, cfg.default_scope):
+        state = path.stat() if path.exists() else None
+        files.append([str(path.resolve()), state and state.st_size, state and state.st_mtime_ns])
+    pipeline = dataset.get('pipeline') or []
+    asked = [
+        str(dataset.get('type')),
+        str(image_folder(dataset).resolve()),
+        [*classes_of(dataset, cfg.default_scope)],
+        needs_masks(cfg, split, [step for step in pipeline if isinstance(step, dict)]),
+        scales_of(pipeline),
+    ]
+    return hashlib.sha256(json.dumps([files, asked]).encode()).hexdigest()
+
+
+def annotation_files(dataset: dict, scope: str) -> list[Path]:
+    """The file of annotations of a data set, or its list and its masks."""
+    path = annotation_file(dataset)
+    if is_coco(dataset):
+        return [path]
+    masks = Path(
+        dataset.get('data_root') or '', (dataset.get('data_prefix') or {}).get('seg_map_path') or ''
+    )
+    return [*([path] if path.is_file() else []), *sorted(files_below(masks))]
+
+
+def read_stamps() -> set[str]:
+    try:
+        return set(json.loads(STAMPS.read_text(encoding='utf-8')))
+    except (OSError, ValueError, TypeError):
+        return set()
+
+
+def write_stamps(stamps: set[str]) -> None:
+    make_folder(STAMPS.parent)
+    write_text(STAMPS, json.dumps(sorted(stamps)))

@@ -1,0 +1,154 @@
+"""A data set in memory: one form for objects, whatever their format, and one for masks."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from . import defects
+from .defects import Defects
+from .description import Description
+
+ROUNDING = 1  # pixels by which a box may reach beyond its image
+ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
+Color = tuple[int, int, int]
+
+
+class Split(NamedTuple):
+    """The images and objects for training, validation or testing."""
+
+    content: dict[str, Any]  # as in a COCO file
+    folder: Path  # that the images' names are relative to
+    path: Optional[Path] = None  # the COCO file, if it has this content
+    name: str = ''  # of that file, for messages
+
+
+class Objects(NamedTuple):
+    """A data set of boxes or polygons."""
+
+    description: Description
+    splits: dict[str, Split]  # by train, val and test
+    classes: list[str]
+    notes: list[str]  # what a person should know, one line each
+
+
+class Pair(NamedTuple):
+    """An image and its segmentation mask, relative to the folder of the data."""
+
+    image: str
+    mask: Optional[str]
+
+
+class Masks(NamedTuple):
+    """A data set of images and segmentation masks."""
+
+    description: Description
+    splits: dict[str, list[Pair]]
+    classes: list[str]
+    notes: list[str]
+
+    @property
+    def values(self) -> list[int]:
+        """The value of each class in the masks, or its colour as 0xRRGGBB."""
+        colors = self.description.colors
+        if colors:
+            return [packed(colors[name]) for name in self.classes]
+        return list(self.description.names or {})
+
+
+Data = Union[Objects, Masks]
+
+
+def packed(color: Color) -> int:
+    return color[0] << 16 | color[1] << 8 | color[2]
+
+
+class Outline(NamedTuple):
+    """An object as YOLO and VOC files have it."""
+
+    label: int
+    points: np.ndarray  # (N, 2) corners of the box or polygon, in pixels
+    at: str  # its place, for messages
+    is_polygon: bool = False
+    is_ignored: bool = False
+
+
+def coco_content(
+    objects: dict[str, list[Outline]],
+    sizes: dict[str, tuple[int, int]],
+    classes: Sequence[str],
+    found: Defects,
+) -> dict[str, Any]:
+    """The content of a COCO file, from the objects and the (height, width) of each image. What
+    reaches beyond an image is cut off."""
+    images = []
+    annotations: list[dict] = []
+    for name, outlines in objects.items():
+        height, width = sizes[name]
+        images.append({'id': len(images) + 1, 'file_name': name, 'width': width, 'height': height})
+        for outline in outlines:
+            if outline.label >= len(classes):
+                names = f'0 to {len(classes) - 1}'
+                item = f'class {outline.label} in {outline.at} (the names are {names})'
+                found.add(defects.BEYOND_NAMES, item)
+                continue
+            points = outline.points.clip(0, (width, height))
+            low, high = points.min(0), points.max(0)
+            if not (high > low).all():
+                is_outside = (outline.points.max(0) > outline.points.min(0)).all()
+                found.add(defects.OUTSIDE_CUT if is_outside else defects.WITHOUT_AREA, outline.at)
+                continue
+            if np.abs(points - outline.points).max() > ROUNDING:
+                found.add(defects.CUT, outline.at)
+            x, y = points.T
+            area = 0.0
+            if outline.is_polygon:
+                area = 0.5 * abs(x @ np.roll(y, 1) - y @ np.roll(x, 1))
+            annotation = {
+                'id': len(annotations) + 1,
+                'image_id': len(images),
+                'category_id': outline.label + 1,
+                'bbox': rounded([*low, *(high - low)]),
+                'area': round(float(area or (high - low).prod()), 2),
+                'iscrowd': int(outline.is_ignored),
+            }
+            if outline.is_polygon:
+                annotation['segmentation'] = [rounded(points.ravel())]
+            annotations.append(annotation)
+    return {'images': images, 'annotations': annotations, 'categories': categories_of(classes)}
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    return [round(float(value), 2) for value in values]
+
+
+def categories_of(classes: Sequence[str]) -> list[dict[str, Any]]:
+    return [{'id': number, 'name': name} for number, name in enumerate(classes, 1)]
+
+
+def content_of_images(content: dict[str, Any], images: list[dict]) -> dict[str, Any]:
+    """The part of a COCO file with some of its images; their ids may be of any type."""
+    ids = {repr(image.get('id')) for image in images}
+    annotations = [a for a in content['annotations'] if repr(a.get('image_id')) in ids]
+    return {**content, 'images': images, 'annotations': annotations}
+
+
+def objects_by_class(content: dict[str, Any]) -> Counter:
+    """The number of objects of each class that has any."""
+    names = {category['id']: category['name'] for category in content['categories']}
+    return Counter(names[annotation['category_id']] for annotation in content['annotations'])
+
+
+def divided(items: Sequence, chosen: np.ndarray) -> tuple[list, list]:
+    """The items that are not chosen, and those that are."""
+    return list(compress(items, ~chosen)), list(compress(items, chosen))
+
+
+def are_corners(boxes: np.ndarray, sides: np.ndarray) -> bool:
+    """Whether (N, 2, 2) numbers are all upper left and lower right corners in images of some (N, 2)
+    widths and heights."""
+    low, high = boxes[:, 0], boxes[:, 1]
+    return bool((low <= high).all() and (high <= sides + ROUNDING).all())

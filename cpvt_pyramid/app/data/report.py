@@ -1,0 +1,116 @@
+"""`cpvt check-data`: what a source has, what is wrong with it, and its description."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from ..config.check import check_data
+from ..config.load import load_config
+from ..config.parts import data_of
+from ..tooling.command import UserError
+from ..tooling.files import check_file, make_folder
+from .check import checked_data
+from .config_data import check_contents, write_data_report
+from .data import Data, Masks
+from .defects import Defects, Problem
+from .describe import ENDINGS, Described, describe, print_questions, write_described
+from .description import load_yaml
+from .images import ALL
+from .new_config import line_about_pixels, lines_about
+from .read import read_data
+
+
+def check_config(path: str, splits: Sequence[str], folder: Path, options: Sequence[str]) -> int:
+    """Check the data sets of a config; returns the number of kinds of errors."""
+    cfg = load_config(path, options)
+    check_data(cfg, *splits)
+    if not any(data_of(cfg, split) for split in splits):
+        raise UserError(f'{path} has no data for {" or ".join(splits)}')
+    return check_contents(cfg, *splits, folder=make_folder(folder))
+
+
+def check_source(
+    source: Path, formats: Optional[Sequence[str]], folder: Path, out: Optional[Path]
+) -> int:
+    """Check a folder or a `data.yaml`, and print what was taken for what; returns the number of
+    kinds of errors, and of questions.
+
+    Args:
+        source: the folder or file.
+        formats: that the folder may have. None: any.
+        folder: gets a report.
+        out: gets the description.
+    """
+    if out is not None:
+        if out.suffix not in ENDINGS:
+            raise UserError(f'--out must end in .yaml or .yml, got {out}')
+        check_file(out)
+    described = describe(source, formats)
+    print_description(described)
+    if described.questions:
+        print_questions(described.questions)
+        if out is not None:
+            write_described(described, None, out)
+            print(f'wrote {out}, without the answers: they are lines to add to it')
+        return len(described.questions)
+    found = Defects()
+    data = None
+    try:
+        data = read_data(described.description, found)
+        checked = checked_data(data, ALL, found)
+    finally:
+        for problem in found.problems():
+            print(problem)
+    for line in lines_about_data(checked.data, checked.counts):
+        print(line)
+    problems: list[tuple[str, Problem]] = [('', problem) for problem in found.problems()]
+    write_data_report(problems, folder)
+    if out is not None:
+        write_described(described, data, out)
+        print(f'wrote {out}')
+    return sum(problem.is_error for _, problem in problems)
+
+
+def print_description(described: Described) -> None:
+    """Print what was taken for what."""
+    settings = described.settings
+    print(f'{described.source}: {settings.get("format") or "yolo"}')
+    annotations = settings.get('annotations')
+    lists = settings.get('lists')
+    for split in ('train', 'val', 'test'):
+        if split not in settings:
+            continue
+        line = f'{split}: images in {shown(settings[split])}'
+        for what, value in (('annotations in', annotations), ('listed in', lists)):
+            of_split = value.get(split) if isinstance(value, dict) else value
+            if of_split:
+                line += f', {what} {shown(of_split)}'
+        print(line)
+    for note in described.notes:
+        print(f'note: {note}')
+
+
+def shown(value: object) -> str:
+    values = list(map(str, value)) if isinstance(value, list) else [str(value)]
+    more = f' and {len(values) - 4} more' if len(values) > 4 else ''
+    return ', '.join(values[:4]) + more
+
+
+def lines_about_data(data: Data, counts: object) -> list[str]:
+    """Lines about the classes, images and objects of a data set."""
+    names = ', '.join(data.classes[:12]) + (' ...' if len(data.classes) > 12 else '')
+    lines = [f'{len(data.classes)} classes: {names}']
+    if isinstance(data, Masks):
+        lines += [f'{split}: {len(pairs)} images' for split, pairs in data.splits.items()]
+        lines.append(line_about_pixels(data, counts))
+    else:
+        for split, objects in data.splits.items():
+            lines += lines_about(split, objects.content)
+    return [*lines, *(f'note: {note}' for note in data.notes)]
+
+
+def is_config(path: Path) -> bool:
+    """Whether a file is a config, and no `data.yaml`: it sets a model."""
+    if path.suffix in ('.py', '.json'):
+        return path.is_file()
+    return path.suffix in ENDINGS and path.is_file() and 'model' in load_yaml(path)

@@ -55,7 +55,7 @@ class Question(NamedTuple):
     lines: list[str]
 
 
-class Source(NamedTuple):
+class SplitPart(NamedTuple):
     """A part of a split; paths are relative to the folder of the data.
 
     Attributes:
@@ -90,7 +90,7 @@ class Description(NamedTuple):
 
     root: Path
     format: str
-    splits: dict[str, list[Source]]
+    splits: dict[str, list[SplitPart]]
     names: Optional[dict[int, str]] = None
     colors: Optional[dict[str, tuple[int, int, int]]] = None
     ignored: tuple[int, ...] = (IGNORED,)
@@ -202,7 +202,7 @@ def texts_setting(value: Any, what: str) -> list[str]:
     return [text.replace('\\', '/') for text in texts]
 
 
-def parts_of(settings: dict, split: str, source: str) -> list[Source]:
+def parts_of(settings: dict, split: str, source: str) -> list[SplitPart]:
     """The parts of a split: its images, with the annotations and the list of each."""
     images = texts_setting(settings[split], f'{source}: {split}')
     others: dict[str, list[Optional[str]]] = {}
@@ -220,10 +220,10 @@ def parts_of(settings: dict, split: str, source: str) -> list[Source]:
                 f'{len(images)}, got {len(texts)}'
             )
         others[key] = texts * len(images) if len(texts) == 1 else texts
-    return [Source(*part) for part in zip(images, others['annotations'], others['lists'])]
+    return [SplitPart(*part) for part in zip(images, others['annotations'], others['lists'])]
 
 
-def check_coco_parts(splits: dict[str, list[Source]], source: str) -> None:
+def check_coco_parts(splits: dict[str, list[SplitPart]], source: str) -> None:
     """Check that each split has one file of its own."""
     files = []
     for split, parts in splits.items():

@@ -6,7 +6,7 @@ from ..tooling.command import UserError
 from . import defects
 from .coco import without_prefix
 from .defects import Defects
-from .description import Description, Source
+from .description import Description, SplitPart
 from .files import (
     Folder,
     comparable,
@@ -20,7 +20,7 @@ from .files import (
 
 
 def images_of_part(
-    folder: Folder, part: Source, description: Description, found: Defects
+    folder: Folder, part: SplitPart, description: Description, found: Defects
 ) -> list[str]:
     """The images of a part, relative to the folder of the data."""
     if not (description.root / part.images).exists():

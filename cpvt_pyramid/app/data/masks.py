@@ -22,7 +22,7 @@ from ..tooling.command import UserError
 from . import defects
 from .data import Color, Masks, Pair
 from .defects import Defects, Kind
-from .description import Description, Source
+from .description import Description, SplitPart
 from .files import Folder, comparable_stem, join, lines_of, without_ending
 from .images import Finding, Size, in_threads
 from .lists import images_of_part, listed_name, warn_about_names
@@ -54,7 +54,7 @@ def read_masks(description: Description, found: Defects) -> Masks:
 
 
 def pairs_of_part(
-    folder: Folder, part: Source, description: Description, found: Defects
+    folder: Folder, part: SplitPart, description: Description, found: Defects
 ) -> list[Pair]:
     """The images of a part with their masks."""
     listed = listed_pairs(folder, part, description)
@@ -73,7 +73,7 @@ def pairs_of_part(
     return pairs
 
 
-def shares_folder(part: Source, description: Description) -> bool:
+def shares_folder(part: SplitPart, description: Description) -> bool:
     """Whether masks are in the folder of their images, and differ in their suffix."""
     return part.annotations == part.images and bool(description.mask_suffix)
 
@@ -82,7 +82,7 @@ def is_mask_name(name: str, description: Description) -> bool:
     return comparable_stem(without_ending(name)).endswith(comparable_stem(description.mask_suffix))
 
 
-def listed_pairs(folder: Folder, part: Source, description: Description) -> Optional[list[Pair]]:
+def listed_pairs(folder: Folder, part: SplitPart, description: Description) -> Optional[list[Pair]]:
     """The pairs in a text file with an image, a tab and its mask in each line; None of others."""
     path = description.root / part.images
     if not path.is_file():
@@ -100,7 +100,9 @@ def listed_pairs(folder: Folder, part: Source, description: Description) -> Opti
     return pairs
 
 
-def mask_for(folder: Folder, image: str, part: Source, description: Description) -> Optional[str]:
+def mask_for(
+    folder: Folder, image: str, part: SplitPart, description: Description
+) -> Optional[str]:
     """The mask of an image: in the folder that the description names, in the subfolder that the
     image has in its own; or with `masks_dir` in place of the last `images` of its path."""
     stem = without_ending(image)

@@ -17,7 +17,7 @@ from ..images.formats import open_image
 from ..tooling.command import UserError
 from ..tooling.files import files_below
 from .class_files import classes_from_files
-from .description import ALIASES, SPLITS, Question, Source, in_one_line, load_yaml, number_of
+from .description import ALIASES, SPLITS, Question, SplitPart, in_one_line, load_yaml, number_of
 from .files import (
     Folder,
     comparable,
@@ -506,7 +506,7 @@ def note_unlisted(listing: Listing, lists: Sequence[str], notes: list[str]) -> N
     }
     folder = Folder(listing.root)
     unlisted = [n for n in listing.images if posixpath.basename(comparable(n)) not in listed]
-    count = sum(label_file(folder, name, Source('.')) is not None for name in unlisted)
+    count = sum(label_file(folder, name, SplitPart('.')) is not None for name in unlisted)
     if count:
         notes.append(f'{count} labelled images are left out: no list has them')
 
@@ -808,7 +808,7 @@ def labelled_folders(listing: Listing) -> tuple[list[Group], list[str], list[Que
     notes: list[str] = []
     questions: list[Question] = []
     for images, names in listing.image_folders.items():
-        labels = [label_file(folder, name, Source(images)) for name in names]
+        labels = [label_file(folder, name, SplitPart(images)) for name in names]
         found = [label for label in labels if label]
         if found:
             if any(has_label_line(listing, label) for label in found[:TRIED]):

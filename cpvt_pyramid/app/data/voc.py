@@ -18,7 +18,7 @@ from ..tooling.files import files_below
 from . import defects
 from .data import Objects, Outline, Split, coco_content
 from .defects import Defects
-from .description import Description, Source
+from .description import Description, SplitPart
 from .files import Folder, comparable, is_utf8, join, stem_of, without_ending
 from .images import Size, sizes_of
 from .lists import names_of_list, warn_about_names
@@ -77,7 +77,7 @@ def read_voc(description: Description, found: Defects) -> Objects:
 
 
 def annotated_of_part(
-    folder: Folder, part: Source, description: Description, found: Defects
+    folder: Folder, part: SplitPart, description: Description, found: Defects
 ) -> list[Annotated]:
     """The annotation files of a part that have an image."""
     place = str(part.annotations)
@@ -111,7 +111,7 @@ def annotated_of_part(
 
 
 def listed_files(
-    names: list[str], part: Source, description: Description, folder: Folder, found: Defects
+    names: list[str], part: SplitPart, description: Description, folder: Folder, found: Defects
 ) -> list[str]:
     """The annotation files whose names a list has."""
     place = str(part.annotations)
@@ -140,7 +140,9 @@ def parsed(description: Description, name: str, found: Defects) -> Optional[Elem
     return tree
 
 
-def image_of(folder: Folder, tree: ElementTree.Element, name: str, part: Source) -> Optional[str]:
+def image_of(
+    folder: Folder, tree: ElementTree.Element, name: str, part: SplitPart
+) -> Optional[str]:
     """The image of an annotation file in the folder of the images: that of the same name, or else
     that which the file names."""
     inside = without_ending(posixpath.relpath(name, part.annotations))

@@ -16,7 +16,7 @@ from ..tooling.command import UserError
 from . import defects
 from .data import ENOUGH, Objects, Outline, Split, are_corners, coco_content
 from .defects import Defects
-from .description import MOST_CLASSES, Description, Source
+from .description import MOST_CLASSES, Description, SplitPart
 from .files import Folder, comparable, join, text_of, without_ending
 from .images import Size, sizes_of
 from .lists import images_of_part, warn_about_names
@@ -61,7 +61,7 @@ def read_yolo(description: Description, found: Defects) -> Objects:
     return Objects(description, splits, classes, notes)
 
 
-def label_file(folder: Folder, image: str, part: Source) -> Optional[str]:
+def label_file(folder: Folder, image: str, part: SplitPart) -> Optional[str]:
     """The label file of an image: in the folder that the description names, or else where
     Ultralytics expects it, in the folder `labels` in place of the last `images`; or next to it."""
     name = f'{without_ending(image)}.txt'

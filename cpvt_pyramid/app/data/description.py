@@ -237,7 +237,7 @@ def check_coco_parts(splits: dict[str, list[SplitPart]], source: str) -> None:
         raise UserError(f'{source}: annotations must name a COCO file for each split')
 
 
-def number_of(text: Any) -> Optional[int]:
+def whole_number(text: Any) -> Optional[int]:
     """A whole number of at most 9 digits; None if a text is none."""
     if isinstance(text, int):
         return text
@@ -255,7 +255,7 @@ def names_setting(settings: dict, source: str) -> Optional[dict[int, str]]:
     is_mapping = isinstance(names, dict) and bool(names)
     if not is_mapping or not all(isinstance(name, str) and name for name in names.values()):
         raise UserError(f'{source}: names must be a list of names, or number them')
-    numbered = {number_of(label): name for label, name in names.items()}
+    numbered = {whole_number(label): name for label, name in names.items()}
     if None in numbered or len(numbered) < len(names) or max(numbered) >= MOST_CLASSES:
         raise UserError(f'{source}: names must number the classes from 0, below {MOST_CLASSES}')
     repeated = repeated_in(list(numbered.values()))
@@ -283,7 +283,7 @@ def colors_setting(settings: dict, source: str) -> Optional[dict[str, tuple[int,
     if isinstance(colors, dict):
         for name, color in colors.items():
             if isinstance(color, list) and len(color) == 3:
-                found[name] = tuple(map(number_of, color))
+                found[name] = tuple(map(whole_number, color))
     is_whole = isinstance(colors, dict) and len(found) == len(colors) > 0
     if not is_whole or any(v is None or v > 255 for color in found.values() for v in color):
         raise UserError(
@@ -300,7 +300,7 @@ def ignored_setting(settings: dict, names: dict[int, str], source: str) -> tuple
     given = settings.get('ignored')
     if given is None:
         return () if IGNORED in names else (IGNORED,)
-    values = [number_of(v) for v in (given if isinstance(given, list) else [given])]
+    values = [whole_number(v) for v in (given if isinstance(given, list) else [given])]
     if None in values:
         raise UserError(f'{source}: ignored must be a value of masks or a list of values')
     both = sorted(set(values) & set(names))

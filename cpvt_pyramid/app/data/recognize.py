@@ -17,7 +17,7 @@ from ..images.formats import open_image
 from ..tooling.command import UserError
 from ..tooling.files import files_below
 from .class_files import classes_from_files
-from .description import ALIASES, SPLITS, Question, SplitPart, in_one_line, load_yaml, number_of
+from .description import ALIASES, SPLITS, Question, SplitPart, in_one_line, load_yaml, whole_number
 from .files import (
     Folder,
     comparable,
@@ -555,7 +555,7 @@ def darknet_names(listing: Listing, name: str, settings: dict[str, Any]) -> Any:
 
 
 def check_number_of_names(settings: dict[str, Any], name: str, notes: list[str]) -> None:
-    count = number_of(settings.get('nc'))
+    count = whole_number(settings.get('nc'))
     names = settings.get('names')
     if count is not None and isinstance(names, (list, dict)) and names and len(names) != count:
         notes.append(

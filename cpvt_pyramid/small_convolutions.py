@@ -7,8 +7,8 @@ AMD's and Intel's processors with `avx512_bf16`:
   padding, as a 3x3 kernel with stride 2 does on a map that is one pixel wide. They are NaN or any
   number, in some runs.
 - Results of kernels that equal their stride, 4 or 8, are wrong with 8 to 24 channels: on AMD's
-  where the result is one pixel wide, on Intel's with AMX nearly everywhere. With 32 to 320 channels,
-  and for RGB images, none was.
+  where the result is one pixel wide, on Intel's with AMX nearly everywhere. With 32 to 320
+  channels, and for RGB images, none was.
 
 Both cost little in float32. What is compiled or exported is left alone.
 """

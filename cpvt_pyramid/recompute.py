@@ -6,7 +6,7 @@ second.
 
 Names that are private to PyTorch, all of them in `gelu_linear` and `is_plain_linear`:
 - `torch.ops.aten.gelu_backward`: the gradient of a GELU in one pass, differentiable itself.
-- `Module._forward_hooks` and its like, and `_has_any_global_hook`: read, to call layers that have
+- `Module._forward_hooks`, `_global_forward_hooks` and their like: read, to call layers that have
   hooks.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as modules
 
 # Classes of layers that apply their weight and bias and do nothing else.
 PLAIN_LINEAR: set[type] = {nn.Linear}
@@ -105,5 +105,9 @@ def is_plain_linear(layer: nn.Module) -> bool:
         layer._forward_pre_hooks,
         layer._backward_hooks,
         layer._backward_pre_hooks,
+        modules._global_forward_hooks,
+        modules._global_forward_pre_hooks,
+        modules._global_backward_hooks,
+        modules._global_backward_pre_hooks,
     )
-    return not any(hooks) and not _has_any_global_hook()
+    return not any(hooks)

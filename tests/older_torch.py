@@ -18,8 +18,8 @@ LACKS_BELOW_2_9 = {
 }
 LACKS_BELOW_2_7 = {
     'the fast operations': """
-        cpu/ core/test_export.py::test_compiled mm/test_winograd.py
-        training/test_train.py::test_a_training_on_a_cpu_is_accelerated""",
+        acceleration/ core/test_export.py::test_compiled mm/test_winograd.py
+        app/training/test_train.py::test_a_training_on_a_cpu_is_accelerated""",
     'setuptools that reads this pyproject.toml': """
         mm/test_configs.py::test_installed_package_holds_what_mim_reads""",
     'float16 on CPUs': """
@@ -40,23 +40,25 @@ LACKS_BELOW_2_7 = {
         core/test_paths.py::test_maps_and_gradients_are_the_same[linear-compiled
         core/test_torchvision_models.py::test_compiled
         mm/test_padded_batches.py::test_compiled""",
+    'compilers that trace contexts and custom functions': """
+        core/test_small_convolutions.py::test_graphs core/test_recompute.py::test_what_else""",
     'a choice of the kernel of attention': """
         core/test_other_peoples_layers.py::test_per_sample core/test_transforms.py""",
     'files of more than tensors, read safely': """
         checkpoints/test_loading.py::test_a_quantized_models_own_state
-        predict/test_openmmlab_loading.py::test_checkpoints_with_options""",
+        app/predict/test_openmmlab_loading.py::test_checkpoints_with_options""",
     'sharded tensors': 'checkpoints/test_loading.py::test_a_sharded_tensor_in_a_file',
     'refusal of TorchScript': """
         checkpoints/test_reading.py::test_files_that_are_no_checkpoints[write_script""",
     'the newest huggingface_hub': 'checkpoints/test_loading.py::test_a_sharded_checkpoint',
     'onnxruntime': 'core/test_main.py::test_lines_begin_with',
     "names of classes in Python's errors of arguments": """
-        training/test_mistakes.py::test_in_a_run[train-train_dataloader.dataset.pipeline.2.scal""",
+        app/training/test_mistakes.py::test_in_a_run[train-train_dataloader.dataset.pipeline.2.scal""",
     'exports': 'checkpoints/test_downloads.py::test_tools_take_names_or_say_why_not',
     'sys.stdlib_module_names': 'core/test_torchvision_models.py::test_torchvision_is_all',
     'bfloat16 in non-maximum suppression': 'core/test_torchvision_models.py::test_autocast',
     'the newest timm': 'position/test_position.py::test_rope_is_timms',
-    'errors of locks': 'tooling/test_files.py::test_a_file_system_without_locks',
+    'errors of locks': 'app/tooling/test_files.py::test_a_file_system_without_locks',
 }
 
 

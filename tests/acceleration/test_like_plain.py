@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import prune
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,6 +21,13 @@ from cpvt_pyramid.acceleration.winograd import FEWEST_CHANNELS, WinogradConv2d
 from cpvt_pyramid.grid import Grid, grid_of_windows
 from cpvt_pyramid.model import MLP, ConvMLP, GlobalAttention, PatchEmbed, WindowAttention
 from tests.models.ports import randomize
+
+
+def plain_attention():
+    """Attention that can be differentiated twice and in forward mode, which fused kernels cannot."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # newer than the oldest torch
+
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 class OnMap(nn.Module):
@@ -137,7 +143,7 @@ def test_inputs_can_be_changed_in_place_where_they_can_in_a_plain_layer(layers, 
 def test_gradients_of_gradients(layers):
     def run(layer, x):
         x = x.clone().requires_grad_()
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernel of a CPU has none
+        with plain_attention():
             out = layer(x)
             inputs = (x, *layer.parameters())
             (grad, *_) = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
@@ -151,7 +157,7 @@ def test_gradients_of_gradients(layers):
 @pytest.mark.filterwarnings('ignore:There is a performance drop')
 def test_several_gradients_at_once(layers, way):
     def run(layer, x):
-        with sdpa_kernel(SDPBackend.MATH):
+        with plain_attention():
             out = layer(x)
             many = torch.stack([torch.ones_like(out), out.detach()])
             weights = list(layer.parameters())
@@ -184,7 +190,7 @@ def test_functions_of_torch_func(layers, transform, grad):
 
     def run(layer, x):
         t = torch.linspace(-1, 1, x.numel()).view(x.shape)
-        with torch.set_grad_enabled(grad), sdpa_kernel(SDPBackend.MATH):
+        with torch.set_grad_enabled(grad), plain_attention():
             return TRANSFORMS[transform](layer, x, t)
 
     same(layers, run)
@@ -196,7 +202,7 @@ def test_forward_mode(layers, grad):
 
     def run(layer, x):
         tangent = torch.linspace(-1, 1, x.numel()).view(x.shape)
-        with torch.set_grad_enabled(grad), sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
+        with torch.set_grad_enabled(grad), plain_attention(), forward_ad.dual_level():
             return forward_ad.unpack_dual(layer(forward_ad.make_dual(x, tangent))).tangent
 
     plain, fast, x = layers

@@ -172,13 +172,13 @@ class CPVTPyramid(nn.Module):
             for i in stages
         )
         options = BlockOptions(
-            drop_rate,
-            attn_drop_rate,
-            drop_path_rate,
-            window_padding,
-            drop_border,
-            with_cp,
-            recompute_gelu,
+            drop_rate=drop_rate,
+            attn_drop_rate=attn_drop_rate,
+            drop_path_rate=drop_path_rate,
+            window_padding=window_padding,
+            drop_border=drop_border,
+            with_cp=with_cp,
+            recompute_gelu=recompute_gelu,
         )
         self.blocks = nn.ModuleList(build_blocks(arch, i, options) for i in stages)
         has_norm = arch.stage_norm if stage_norm is None else stage_norm
@@ -194,7 +194,7 @@ class CPVTPyramid(nn.Module):
 
         self.apply(init_weights)
         init_pegs(self, encoding.peg)
-        self.frozen = self.names_in_stages(frozen_stages)
+        self.frozen_names = self.names_in_stages(frozen_stages)
         self.freeze()
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
@@ -208,6 +208,10 @@ class CPVTPyramid(nn.Module):
 
         Returns:
             For each of `out_indices` a map (B, C, ceil(H / stride), ceil(W / stride)).
+
+        Raises:
+            ValueError: the image is no batch or has other channels; `valid` has no size for each
+                image or, where it is on the CPU, one that is not in the batch.
         """
         maps = self.stage_maps(image, valid, self.out_indices)
         return tuple(maps[i] for i in self.out_indices)
@@ -292,13 +296,13 @@ class CPVTPyramid(nn.Module):
 
     def freeze(self) -> None:
         """Freeze the stages that do not train: what they were built of, and nothing added later."""
-        if not self.frozen:
+        if not self.frozen_names:
             return
         for name, module in self.named_modules():
-            if name in self.frozen:
+            if name in self.frozen_names:
                 module.training = False
         for name, parameter in self.named_parameters():
-            if name in self.frozen:
+            if name in self.frozen_names:
                 parameter.requires_grad_(False)
 
 

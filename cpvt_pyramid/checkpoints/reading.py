@@ -131,7 +131,7 @@ def load_tensors(path: Path, map_location: str, others: Sequence[type]) -> Any:
     if hasattr(torch.serialization, 'safe_globals'):
         with torch.serialization.safe_globals(list(others)):
             return torch.load(path, map_location=map_location, weights_only=True)
-    # torch 2.1 to 2.4 has no public way to allow further classes.
+    # torch 2.1 to 2.4 has no public way to allow further classes, nor a public list of its own.
     known = dict(torch._weights_only_unpickler._get_allowed_globals())
     known['_codecs.encode'] = codecs.encode  # bytes in NumPy's arrays
     known['collections.Counter'] = collections.Counter  # of schedules

@@ -53,6 +53,8 @@ class Configured(nn.Module):
             self.initializing = False
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *others: Any) -> None:
+        # mmengine's `Pretrained` calls this and no public method. A load hook would come after that
+        # of the core class, and no longer see the whole file.
         if self.initializing:
             tensors, report = fit_checkpoint(self, state_dict)  # type: ignore[arg-type]
             state_dict.clear()

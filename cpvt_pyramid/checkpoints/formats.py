@@ -379,13 +379,13 @@ def find_formats(names: Iterable[str], own: Iterable[str] = (), roots: bool = Tr
     known = known_names()
     found: dict[tuple[str, str, bool], dict[str, str]] = defaultdict(dict)
     for name in names:
-        done = set()
+        done: set[tuple[str, bool]] = set()
         for start in starts_of(name) if roots else [0]:
             inner = name[start:]
             root = name[:start]
-            if inner in own and 'own' not in done:
+            if inner in own and ('own', False) not in done:
                 found[root, 'own', False][name] = inner
-                done.add('own')
+                done.add(('own', False))
             for key, whole, spelled in known.get(skeleton(inner), ()):
                 if (key, whole) in done:
                     continue

@@ -24,7 +24,7 @@ from tests.models.ports import randomize
 
 
 def plain_attention():
-    """Attention that can be differentiated twice and in forward mode, which fused kernels cannot."""
+    """Attention that can be differentiated twice and in forward mode: fused kernels cannot."""
     from torch.nn.attention import SDPBackend, sdpa_kernel  # newer than the oldest torch
 
     return sdpa_kernel(SDPBackend.MATH)

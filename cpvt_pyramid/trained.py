@@ -279,9 +279,9 @@ def load_whole(model: 'nn.Module', tensors: dict[str, Any], path: str) -> None:
     from .checkpoints.files import listed
     from .checkpoints.loading import check_backbones
 
-    for name, _ in model.named_parameters():
+    for name, own in model.state_dict().items():
         value = tensors.get(name)
-        if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
+        if isinstance(value, Tensor) and not value.isfinite().all() and own.isfinite().all():
             raise ValueError(f'{path} is damaged: {name} has values that are not finite')
     try:
         check_backbones(model, tensors)

@@ -33,7 +33,7 @@ def schedule_problems(cfg: Config, epoch_length: Optional[int] = None) -> list[s
             training by epochs is not compared.
     """
     problems = []
-    counts_epochs = 'max_epochs' in cfg.train_cfg
+    counts_epochs = 'max_epochs' in (cfg.get('train_cfg') or {})
     for schedule in learning_rates(cfg):
         converted = schedule.get('convert_to_iter_based')
         if not counts_epochs and schedule.get('by_epoch', True) and not converted:
@@ -65,9 +65,9 @@ def check_schedules(cfg: Config) -> None:
 
 
 def learning_rates(cfg: Config) -> list[dict]:
-    """The schedules of the learning rate; none if there are several optimizers."""
+    """The schedules of the learning rate; none without a training, or for several optimizers."""
     value: Any = cfg.get('param_scheduler')
-    if isinstance(value, dict) and 'type' not in value:
+    if not cfg.get('train_cfg') or (isinstance(value, dict) and 'type' not in value):
         return []
     return [s for s in as_list(value) if isinstance(s, dict) and kind_of(s).endswith('LR')]
 
@@ -75,8 +75,9 @@ def learning_rates(cfg: Config) -> list[dict]:
 def schedule_ends(cfg: Config, epoch_length: Optional[int] = None) -> Iterator[End]:
     """The ends of the schedules that lower the learning rate, as far as they can be compared with
     the length of the training; see `schedule_problems`."""
-    epochs = cfg.train_cfg.get('max_epochs')
-    iterations = cfg.train_cfg.get('max_iters')
+    loop = cfg.get('train_cfg') or {}
+    epochs = loop.get('max_epochs')
+    iterations = loop.get('max_iters')
     if epochs and epoch_length:
         iterations = epochs * epoch_length
     for schedule in learning_rates(cfg):

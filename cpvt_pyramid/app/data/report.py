@@ -7,6 +7,7 @@ from typing import Optional
 from ..config.check import check_data
 from ..config.load import load_config
 from ..config.parts import data_of
+from ..config.schedules import schedule_problems
 from ..tooling.command import UserError
 from ..tooling.files import check_file, make_folder
 from .check import checked_data
@@ -24,6 +25,8 @@ def check_config(path: str, splits: Sequence[str], folder: Path, options: Sequen
     """Check the data sets of a config; returns the number of kinds of errors."""
     cfg = load_config(path, options)
     check_data(cfg, *splits)
+    for problem in schedule_problems(cfg):
+        print(problem)
     if not any(data_of(cfg, split) for split in splits):
         raise UserError(f'{path} has no data for {" or ".join(splits)}')
     return check_contents(cfg, *splits, folder=make_folder(folder))

@@ -3,6 +3,7 @@
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Optional
 
 import psutil
 
@@ -43,3 +44,14 @@ def available() -> int:
         (used,) = re.findall(r'^anon (\d+)$', (GROUP / 'memory.stat').read_text(), re.M)
         free = min(free, limit - int(used))
     return free
+
+
+def address_limit() -> Optional[int]:
+    """The limit of the address space of this process (`ulimit -v`); None without a limit. Libraries
+    that reach it end the process without a message."""
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit

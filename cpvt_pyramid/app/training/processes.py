@@ -54,7 +54,10 @@ def use_launcher(cfg: Config, launcher: str) -> None:
     if launcher in ('slurm', 'mpi') and get_device() == 'cpu':
         raise UserError(f'--launcher {launcher} needs GPUs; on CPUs use dist_train.sh')
     cfg.launcher = launcher
-    if launcher == 'none' or get_device() != 'cpu':
+    if get_device() != 'cpu':
+        return
+    replace_sync_batch_norms(cfg)
+    if launcher == 'none':
         return
     if kind_of(cfg.get('model_wrapper_cfg') or {}) in ('', 'MMDistributedDataParallel'):
         cfg.model_wrapper_cfg = {
@@ -63,13 +66,13 @@ def use_launcher(cfg: Config, launcher: str) -> None:
             'broadcast_buffers': False,
             'find_unused_parameters': cfg.get('find_unused_parameters', False),
         }
-    replace_sync_batch_norms(cfg)
 
 
 def replace_sync_batch_norms(cfg: Config) -> None:
     """Replace SyncBN, which CPUs cannot compute, and say it."""
     found = [part for _, part in dicts_in(cfg.model) if kind_of(part) in SYNC_BATCH_NORMS]
-    if (found or cfg.get('sync_bn')) and rank() == 0:
+    converts = cfg.get('sync_bn') and cfg.launcher != 'none'
+    if (found or converts) and rank() == 0:
         print('SyncBN needs GPUs: on CPUs, batch norms use the statistics of their own process')
     cfg.sync_bn = None
     for part in found:

@@ -17,6 +17,7 @@ from ..data.config_data import check_before_run
 from ..predict.openmmlab.loading import load_whole_model, trusted_checkpoints
 from ..tooling.command import Preempted, UserError, rank, tracebacks_in
 from ..tooling.files import locked, make_folder
+from ..tooling.memory import address_limit
 from .hooks import StopOnDivergenceHook
 from .processes import connect, leave_processes, use_launcher
 from .resuming import ResumeHook
@@ -41,6 +42,12 @@ def run_training(
     launcher: str = 'none',
 ) -> None:
     """Train the model of a config; see `cpvt train` for the arguments."""
+    limit = address_limit()
+    if limit and rank() == 0:
+        print(
+            f'the address space is limited to {limit / 2**30:.1f} GiB (ulimit -v): if that is not '
+            'enough, the training can end without a message'
+        )
     cfg = load_config(config, cfg_options)
     check_training(cfg)
     cfg.work_dir = work_dir or str(work_dir_of(cfg, config))

@@ -102,7 +102,8 @@ def test_a_detector_trains_resumes_and_is_tested(configs, sample_dataset, capsys
     assert all(box['class'] in CLASSES for box in found['detections'])
 
 
-def test_names_are_those_of_the_classes(configs, monkeypatch):
+@pytest.mark.parametrize('launcher', ['none', 'pytorch'])
+def test_names_are_those_of_the_classes(launcher, configs, monkeypatch, capsys):
     settings = (
         'backbone.init_cfg.type=Pretrained',
         'backbone.init_cfg.checkpoint=nowhere.pth',
@@ -114,8 +115,9 @@ def test_names_are_those_of_the_classes(configs, monkeypatch):
     with pytest.raises(UserError, match='no checkpoint at nowhere.pth'):
         check_checkpoints(cfg)
     monkeypatch.setenv('RANK', '0')
-    use_launcher(cfg, 'pytorch')
+    use_launcher(cfg, launcher)
     assert cfg.model.decode_head.norm_cfg.type == 'BN'
+    assert 'SyncBN needs GPUs: on CPUs, batch norms use the ' in capsys.readouterr().out
     assert kind_of({'type': 'mmdet.models.RetinaNet'}) == 'RetinaNet'
 
 

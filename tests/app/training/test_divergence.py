@@ -13,6 +13,7 @@ from torch import nn
 
 from cpvt_pyramid.app.tooling.command import UserError
 from cpvt_pyramid.app.training import hooks
+from cpvt_pyramid.trained import load_whole
 
 train = load_tool('train')
 
@@ -104,3 +105,41 @@ def test_a_config_without_our_hooks_is_checked_by_the_command(configs, capsys):
     )
     assert train.main(['mine.py', '--work-dir', 'work']) == 2
     assert 'cpvt train: diverged at iteration 3' in capsys.readouterr().err
+
+
+class WithNorm(nn.Sequential):
+    """With a buffer that is infinite by intention."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+        self.register_buffer('mask', torch.tensor([0, -torch.inf]))
+
+
+@pytest.mark.parametrize('kind', ['checkpoint', 'evaluation'])
+def test_statistics_that_are_not_finite(kind):
+    """As after a step that a GradScaler skips, whose forward pass was infinite: the weights stay
+    finite."""
+    runner = runner_of(9, max_iters=50)
+    runner.model = WithNorm()
+    runner.hooks = [CheckpointHook(interval=10, by_epoch=False)]
+    hook = hooks.StopOnDivergenceHook()
+    hook.before_train(runner)
+
+    def look() -> None:
+        if kind == 'evaluation':
+            hook.before_val_epoch(runner)
+        else:
+            hook.after_train_iter(runner, 9, outputs={'loss': torch.tensor(1.0)})
+
+    look()
+    runner.model(torch.full((1, 2, 4, 4), torch.inf))
+    with pytest.raises(UserError, match='the statistics of batch norms .* are not finite'):
+        look()
+
+
+def test_a_checkpoint_with_such_statistics_is_not_loaded():
+    model = WithNorm()
+    load_whole(model, model.state_dict(), 'a.pth')
+    broken = {**model.state_dict(), '1.running_var': torch.full((2,), torch.nan)}
+    with pytest.raises(ValueError, match='a.pth is damaged: 1.running_var has values that are not'):
+        load_whole(model, broken, 'a.pth')

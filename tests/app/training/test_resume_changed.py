@@ -263,3 +263,23 @@ def test_a_checkpoint_of_an_older_hook_within_an_epoch(detector, capsys):
     assert run(detector(2, 2, ONE_CYCLE), '--resume=older.pth', folder='other') == 0
     assert 'OneCycleLR at 4 instead of 8' in capsys.readouterr().out
     assert learning_rates('other', 4) == learning_rates('work', 4)
+
+
+def test_another_number_of_processes(configs, capfd):
+    """Two of them take 4 iterations for an epoch, and one takes 8."""
+    text = DETECTOR.format(base=configs['detector'], batch=1, epochs=2)
+    text += ONE_CYCLE.format(epochs=2)
+    text += "custom_hooks = [dict(type='Interruptions', moments=[('iteration', 4, 15)])]\n"
+    Path('mine.py').write_text(text + SMALL)
+    load_config('mine.py')  # imports mm once, and not in each process
+
+    def work(rank: int) -> int:
+        return train.main(['mine.py', '--work-dir', 'work', '--launcher', 'pytorch'])
+
+    assert [status for status, _ in in_processes(2, work)] == [75, 75]
+    assert train.main(['mine.py', '--work-dir', 'work', '--resume']) == 0
+    said = capfd.readouterr().out
+    assert '1 processes instead of 2' in said
+    assert 'an epoch has 8 iterations now, and had 4' in said
+    assert torch.load('work/epoch_2.pth', weights_only=False)['meta']['iter'] == 16
+    assert learning_rates('work', 1)[0] == pytest.approx(4e-9)

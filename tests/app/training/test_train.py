@@ -1,5 +1,6 @@
 """cpvt train: its options, and that it changes nothing else."""
 
+import os
 import sys
 from pathlib import Path
 from unittest import mock
@@ -16,6 +17,7 @@ from support import run as run_process
 
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.acceleration.products import FusedMLP, OneDNNLinear
+from cpvt_pyramid.app.tooling.command import BROKEN_PIPE
 from cpvt_pyramid.app.tooling.files import make_folder
 from cpvt_pyramid.app.training import train as run
 from cpvt_pyramid.app.training.runner import CommandRunner
@@ -150,3 +152,35 @@ def test_nothing_is_said_where_a_training_cannot_be_accelerated(configs, monkeyp
     command = [str(configs['segmentor']), '--work-dir', 'ours']
     assert train.main([*command, '--cfg-options', 'train_cfg.max_iters=1']) == 0
     assert 'accelerated' not in capsys.readouterr().err
+
+
+SHORT = 'train_cfg.max_epochs=1', 'train_dataloader.dataset.indices=4', *NO_VALIDATION
+
+
+def test_nothing_reads_the_output(configs, capfd, monkeypatch):
+    """As in `cpvt train ... | head -1`: it ends as other commands do, without a traceback for each
+    line of the log."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, 'w', buffering=1) as closed:
+        monkeypatch.setattr(sys, 'stdout', closed)
+        command = [str(configs['detector']), '--work-dir', 'work', '--cfg-options', *SHORT]
+        assert train.main(command) == BROKEN_PIPE
+    assert 'Traceback' not in capfd.readouterr().err
+
+
+def test_hooks_that_a_config_lacks_are_told(configs, capsys):
+    Path('mine.py').write_text(
+        f"_base_ = '{configs['detector']}'\n"
+        "default_hooks = dict(_delete_=True, checkpoint=dict(type='CheckpointHook'))\n"
+    )
+    assert train.main(['mine.py', '--work-dir', 'work', '--cfg-options', *SHORT]) == 0
+    said = capsys.readouterr().out
+    assert 'adds to the hooks of the config: StopOnDivergenceHook and ResumeHook' in said
+    assert list(Config.fromfile('work/mine.py').default_hooks) == ['checkpoint']
+
+
+def test_a_limit_of_the_address_space_is_told(configs, monkeypatch, capsys):
+    monkeypatch.setattr(run, 'address_limit', lambda: 3 * 2**30)
+    assert train.main(['nowhere.py']) == 2
+    assert capsys.readouterr().out.startswith('the address space is limited to 3.0 GiB (ulimit -v)')

@@ -283,3 +283,10 @@ def test_another_number_of_processes(configs, capfd):
     assert 'an epoch has 8 iterations now, and had 4' in said
     assert torch.load('work/epoch_2.pth', weights_only=False)['meta']['iter'] == 16
     assert learning_rates('work', 1)[0] == pytest.approx(4e-9)
+
+
+def test_check_data_tells_of_a_schedule_that_ends_early(detector, capsys):
+    cosine = "param_scheduler = [dict(type='CosineAnnealingLR', by_epoch=True, T_max=2)]\n"
+    Path('mine.py').write_text(detector(2, 4, cosine))
+    assert load_tool('check_data').main(['mine.py', '--splits', 'train']) == 0
+    assert 'CosineAnnealingLR ends after 2 of 4 epochs, and the learning' in capsys.readouterr().out

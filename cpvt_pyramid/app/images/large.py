@@ -109,8 +109,8 @@ class RasterImage:
         step = overview_step(self.shape)
         shape = tuple(math.ceil(length / step) for length in self.shape)
         if self.bands is not None:
-            options = {'out_shape': (len(self.bands), *shape)}
-            return picture(read_image_bands(self.raster, self.bands, **options))
+            every = len(self.bands), *shape
+            return picture(read_image_bands(self.raster, self.bands, out_shape=every))
         is_palette = self.raster.colorinterp[0].name == 'palette'
         resampling = Resampling.nearest if is_palette else Resampling.average
         count = 3 if self.raster.count >= 3 else 1

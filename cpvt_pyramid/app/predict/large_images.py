@@ -135,7 +135,7 @@ def label_map_writer(
     options |= {'driver': 'GTiff', 'width': width, 'height': height, 'count': 1, 'dtype': dtype}
     options |= {'compress': 'deflate', 'bigtiff': 'if_safer'}
     options |= {'tiled': True, 'blockxsize': BLOCK, 'blockysize': BLOCK}
-    waiting = np.empty((0, width), dtype)  # lines, less than a row of blocks
+    waiting: np.ndarray = np.empty((0, width), dtype)  # lines, less than a row of blocks
     top = 0
 
     def write(lines: np.ndarray) -> None:

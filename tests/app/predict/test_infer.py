@@ -35,7 +35,6 @@ from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.openmmlab.model import OpenMMLabModel
 from cpvt_pyramid.app.tooling import memory, threads
 from cpvt_pyramid.app.tooling.command import UserError
-from cpvt_pyramid.trained import TRAINED, Trained
 
 TOOLS = ROOT / 'tools'
 infer, test_tool = load_tool('infer'), load_tool('test')
@@ -596,16 +595,6 @@ def test_options_that_do_not_fit(untrained, capsys):
     ):
         assert infer.main(words) == 2
         assert capsys.readouterr().err.startswith(f'cpvt infer: {error}')
-
-
-def test_a_trained_model_by_name(untrained, monkeypatch):
-    config, checkpoint = map(Path, untrained['segmentor'])
-    trained = Trained(config.stem, 'COCO', '40', 0, str(checkpoint))
-    monkeypatch.setattr(Trained, 'config_path', config)
-    monkeypatch.setitem(TRAINED, 'a_name', trained)
-    Image.fromarray(photograph(60, 80)).save('a.png')
-    assert infer.main(['a_name', 'a.png']) == 0
-    assert written('predictions') == ['a.labels.png', 'a.overlay.jpg']
 
 
 def test_a_file_of_another_kind_among_the_images(untrained, capsys):

@@ -8,9 +8,9 @@ from cpvt_pyramid.mm import CPVTPyramid, DenseCPVT
 from cpvt_pyramid.names import count_layers
 
 
-def detector(arch: str = 'pcpvt_nano') -> nn.ModuleDict:
+def detector(arch: str = 'pcpvt_nano', **options: object) -> nn.ModuleDict:
     column = dict(arch=dict(dim=16, heads=2, depth=3), out_channels=8)
-    backbone = DenseCPVT(**column) if arch == 'column' else CPVTPyramid(arch)
+    backbone = DenseCPVT(**column) if arch == 'column' else CPVTPyramid(arch, **options)
     return nn.ModuleDict(dict(backbone=backbone, head=nn.Conv2d(192, 3, 1)))
 
 
@@ -82,9 +82,7 @@ def test_custom_keys_reach_the_peg():
 
 
 def test_frozen_stages_are_left_out_and_mistakes_are_errors():
-    model = detector()
-    model.backbone.frozen_stages = 1
-    model.train()
+    model = detector(frozen_stages=1)
     assert not any('blocks.0' in name for name in rates(model, layer_decay=0.5))
     for decay in (None, 0, 1.5, '0.8'):
         with pytest.raises(ValueError, match='layer_decay must be'):

@@ -34,7 +34,8 @@ def test_equals_segformer(kind, way, tmp_path):
         theirs.save_pretrained(tmp_path)
         assert not load_weights(model, tmp_path).kept
     else:
-        model.load_state_dict(theirs.state_dict())
+        missing, unexpected = model.load_state_dict(theirs.state_dict(), strict=False)
+        assert not missing and all(name.startswith('decode_head.') for name in unexpected)
     image = torch.randn(2, 3, 96, 128)  # at other sizes, its sub-sampling drops the rest
     expected = theirs(image, output_hidden_states=True).hidden_states
     torch.testing.assert_close(list(model(image)), list(expected))

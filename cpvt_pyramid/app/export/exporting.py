@@ -130,19 +130,7 @@ def about_config(cfg: Any, checkpoint: dict) -> dict[str, Any]:
     from ..config.parts import dataset_meta, kind_of, leaves
 
     meta = dataset_meta(cfg, checkpoint)
-    resize = None
-    for step in next(leaves(cfg.test_dataloader.dataset))['pipeline']:
-        kind = kind_of(step)
-        if kind.endswith('Resize') and step.get('scale') and step.get('keep_ratio'):
-            scale = step['scale']
-            sides = [scale] if isinstance(scale, int) else scale  # mmcv takes both
-            resize = {'short': min(sides), 'long': max(sides)}
-        elif not kind.startswith(('Load', 'Pack')):
-            warnings.warn(
-                f'the test pipeline has a step {dict(step)}, which the file does not describe; '
-                'give it images as that step leaves them',
-                stacklevel=1,
-            )
+    pipeline = next(leaves(cfg.test_dataloader.dataset))['pipeline']
     backbone = cfg.model.backbone
     arch = backbone.get('arch', '')
     if not isinstance(arch, str):
@@ -150,9 +138,40 @@ def about_config(cfg: Any, checkpoint: dict) -> dict[str, Any]:
     return {
         'classes': list(meta['classes']),
         'palette': [[int(v) for v in color] for color in meta['palette']],
-        'resize': resize,
+        'resize': resize_of(pipeline),
         'arch': f'{kind_of(cfg.model)}, {kind_of(backbone)} {arch}'.strip(),
     }
+
+
+def resize_of(pipeline: Sequence[dict]) -> Optional[dict[str, float]]:
+    """The longest shorter and longer side to which a test pipeline resizes images, or None. Warns
+    of steps that do something else."""
+    from ..config.parts import kind_of
+
+    resize = None
+    for step in pipeline:
+        kind = kind_of(step)
+        if kind.startswith(('Load', 'Pack')) or kind.endswith('Resize') and keeps_size(step):
+            continue
+        if kind.endswith('Resize') and step.get('scale') and step.get('keep_ratio'):
+            scale = step['scale']
+            sides = [scale] if isinstance(scale, (int, float)) else scale  # mmcv takes both
+            resize = {'short': min(sides), 'long': max(sides)}
+            continue
+        warnings.warn(
+            f'the test pipeline has a step {dict(step)}, which the file does not describe; give it '
+            'images as that step leaves them',
+            stacklevel=1,
+        )
+    return resize
+
+
+def keeps_size(step: dict) -> bool:
+    """Whether a step that resizes images leaves each as it is."""
+    factors = step.get('scale_factor')
+    if not isinstance(factors, (tuple, list)):
+        factors = [factors]
+    return not step.get('scale') and all(factor == 1 for factor in factors)
 
 
 def given_photographs(inputs: Sequence[str]) -> list[np.ndarray]:

@@ -19,7 +19,12 @@ from torch import nn
 from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.export import verification
-from cpvt_pyramid.app.export.exporting import PHOTOGRAPHS, about_config, own_photographs
+from cpvt_pyramid.app.export.exporting import (
+    PHOTOGRAPHS,
+    about_config,
+    own_photographs,
+    resize_of,
+)
 from cpvt_pyramid.app.export.files import CPU, Written
 from cpvt_pyramid.app.export.self_test import draw
 from cpvt_pyramid.app.predict.openmmlab.loading import build_model
@@ -135,6 +140,36 @@ def test_types_of_a_config_may_be_classes():
     assert about['resize'] == {'short': 800, 'long': 1333} and about['classes'] == ['a', 'b']
     cfg.test_dataloader.dataset.pipeline[1].scale = 512  # mmcv takes it for both sides
     assert about_config(cfg, {})['resize'] == {'short': 512, 'long': 512}
+
+
+CONFIG_FILES = [
+    *('retinanet_cpvt_s', 'semantic_fpn_cpvt_s', 'segformer_b3_cityscapes', 'dino_cpvt_s'),
+    *(f'demo/{path.stem}' for path in sorted((ROOT / 'configs/demo').glob('*.py'))),
+]
+
+
+@pytest.mark.parametrize('name', CONFIG_FILES)
+def test_shipped_configs_only_resize(name, recwarn):
+    """`Resize(scale_factor=1.0)` of the trees resizes nothing, and needs no warning."""
+    cfg = Config.fromfile(ROOT / f'configs/{name}.py')
+    resize = about_config(cfg, {})['resize']
+    assert not [warning for warning in recwarn if 'test pipeline' in str(warning.message)]
+    assert (resize is None) == ('trees' in name)
+
+
+@pytest.mark.parametrize(
+    'step',
+    [
+        dict(type='Resize', scale_factor=0.5),
+        dict(type='Resize', scale_factor=(1.0, 0.5)),
+        dict(type='Resize', scale=(100, 200)),
+        dict(type='CenterCrop', crop_size=9),
+    ],
+    ids=str,
+)
+def test_other_steps_are_named(step):
+    with pytest.warns(UserWarning, match=f'has a step .*{step["type"]}'):
+        assert resize_of([dict(type='LoadImageFromFile'), step]) is None
 
 
 def test_a_config_without_test_data_is_refused(command, capsys):

@@ -50,39 +50,17 @@ def quantize(
         raise UserError(f'--agreement must be in [0, 1], got {agreement}')
     check_at_least('--drop', drop, 0)
 
-    from ..export.quantization import (
-        Limits,
-        files_of,
-        quantize_file,
-        speed_warning,
-        split_images,
-        summary,
-    )
-    from ..images.inputs import find_images
-    from ..tooling.files import check_file
+    from ..export.quantization import Limits, quantize_images
 
-    for file in files_of(path):
-        if file.exists():
-            raise UserError(f'{file} exists; remove it, or choose another name with --out')
-    if compare:
-        calibration = find_images(images, 'IMAGES')
-        compared = find_images(compare, '--compare')
-    else:
-        calibration, compared = split_images(find_images(images, 'IMAGES'))
-    check_file(path)
-    results = quantize_file(
+    quantize_images(
         source,
         path,
-        calibration,
-        compared,
+        images,
+        compare,
         Limits(agreement, drop),
         Path(annotations) if annotations else None,
         zero_is_ignored,
     )
-    print(f'\n{summary(results)}')
-    print(f'wrote {", ".join(map(str, files_of(path)))}')
-    if warning := speed_warning(results):
-        print(warning)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

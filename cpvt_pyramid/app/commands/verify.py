@@ -45,14 +45,7 @@ def verify(
     Returns:
         The exit status: 1 if results depend on the batch or differ from PyTorch's, else 0.
     """
-    from ...padding.invariance import batch_report
-    from ..export.batches import ImageModel, conclusion
-    from ..export.comparison import HEAD, verdict
-    from ..export.self_test import verify_session
-    from ..images.inputs import local_path
-    from ..predict.metadata import parse_metadata, reference_name
-    from ..predict.sessions import open_session
-    from ..tooling.report import text_table
+    from ..export.batches import VerifyOptions, verify_file
 
     if batch_size < 2:
         raise UserError(f'batch_size must be at least 2, got {batch_size}')
@@ -61,32 +54,8 @@ def verify(
     check_at_least('--tolerance', tolerance, 0)
     if not value_range[0] < value_range[1]:
         raise UserError(f'--value-range must rise, got {value_range[0]} {value_range[1]}')
-    path = local_path(model)
-    session = open_session(path, backend, device)
-    passed = True
-    if session.test is not None:
-        checks = verify_session(path, session)
-        print(text_table(HEAD, [check.cells for check in checks]))
-        reference = reference_name(parse_metadata(path, session))
-        print(f'{path}, {session.device}: {verdict(checks, reference)}\n')
-        passed = all(check.passed for check in checks)
-    elif session.metadata is not None:
-        print(f'{path} has no outputs of PyTorch to compare with; export it again for that\n')
-    file = ImageModel(path, session)
-    if session.metadata is not None:
-        value_range = (0, 255)
-    images = file.images(batch_size, size, value_range)
-    if tolerance is None:
-        tolerance = file.tolerance
-    sizes = 'valid' if 'valid' in file.sizes else None
-    try:
-        report = batch_report(file, images, sizes=sizes, tolerance=tolerance, bitwise=bitwise)
-    except ValueError as error:  # nothing to compare
-        raise UserError(f'{path}: {error}') from error
-    print(report)
-    sentence, is_invariant = conclusion(report, knows_sizes=sizes is not None)
-    print(f'{path}, {session.device}: {sentence}')
-    return int(not (passed and is_invariant))
+    options = VerifyOptions(size, value_range, batch_size, tolerance, bitwise)
+    return int(not verify_file(model, backend, device, options))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -1,16 +1,20 @@
-"""Whether a model file gives an image the same results alone and in batches."""
+"""`cpvt verify`: whether a model file gives PyTorch's results, and an image the same ones alone and
+in batches."""
 
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from ...padding.batching import padded_size
-from ...padding.invariance import PADDED, TOLERANCE, BatchReport
-from ..predict.metadata import parse_metadata
-from ..predict.sessions import Session
+from ...padding.invariance import PADDED, TOLERANCE, BatchReport, batch_report
+from ..images.inputs import local_path
+from ..predict.metadata import parse_metadata, reference_name
+from ..predict.sessions import Session, open_session
 from ..tooling.command import UserError, one_line
-from .self_test import draw
+from ..tooling.report import text_table
+from .comparison import HEAD, verdict
+from .self_test import draw, verify_session
 
 SIZE = (256, 320)  # height and width where the file takes any
 TOLERANCES = {'float16': 1e-2, 'int8': 5e-2}  # by the precision of the file; others TOLERANCE
@@ -22,6 +26,63 @@ class BatchError(UserError):
     """A file takes one image, but not a batch."""
 
     status = 1
+
+
+class VerifyOptions(NamedTuple):
+    """See the arguments of `cpvt verify`."""
+
+    size: Optional[tuple[int, int]] = None
+    value_range: tuple[float, float] = (0.0, 1.0)
+    batch_size: int = 8
+    tolerance: Optional[float] = None
+    bitwise: bool = False
+
+
+def verify_file(model: str, backend: str, device: Optional[str], options: VerifyOptions) -> bool:
+    """Compare a model file with the outputs of PyTorch that it carries, and images alone with
+    images in batches; prints tables and verdicts. Returns whether both passed.
+
+    Raises:
+        UserError: the file cannot be run, or nothing can be compared.
+    """
+    path = local_path(model)
+    session = open_session(path, backend, device)
+    is_as_in_pytorch = compare_with_pytorch(path, session)
+    is_invariant = compare_with_batches(path, session, options)
+    return is_as_in_pytorch and is_invariant
+
+
+def compare_with_pytorch(path: Path, session: Session) -> bool:
+    """Run the test data in a file; true if it has none."""
+    if session.test is None:
+        if session.metadata is not None:
+            print(f'{path} has no outputs of PyTorch to compare with; export it again for that\n')
+        return True
+    checks = verify_session(path, session)
+    print(text_table(HEAD, [check.cells for check in checks]))
+    reference = reference_name(parse_metadata(path, session))
+    print(f'{path}, {session.device}: {verdict(checks, reference)}\n')
+    return all(check.passed for check in checks)
+
+
+def compare_with_batches(path: Path, session: Session, options: VerifyOptions) -> bool:
+    """Run synthetic images alone and in batches."""
+    file = ImageModel(path, session)
+    is_ours = session.metadata is not None
+    value_range = (0, 255) if is_ours else options.value_range
+    images = file.images(options.batch_size, options.size, value_range)
+    sizes = 'valid' if 'valid' in file.sizes else None
+    tolerance = file.tolerance if options.tolerance is None else options.tolerance
+    try:
+        report = batch_report(
+            file, images, sizes=sizes, tolerance=tolerance, bitwise=options.bitwise
+        )
+    except ValueError as error:  # nothing to compare
+        raise UserError(f'{path}: {error}') from error
+    print(report)
+    sentence, is_invariant = conclusion(report, knows_sizes=sizes is not None)
+    print(f'{path}, {session.device}: {sentence}')
+    return is_invariant
 
 
 class ImageModel:

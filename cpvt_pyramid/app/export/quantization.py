@@ -25,11 +25,13 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from ..images.inputs import find_images
 from ..images.reading import load_image
 from ..predict.exported import ExportedModel
 from ..predict.sessions import KEY, TEST_KEY, OpenVino, padded_inputs, read_openvino
 from ..predictions.kinds import Detections, Prediction
 from ..tooling.command import UserError, one_line, optional_package
+from ..tooling.files import check_file
 from ..tooling.report import text_table
 from ..tooling.threads import usable_cores
 from .accuracy import Agreement, CocoTruth, LabelTruth, Truth, agreement_of
@@ -313,6 +315,45 @@ class Limits(NamedTuple):
 
     agreement: float = 0.95  # with it, at least, where there are no annotations; from 0 to 1
     drop: float = 0.5  # points of AP or mIoU, at most, where there are
+
+
+def quantize_images(
+    path: Path,
+    out: Path,
+    images: Sequence[str],
+    compare: Sequence[str],
+    limits: Limits,
+    annotations: Optional[Path] = None,
+    zero_is_ignored: bool = False,
+) -> None:
+    """Quantize a model with the images that a user names, write it, and print the results.
+
+    Args:
+        path: see `quantize_file`.
+        out: see `quantize_file`.
+        images: files and folders to calibrate with.
+        compare: those on which the models are compared; if none, every other image is.
+        limits: see `quantize_file`.
+        annotations: see `quantize_file`.
+        zero_is_ignored: see `quantize_file`.
+
+    Raises:
+        UserError: a file of the result exists, or see `quantize_file`.
+    """
+    for file in files_of(out):
+        if file.exists():
+            raise UserError(f'{file} exists; remove it, or choose another name with --out')
+    calibration = find_images(images, 'IMAGES')
+    if compare:
+        compared = find_images(compare, '--compare')
+    else:
+        calibration, compared = split_images(calibration)
+    check_file(out)
+    results = quantize_file(path, out, calibration, compared, limits, annotations, zero_is_ignored)
+    print(f'\n{summary(results)}')
+    print(f'wrote {", ".join(map(str, files_of(out)))}')
+    if warning := speed_warning(results):
+        print(warning)
 
 
 def quantize_file(

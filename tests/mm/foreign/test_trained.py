@@ -7,6 +7,10 @@ pipeline.
 """
 
 import copy
+import json
+import os
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
@@ -288,3 +292,40 @@ def test_commands_and_python_take_names(tmp_path):
         torch.testing.assert_close(
             list(backbone.eval()(x)), list(theirs.backbone(x)), rtol=1e-3, atol=1e-3
         )
+
+
+WITHOUT_MM = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'cv2'):
+            raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+
+sys.meta_path.insert(0, Missing())
+from cpvt_pyramid.__main__ import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize('name', ['retinanet_pvt_v2_b0_coco', 'segformer_b0_ade20k'])
+def test_a_name_needs_neither_openmmlab_nor_opencv(name, tmp_path):
+    """From a file in the cache, or at a path, to pictures and JSON."""
+    path = save_as_published(their_model(name), name, new=True)
+    photo = tmp_path / 'photo.png'
+    cv2.imwrite(str(photo), photograph(96, 120))
+    environment = os.environ | {'TORCH_HOME': str(tmp_path)}
+    (tmp_path / 'torch').rename(tmp_path / 'hub')
+    moved = tmp_path / 'hub/checkpoints' / path.name
+    for words in ([name], [name, str(moved)]):
+        out = tmp_path / f'out{len(words)}'
+        options = ['--out-dir', str(out), '--device', 'cpu', '--size', '96']
+        command = [sys.executable, '-c', WITHOUT_MM, 'infer', *words, str(photo), *options]
+        subprocess.run(command, check=True, env=environment, timeout=300)
+        written = {file.name for file in out.iterdir()}
+        ending = 'detections.json' if TRAINED[name].detects else 'labels.png'
+        assert {f'photo.{ending}', 'photo.overlay.jpg'} <= written
+        if TRAINED[name].detects:
+            found = json.loads((out / 'photo.detections.json').read_text())['detections']
+            assert found and {each['class'] for each in found} <= set(CLASSES['COCO'])

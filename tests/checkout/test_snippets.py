@@ -15,6 +15,8 @@ from safetensors.torch import save
 from support import ROOT
 
 from cpvt_pyramid import ARCHS, CPVTPyramid
+from cpvt_pyramid.checkpoints.downloads import cached_path
+from cpvt_pyramid.trained import TRAINED, build_trained
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 # Snippets that need a GPU, a cluster, a package that is not installed here or configs, by page and
@@ -71,7 +73,8 @@ def test_snippets_that_run_elsewhere():
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
-    """What a reader has: a checkout, a photograph, weights of a backbone and a hub."""
+    """What a reader has: a checkout, a photograph, weights of a backbone, trained models in the
+    cache, and a hub."""
     for folder in ('configs', 'examples'):
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
@@ -80,6 +83,12 @@ def reader(tmp_path, monkeypatch):
     depths = (1, 1, 1, 1)  # models are built often
     monkeypatch.setitem(ARCHS, 'pcpvt_small', ARCHS['pcpvt_small']._replace(depths=depths))
     torch.save(CPVTPyramid('pcpvt_small').state_dict(), 'pcpvt_small.pth')
+    monkeypatch.setattr(torch.hub, '_hub_dir', str(tmp_path / 'torch'))
+    monkeypatch.setitem(ARCHS, 'pvt_v2_b2', ARCHS['pvt_v2_b2']._replace(depths=depths))
+    for name in ('retinanet_pvt_v2_b2_coco', 'segformer_b0_ade20k'):
+        path = cached_path(TRAINED[name].url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(build_trained(TRAINED[name]).state_dict(), path)
     with serve_hub(monkeypatch, tmp_path / 'cache') as hub:
         weights = save(timm.create_model('twins_pcpvt_small', depths=depths).state_dict())
         hub.repos['timm/twins_pcpvt_small.in1k'] = {'model.safetensors': weights}

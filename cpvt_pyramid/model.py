@@ -194,7 +194,9 @@ class CPVTPyramid(nn.Module):
 
         self.apply(init_weights)
         init_pegs(self, encoding.peg)
-        self.frozen_names = self.names_in_stages(frozen_stages)
+        modules = [name for name, _ in self.named_modules()]
+        parameters = [name for name, _ in self.named_parameters()]
+        self.built_names = frozenset(modules + parameters)
         self.freeze()
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
@@ -283,27 +285,22 @@ class CPVTPyramid(nn.Module):
         self.freeze()
         return self
 
-    def names_in_stages(self, stages: int) -> frozenset[str]:
-        """The names of the modules and parameters in the first stages."""
-        names = set()
-        for name, module in self.named_modules():
-            part, *rest = name.split('.')
-            if part in STAGE_PARTS and rest and int(rest[0]) < stages:
-                names.add(name)
-                for parameter, _ in module.named_parameters(recurse=False):
-                    names.add(f'{name}.{parameter}')
-        return frozenset(names)
-
     def freeze(self) -> None:
         """Freeze the stages that do not train: what they were built of, and nothing added later."""
-        if not self.frozen_names:
+        if self.frozen_stages <= 0:
             return
         for name, module in self.named_modules():
-            if name in self.frozen_names:
+            if self.is_frozen(name):
                 module.training = False
         for name, parameter in self.named_parameters():
-            if name in self.frozen_names:
+            if self.is_frozen(name):
                 parameter.requires_grad_(False)
+
+    def is_frozen(self, name: str) -> bool:
+        """True for a module or parameter of a frozen stage that the model was built with."""
+        part, *indices = name.split('.')
+        in_stage = part in STAGE_PARTS and bool(indices)
+        return in_stage and int(indices[0]) < self.frozen_stages and name in self.built_names
 
 
 class BlockOptions(NamedTuple):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cpvt_pyramid.app.predict.openmmlab.models import build_model
 from mmengine.config import Config
 from support import ROOT
 from torch import nn
@@ -22,6 +21,7 @@ from cpvt_pyramid.app.export.segmentors import PixelClassifier
 from cpvt_pyramid.app.export.self_test import draw
 from cpvt_pyramid.app.export.verification import verify
 from cpvt_pyramid.app.predict import Predictor
+from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.openmmlab.samples import data_sample
 from cpvt_pyramid.app.predict.sessions import padded_inputs
 from cpvt_pyramid.archs import Arch

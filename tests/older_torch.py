@@ -19,6 +19,7 @@ LACKS_BELOW_2_9 = {
 LACKS_BELOW_2_7 = {
     'the fast operations': """
         acceleration/ core/test_export.py::test_compiled mm/test_winograd.py
+        core/test_recompute.py::test_one_wide_map_is_saved[MLP-float32-accelerated
         app/training/test_train.py::test_a_training_on_a_cpu_is_accelerated""",
     'setuptools that reads this pyproject.toml': """
         mm/test_configs.py::test_installed_package_holds_what_mim_reads""",
@@ -43,7 +44,8 @@ LACKS_BELOW_2_7 = {
     'compilers that trace contexts and custom functions': """
         core/test_small_convolutions.py::test_graphs core/test_recompute.py::test_what_else""",
     'a choice of the kernel of attention': """
-        core/test_other_peoples_layers.py::test_per_sample core/test_transforms.py""",
+        core/test_other_peoples_layers.py::test_per_sample core/test_transforms.py
+        core/test_recompute.py::test_functions_of_torch_func_on_a_model""",
     'files of more than tensors, read safely': """
         checkpoints/test_loading.py::test_a_quantized_models_own_state
         app/predict/test_openmmlab_loading.py::test_checkpoints_with_options""",

@@ -147,7 +147,7 @@ def check_valid(valid: Tensor, image: Tensor) -> None:
             f'valid must be a tensor of shape ({images}, 2), the height and width of each image, '
             f'got {got}'
         )
-    if valid.dtype == torch.bool or valid.is_complex():
+    if valid.dtype == torch.bool or valid.dtype.is_complex:
         raise ValueError(f'valid must hold numbers of pixels, got values of {valid.dtype}')
     for i, (image_height, image_width) in enumerate(readable_sizes(valid)):
         is_inside = 0 <= image_height <= height and 0 <= image_width <= width  # False for NaN

@@ -150,6 +150,8 @@ class SessionModel:
         [output] = self.run_batch([tile], [tile.shape[:2]])
         if self.kind == 'detections':
             used = output['labels'] >= 0
+            height, width = tile.shape[:2]
+            output['boxes'] = output['boxes'].clip(0, np.array([width, height] * 2, np.float32))
             return Boxes(*(output[name][used] for name in Boxes._fields))
         if 'probabilities' in output:
             planes = enumerate(output['probabilities'])
@@ -235,6 +237,8 @@ class SessionModel:
             masks = paste_masks(output['masks'][keep], boxes, size)
         elif self.about['masks'] == 'image':
             masks = enlarge_masks(output['masks'][keep], scale, size)
+        if 'valid' not in self.session.shapes:  # boxes may reach into the padding
+            boxes = boxes.clip(0, np.array([size[1], size[0]] * 2, np.float32))
         return Detections(image, self.classes, self.palette, boxes, scores, labels, masks)
 
     def input_size(self, size: tuple[int, int]) -> tuple[int, int]:
@@ -291,6 +295,11 @@ class SessionModel:
                 for name, x in output.items():
                     rows, columns = original if name == 'labels' else size
                     output[name] = x[..., :rows, :columns]
+            elif 'valid' not in inputs and size != inputs['images'].shape[2:]:
+                # The file takes the padding for image, and may find objects there.
+                x1, y1 = output['boxes'][:, :2].T
+                outside = (x1 >= size[1]) | (y1 >= size[0])
+                output['labels'] = np.where(outside, -1, output['labels'])
             self.check(output)
             found.append(output)
         return found

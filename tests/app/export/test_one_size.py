@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from mmengine.config import Config
 from support import ROOT
+from tiny_onnx import write_model
 from torch import nn
 
 from cpvt_pyramid import CPVTPyramid
@@ -210,3 +211,35 @@ def test_a_backbone_of_one_size_is_compared_on_smaller_images():
     model = exportable(randomize(CPVTPyramid(arch, out_indices=(0, 1)), seed=1).eval())
     for has_valid in (True, False):
         assert not differences(model, has_valid)
+
+
+class Fixed:
+    """A session of a file of one size that is not told the true sizes."""
+
+    shapes = {'images': [None, 3, *SIZE]}
+    names = ['boxes', 'scores', 'labels']
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert inputs.keys() == {'images'} and inputs['images'].shape == (1, 3, *SIZE)
+        boxes = [[0, 0, 20, 10], [30, 20, 90, 60], [0, 42, 20, 60], [50, 0, 90, 20]]
+        scores = np.array([[0.9, 0.8, 0.7, 0.6]], np.float32)
+        labels = np.zeros((1, 4), np.int64)
+        return {'boxes': np.array([boxes], np.float32), 'scores': scores, 'labels': labels}
+
+
+def test_no_box_is_in_the_padding(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    predictor = Predictor(write_model('detection', resize=None, score_thr=0.0))
+    predictor.model.session = Fixed()
+    found = predictor(draw(0, 40, 50))
+    assert found.boxes.tolist() == [[0, 0, 20, 10], [30, 20, 50, 40]]
+    (tile,) = predictor.model.predict_tiles([draw(0, 40, 50)])
+    assert tile.boxes.tolist() == found.boxes.tolist()
+    assert len(predictor(draw(0, *SIZE))) == 4
+    larger = predictor(draw(0, 80, 100))  # is reduced by 0.8
+    assert larger.boxes.tolist() == [
+        [0, 0, 25, 12.5],
+        [37.5, 25, 100, 75],
+        [0, 52.5, 25, 75],
+        [62.5, 0, 100, 25],
+    ]

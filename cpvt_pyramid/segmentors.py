@@ -55,9 +55,11 @@ class Conv(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
-        nn.init.xavier_uniform_(self.conv.weight)
-        nn.init.zeros_(self.conv.bias)
+        padding = kernel_size // 2
+        conv: Any = nn.Conv2d(in_channels, out_channels, kernel_size, padding=padding)
+        nn.init.xavier_uniform_(conv.weight)
+        nn.init.zeros_(conv.bias)
+        self.conv = conv
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x)
@@ -95,7 +97,7 @@ class Head(nn.Module):
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
         self.dropout = nn.Dropout2d(DROPOUT)
-        self.conv_seg = nn.Conv2d(channels, num_classes, 1)
+        self.conv_seg: Any = nn.Conv2d(channels, num_classes, 1)
         self.start_classifier()
 
     def start_classifier(self) -> None:

@@ -95,6 +95,13 @@ class MMDetectionRetinaNet(RetinaNet):
     in two ways, and keeps empty boxes.
     """
 
+    anchor_generator: 'StrideAnchors'
+    box_coder: BoxCoder
+    score_thresh: float
+    nms_thresh: float
+    topk_candidates: int
+    detections_per_img: int
+
     def detect(self, batch: Tensor, sizes: list[tuple[int, int]]) -> list[dict[str, Tensor]]:
         """The detections in pixels of a batch that the transform has normalized and padded; its
         images have these heights and widths."""
@@ -145,7 +152,7 @@ class MMDetectionRetinaNet(RetinaNet):
         head = self.head.classification_head
         old = head.cls_logits
         count = head.num_anchors * num_classes
-        new = nn.Conv2d(old.in_channels, count, 3, padding=1).to(old.weight.device)
+        new: Any = nn.Conv2d(old.in_channels, count, 3, padding=1).to(old.weight.device)
         nn.init.normal_(new.weight, std=0.01)
         nn.init.constant_(new.bias, -math.log(99))  # all scores are 0.01
         head.cls_logits = new
@@ -220,7 +227,7 @@ def retinanet(
     if mmdetection:
         parts['detections_per_img'] = 100
         model = assemble(MMDetectionRetinaNet, num_classes, parts | options, MMDetectionTransform)
-        model.box_coder = ClampedBoxCoder(model.box_coder.weights)
+        model.box_coder = ClampedBoxCoder((1.0, 1.0, 1.0, 1.0))
     else:
         model = assemble(RetinaNet, num_classes, parts | options)
     for branch in (model.head.classification_head, model.head.regression_head):

@@ -92,9 +92,16 @@ def read_table() -> dict[str, Trained]:
     models = {}
     with TABLE.open(newline='', encoding='utf-8') as file:
         for row in csv.DictReader(file):
-            name = row.pop('name')
-            numbers = {key: int(row.pop(key)) for key in ('side', 'parameters')}
-            models[name] = Trained(**row, **numbers)
+            models[row['name']] = Trained(
+                config=row['config'],
+                head=row['head'],
+                arch=row['arch'],
+                data=row['data'],
+                side=int(row['side']),
+                result=row['result'],
+                parameters=int(row['parameters']),
+                url=row['url'],
+            )
     return models
 
 

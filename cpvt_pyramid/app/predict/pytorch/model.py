@@ -97,8 +97,8 @@ def on_device(model: Any, device: Optional[str]) -> Any:
 class TorchSession:
     """A model in PyTorch as a `sessions.Session`, for one thread."""
 
-    metadata = None
-    test = None
+    metadata: Optional[str] = None
+    test: Optional[str] = None
     requests = 1
     names: list[str]
     shapes: dict[str, list[Optional[int]]]
@@ -108,7 +108,7 @@ class TorchSession:
         self.place = next(model.parameters()).device
         self.device = f'PyTorch on {self.place}'
         self.dtype = getattr(torch, dtype)
-        self.dtypes = {name: np.dtype(np.int64) for name in self.shapes}
+        self.dtypes: dict[str, np.dtype] = {name: np.dtype(np.int64) for name in self.shapes}
         self.dtypes['images'] = np.dtype(np.float32)
 
     @torch.no_grad()

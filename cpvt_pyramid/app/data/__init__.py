@@ -1,9 +1,8 @@
-"""Data sets on disk: reading and checking them by format, and configs for them.
+"""Data sets on disk, and configs for them: recognize, describe, read, check, adapt, write.
 
-A layout of folders and the checks of its files are in the file of the format: `coco.py`, `yolo.py`,
-`voc.py`, `label_maps.py`. `readers.py` has the first layout read that a folder has: boxes as
-`Objects` (`coco.py`), segmentation masks as `LabelMaps`, problems as `Defects` (`defects.py`). What
-all of them need of file names is in `folder.py`, and of images in `images.py`. `checks.py` applies
-the checks to the data sets of a config. `new_config.py` writes a config for a folder, with a recipe
-(`recipes.py`).
+`recognize.py` turns the names of a folder's files into the settings of a `data.yaml`, or questions;
+`description.py` is that file. `read.py` reads what it declares with the reader of its format into
+one form in memory (`data.py`), which `check.py` checks, with the kinds of defects of `defects.py`.
+`adapt.py` and `recipes.py` adapt a base, and `new_config.py` writes the config. `config_data.py`
+checks the data sets of a config with the same check, and `report.py` is `cpvt check-data`.
 """

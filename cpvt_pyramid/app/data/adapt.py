@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from mmengine.config import Config
 
-from ..config.parts import data_of, dataset_class, items_of, kind_of, leaves
+from ..config.parts import as_list, data_of, dataset_class, items_of, kind_of, leaves
 from ..tooling.command import UserError, one_line
 from .recipes import Scales, pipeline_of, steps
 
@@ -45,6 +45,8 @@ def task_of(cfg: Config, base: Path) -> str:
     ]
     if any(step.get('with_seg') for step in loads) or 'Panoptic' in kind_of(cfg.model):
         raise UserError(f'{base} is panoptic; the base must detect objects or segment images')
+    if any(kind_of(step) == 'LoadProposals' for step in steps(pipeline_of(cfg, 'train'))):
+        raise UserError(f'{base} trains on proposals in files; choose a base that makes its own')
     for dataset in data_of(cfg, 'train'):
         bases = {base.__name__ for base in dataset_class(dataset, cfg.default_scope).__mro__}
         if 'BaseDetDataset' not in bases or not any(step.get('with_bbox') for step in loads):
@@ -139,7 +141,8 @@ def set_classes(config: Any, classes: int) -> int:
     elif isinstance(before, int):
         config['num_classes'] = classes
     if before is not None:
-        for loss in config.values():
+        losses = [loss for value in config.values() for loss in as_list(value)]
+        for loss in losses:
             weights = loss.get('class_weight') if isinstance(loss, dict) else None
             if isinstance(weights, list) and len(weights) == before + 1:  # the last: no object
                 loss['class_weight'] = Code(f'[{weights[0]}] * {classes} + [{weights[-1]}]')

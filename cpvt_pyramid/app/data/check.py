@@ -26,7 +26,7 @@ from .data import (
     packed,
 )
 from .defects import Defects, Kind
-from .images import Finding, Reading, Size, in_threads, inspect
+from .images import Finding, Reading, Size, flat_findings, in_threads, inspect
 from .masks import value_findings, values_in
 
 SHIFTED, FURTHER = 3, 0.05  # pixels and share of a box by which it may differ from its polygons
@@ -70,6 +70,9 @@ def check_objects(data: Objects, how: Reading, found: Defects) -> Checked:
     some_have_masks = any(annotation.get('segmentation') for annotation in every)
     splits = {}
     for key, split in data.splits.items():
+        if not split.content['images']:
+            found.add(defects.NO_IMAGES, key)
+            continue
         splits[key] = check_split(split, how, found, some_have_masks, key == 'test')
     warn_about_classes(splits, found)
     places = {
@@ -110,6 +113,8 @@ def check_split(
         if size and size != (image['height'], image['width']):
             record = f'{image["width"]} x {image["height"]}'
             seen.append((defects.OTHER_SIZE, f' ({size[1]} x {size[0]}, not {record})'))
+        if not how.files:
+            seen += flat_findings((image['height'], image['width']), how.scales)
         return seen
 
     is_good = []

@@ -72,6 +72,7 @@ NO_CROWD = Kind(
     'annotations whose iscrowd is missing or not 0 or 1', left_out='nothing: 0 or 1 is used'
 )
 NO_ANNOTATIONS = Kind('annotation files without annotations', left_out=KEPT)
+NO_IMAGES = Kind('splits without images', left_out='the split')
 ALL_IGNORED = Kind('data whose labels are all ignored', left_out=KEPT)
 NO_MASK = Kind('objects without a mask', OF_MASKS, OBJECT)
 BAD_POLYGON = Kind(

@@ -52,6 +52,8 @@ class Scales(NamedTuple):
         """For images of some (N, 2) heights and widths."""
         is_segmentation = task == 'segmentation'
         tests = pipeline_of(cfg, 'val')
+        if not is_segmentation and has_fixed_input(cfg):
+            return cls(first_scale(tests), 1, is_segmentation)
         keeps_resolution = not is_segmentation and are_unscaled(tests)
         before = first_scale(tests)
         if keeps_resolution and not before:
@@ -241,6 +243,20 @@ def scale_count(count: Any, factor: float) -> Any:
 def pipeline_of(cfg: Config, split: str) -> list:
     loader = cfg.get(f'{split}_dataloader') or cfg.train_dataloader
     return deepcopy(next(leaves(loader.dataset)).get('pipeline') or [])
+
+
+def has_fixed_input(cfg: Config) -> bool:
+    """Whether a recipe makes inputs of one size, which several transforms and the model rely on: it
+    joins images (`img_scale` of Mosaic), pads them to a size, or resizes without their aspect
+    ratio."""
+    loader = cfg.get('train_dataloader') or {'dataset': {}}
+    outer = loader['dataset'].get('pipeline')
+    for step in steps([pipeline_of(cfg, 'train') if loader['dataset'] else [], outer]):
+        if step.get('img_scale') or kind_of(step) == 'Pad' and step.get('size'):
+            return True
+        if kind_of(step) == 'Resize' and step.get('keep_ratio') is False:
+            return True
+    return False
 
 
 def are_unscaled(tests: list) -> bool:

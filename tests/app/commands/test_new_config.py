@@ -7,11 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import layouts
+import mmdet
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import DATASETS, MODELS, init_default_scope
 from small_data import CLASSES
 from support import ROOT, load_tool
 
@@ -302,3 +303,62 @@ def test_text_can_be_read_back():
     text = text_of_settings({'x': value, 'y': Code('x')}, {'x': 'two\n# lines'})
     read = Config.fromstring(text, '.py')
     assert read.x == value and read.y == value and '\n# two\n# lines\nx = ' in text
+
+
+# Bases that are not ours
+
+MMDET = Path(mmdet.__file__).parent / '.mim/configs'
+
+
+def test_a_base_that_joins_images_keeps_its_pipelines(tmp_path):
+    """Those of the data set and of the one around it, at the sizes on which both rely."""
+    layouts.coco_of_splits(tmp_path / 'data')
+    base = MMDET / 'yolox/yolox_tiny_8xb8-300e_coco.py'
+    cfg = made(tmp_path / 'data', base, tmp_path / 'my.py')
+    before = Config.fromfile(base).train_dataloader.dataset
+    dataset = cfg.train_dataloader.dataset
+    assert dataset.type == 'MultiImageMixDataset' and dataset.pipeline == before.pipeline
+    assert dataset.dataset.type == 'CocoDataset' and dataset.dataset.pipeline
+    init_default_scope('mmdet')
+    assert {*DATASETS.build(dataset)[0]} == {'inputs', 'data_samples'}
+
+
+@pytest.mark.parametrize(
+    'name, kinds',
+    [
+        ('lvis/mask-rcnn_r50_fpn_sample1e-3_ms-1x_lvis-v1.py', ['ClassBalancedDataset']),
+        ('pascal_voc/faster-rcnn_r50_fpn_1x_voc0712.py', ['RepeatDataset']),
+    ],
+)
+def test_a_base_with_data_sets_around_others(name, kinds, tmp_path):
+    layouts.coco_of_splits(tmp_path / 'data')
+    dataset = made(tmp_path / 'data', MMDET / name, tmp_path / 'my.py').train_dataloader.dataset
+    found = []
+    while 'dataset' in dataset:
+        found.append(dataset.type)
+        dataset = dataset.dataset
+    assert found == kinds and dataset.type == 'CocoDataset'
+
+
+@pytest.mark.parametrize(
+    'name, reason',
+    [
+        (
+            'soft_teacher/soft-teacher_faster-rcnn_r50-caffe_fpn_180k_semi-0.1-coco.py',
+            'trains on 2 data sets with pipelines of their own',
+        ),
+        ('fast_rcnn/fast-rcnn_r50_fpn_1x_coco.py', 'trains on proposals in files'),
+    ],
+)
+def test_bases_that_are_refused_with_the_reason(name, reason, tmp_path):
+    layouts.coco_of_splits(tmp_path / 'data')
+    with pytest.raises(UserError, match=reason):
+        new_config(tmp_path / 'data', MMDET / name, tmp_path / 'my.py')
+    assert not (tmp_path / 'my.py').exists()
+
+
+def test_weights_of_classes_in_several_losses():
+    losses = [dict(class_weight=[1.0, 2.0]), dict(type='BoundaryLoss')]
+    head = dict(num_classes=2, loss_decode=losses)
+    set_classes(dict(decode_head=head), 4)
+    assert losses[0]['class_weight'] is None

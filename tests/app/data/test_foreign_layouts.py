@@ -1,0 +1,310 @@
+"""Layouts as other tools export them: recognized, asked about, or refused with the reason."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import layouts
+import numpy as np
+import pytest
+from layouts import (
+    CLASSES,
+    MORE,
+    SCENES,
+    Scene,
+    coco,
+    coco_content,
+    fill,
+    label_map,
+    voc,
+    write,
+    yolo,
+)
+from PIL import Image
+from support import load_tool
+
+NAMES = '\n'.join(CLASSES)
+FOUR = '\n'.join(('ground', *CLASSES))
+YAML = f'names: {list(CLASSES)}\n'
+
+
+def ultralytics_segment(root: Path) -> None:
+    for split, scenes in layouts.SPLITS:
+        fill(root, scenes, f'images/{split}/{{}}.png', yolo, f'labels/{split}/{{}}.txt', 'polygon')
+    write(
+        root / 'coco8-seg.yaml',
+        f'path: ../datasets/x\ntrain: images/train\nval: images/val\n{YAML}',
+    )
+
+
+def ultralytics_semantic(root: Path) -> None:
+    for split, scenes in layouts.SPLITS:
+        fill(root, scenes, f'images/{split}/{{}}.png', label_map, f'masks/{split}/{{}}.png')
+    names = dict(enumerate(('ground', *CLASSES)))
+    write(
+        root / 'x.yaml', f'train: images/train\nval: images/val\nmasks_dir: masks\nnames: {names}'
+    )
+
+
+def only_train(root: Path) -> None:
+    fill(root, SCENES, 'train/images/{}.png', yolo, 'train/labels/{}.txt')
+    write(root / 'data.yaml', f'train: train/images\n{YAML}')
+
+
+def val_is_train(root: Path) -> None:
+    fill(root, SCENES, 'images/{}.png', yolo, 'labels/{}.txt')
+    write(root / 'data.yaml', f'train: images\nval: images\n{YAML}')
+
+
+def names_that_yaml_reads_otherwise(root: Path) -> None:
+    fill(root, SCENES, 'images/{}.png', yolo, 'labels/{}.txt')
+    write(root / 'data.yaml', "train: images\nval: images\nnames: [yes, 010, '12:30']")
+
+
+def upper_case(root: Path) -> None:
+    fill(root, SCENES, 'Train/Images/{}.PNG', yolo, 'Train/Labels/{}.TXT')
+    fill(root, MORE, 'Valid/Images/{}.PNG', yolo, 'Valid/Labels/{}.TXT')
+    write(root / 'classes.txt', NAMES)
+
+
+def decomposed_names(root: Path) -> None:
+    for picture in SCENES:
+        picture.write(root / f'images/Ko\u0308ln {picture.name}.png')
+        yolo(root / f'labels/K\u00f6ln {picture.name}.txt', picture)
+    write(root / 'classes.txt', NAMES)
+
+
+def label_studio_yolo(root: Path) -> None:
+    fill(root, SCENES, 'images/1a2b-{}.png', yolo, 'labels/1a2b-{}.txt')
+    write(root / 'classes.txt', NAMES)
+    write(root / 'notes.json', json.dumps({'categories': [{'id': 0, 'name': 'cat'}], 'info': {}}))
+
+
+def label_studio_coco(root: Path) -> None:
+    coco(root / 'result.json', SCENES, 'images\\{}.png')
+    fill(root, SCENES, 'images/{}.png')
+
+
+def label_studio_json(root: Path) -> None:
+    fill(root, SCENES, '{}.png')
+    write(root / 'project.json', json.dumps([{'annotations': [{'completed_by': 1}], 'data': {}}]))
+
+
+def cvat_images(root: Path) -> None:
+    fill(root, SCENES, 'images/{}.png')
+    write(root / 'annotations.xml', '<annotations><version>1.1</version></annotations>')
+
+
+def cvat_masks(root: Path) -> None:
+    fill(root, SCENES, 'JPEGImages/{}.png', label_map, 'SegmentationClass/{}.png', 'palette')
+    fill(root, SCENES, 'JPEGImages/{}.png', label_map, 'SegmentationObject/{}.png', 'palette')
+    rows = zip(('ground', *CLASSES), [(0, 0, 0), *layouts.COLORS.tolist()])
+    table = ''.join(f'{name}:{r},{g},{b}::\n' for name, (r, g, b) in rows)
+    write(root / 'labelmap.txt', f'# label:color_rgb:parts:actions\n{table}')
+    write(root / 'ImageSets/Segmentation/default.txt', '000\n001\n002\n003')
+
+
+def cvat_table_of_indices(root: Path) -> None:
+    cvat_masks(root)
+    for picture in SCENES:
+        label_map(root / f'SegmentationClass/{picture.name}.png', picture)
+
+
+def labelme(root: Path) -> None:
+    fill(root, SCENES, '{}.png')
+    for picture in SCENES:
+        write(root / f'{picture.name}.json', '{"version": "5.0", "shapes": [], "imagePath": ""}')
+
+
+def via(root: Path) -> None:
+    fill(root, SCENES, '{}.png')
+    write(root / 'via_project.json', '{"_via_settings": {}, "_via_img_metadata": {}}')
+
+
+def supervisely(root: Path) -> None:
+    fill(root, SCENES, 'ds0/img/{}.png')
+    for picture in SCENES:
+        write(root / f'ds0/ann/{picture.name}.png.json', '{"objects": [{"classTitle": "cat"}]}')
+
+
+def create_ml(root: Path) -> None:
+    fill(root, SCENES, '{}.png')
+    boxes = [{'label': 'cat', 'coordinates': {'x': 1, 'y': 2, 'width': 3, 'height': 4}}]
+    write(root / '_annotations.createml.json', json.dumps([{'image': 'a', 'annotations': boxes}]))
+
+
+def table_of_boxes(root: Path) -> None:
+    fill(root, SCENES, 'train/{}.png')
+    write(root / 'train.csv', 'filename,xmin,ymin,xmax,ymax,class\n000.png,1,2,3,4,cat')
+
+
+def captions(root: Path) -> None:
+    fill(root, SCENES, '{}.png')
+    for picture in SCENES:
+        write(root / f'{picture.name}.txt', 'a cat on a mat')
+
+
+def fiftyone_coco(root: Path) -> None:
+    coco(root / 'labels.json', SCENES)
+    fill(root, SCENES, 'data/{}.png')
+
+
+def fiftyone_yolo(root: Path) -> None:
+    for split, scenes in layouts.SPLITS:
+        fill(root, scenes, f'images/{split}/{{}}.png', yolo, f'labels/{split}/{{}}.txt')
+    write(
+        root / 'dataset.yaml', f'path: {root}\ntrain: ./images/train/\nval: ./images/val/\n{YAML}'
+    )
+
+
+def roboflow_coco(root: Path) -> None:
+    """With a super-category that is no class."""
+    for split, scenes in (('train', SCENES), ('valid', MORE)):
+        content = coco_content(scenes)
+        for category in content['categories']:
+            category['supercategory'] = 'animals'
+        content['categories'].insert(0, {'id': 0, 'name': 'animals', 'supercategory': 'none'})
+        write(root / f'{split}/_annotations.coco.json', json.dumps(content))
+        fill(root, scenes, f'{split}/{{}}.png')
+
+
+def roboflow_masks(root: Path) -> None:
+    for split, scenes in (('train', SCENES), ('valid', MORE)):
+        fill(root, scenes, f'{split}/{{}}.png', label_map, f'{split}/{{}}_mask.png')
+        rows = ''.join(f'{value}, {name}\n' for value, name in enumerate(('ground', *CLASSES)))
+        write(root / f'{split}/_classes.csv', f'Pixel Value, Class\n{rows}')
+
+
+def two_json_files(root: Path) -> None:
+    coco(root / 'first.json', SCENES)
+    coco(root / 'second.json', SCENES)
+    fill(root, SCENES, 'images/{}.png')
+
+
+def list_of_test_images(root: Path) -> None:
+    """COCO's list of test images has no annotations."""
+    layouts.coco_of_splits(root)
+    (root / 'annotations/instances_test2017.json').unlink()
+    content = {k: v for k, v in coco_content(MORE).items() if k != 'annotations'}
+    write(root / 'annotations/image_info_test2017.json', json.dumps(content))
+    fill(root, MORE, 'test2017/{}.png')
+
+
+def coco_and_yolo(root: Path) -> None:
+    fill(root, SCENES, 'images/{}.png', yolo, 'labels/{}.txt')
+    coco(root / 'all.json', SCENES)
+
+
+def binary(root: Path) -> None:
+    fill(root, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'binary')
+
+
+def colors(root: Path) -> None:
+    fill(root, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'colors')
+
+
+def two_kinds_of_masks(root: Path) -> None:
+    fill(root, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    fill(root, SCENES, 'images/{}.png', label_map, 'labels/{}.png')
+    write(root / 'classes.txt', FOUR)
+
+
+def deep_masks(root: Path) -> None:
+    fill(root, SCENES, 'images/{}.png')
+    for picture in SCENES:
+        label_map(root / f'masks/{picture.name}.png', picture)
+        labels = np.array(Image.open(root / f'masks/{picture.name}.png')).astype(np.uint16)
+        Image.fromarray(labels).save(root / f'masks/{picture.name}.png')
+    write(root / 'classes.txt', FOUR)
+
+
+def linked(root: Path) -> None:
+    store = root.parent / 'store'
+    fill(store, SCENES, 'images/{}.png', yolo, 'labels/{}.txt')
+    root.mkdir()
+    os.symlink(store / 'images', root / 'images')
+    os.symlink(store / 'labels', root / 'labels')
+    write(root / 'classes.txt', NAMES)
+
+
+def empty_validation(root: Path) -> None:
+    fill(root, SCENES, 'train/images/{}.png', yolo, 'train/labels/{}.txt')
+    (root / 'valid/images').mkdir(parents=True)
+    write(root / 'data.yaml', f'train: train/images\nval: valid/images\n{YAML}')
+
+
+def voc_next_to_images(root: Path) -> None:
+    fill(root, SCENES, 'train/{}.png', voc, 'train/{}.xml')
+    fill(root, MORE, 'test/{}.png', voc, 'test/{}.xml')
+
+
+def voc_with_spaces(root: Path) -> None:
+    scenes = [Scene(f'my photo {s.name}', s.boxes) for s in SCENES]
+    fill(root, scenes, 'images/{}.png', voc, 'annotations/{}.xml')
+
+
+def cityscapes_ids(root: Path) -> None:
+    for split, scenes in layouts.SPLITS:
+        for picture in scenes:
+            name = f'{split}/bonn/bonn_{picture.name}_000019'
+            picture.write(root / f'leftImg8bit/{name}_leftImg8bit.png')
+            labels = np.where(picture.pixels[..., 0] > 100, 26, 7).astype(np.uint8)
+            path = root / f'gtFine/{name}_gtFine_labelIds.png'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(labels).save(path)
+            write(root / f'gtFine/{name}_gtFine_polygons.json', '{"objects": []}')
+
+
+LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
+    (ultralytics_segment, 0, 'val: 4 images (0 without objects), 8 objects'),
+    (ultralytics_semantic, 0, '4 classes: ground, cat, dog, owl'),
+    (only_train, 0, 'train: 4 images (0 without objects), 8 objects'),
+    (val_is_train, 0, 'warning: images that are in the training data, too'),
+    (names_that_yaml_reads_otherwise, 0, '3 classes: yes, 010, 12:30'),
+    (upper_case, 0, 'val: 4 images (0 without objects), 8 objects'),
+    (decomposed_names, 0, 'train: 4 images (0 without objects), 8 objects'),
+    (label_studio_yolo, 0, 'train: 4 images (0 without objects), 8 objects'),
+    (label_studio_coco, 0, 'train: 4 images (0 without objects), 8 objects'),
+    (label_studio_json, 2, 'project.json is of Label Studio'),
+    (cvat_images, 2, 'annotations.xml is of CVAT'),
+    (cvat_masks, 0, '4 classes: ground, cat, dog, owl'),
+    (cvat_table_of_indices, 1, 'question: labelmap.txt lists colours, but masks have one channel'),
+    (labelme, 2, '000.json is of LabelMe'),
+    (via, 2, 'via_project.json is of VIA'),
+    (supervisely, 2, 'is of Supervisely'),
+    (create_ml, 2, 'is of CreateML'),
+    (table_of_boxes, 2, 'train.csv is of a table of boxes'),
+    (captions, 2, 'must have boxes for a detector'),
+    (fiftyone_coco, 0, 'train: 4 images (0 without objects), 8 objects'),
+    (fiftyone_yolo, 0, 'val: 4 images (0 without objects), 8 objects'),
+    (roboflow_coco, 0, '3 classes: cat, dog, owl'),
+    (roboflow_masks, 0, 'val: 4 images'),
+    (two_json_files, 1, 'question: which COCO file has the train data: first.json, second.json?'),
+    (list_of_test_images, 0, 'test: 4 images (4 without objects), 0 objects'),
+    (coco_and_yolo, 2, 'choose one with --format coco or --format yolo'),
+    (binary, 1, 'names: {0: class_0, 255: class_255}'),
+    (colors, 1, 'question: the masks are in colours, and no file says of which classes'),
+    (two_kinds_of_masks, 1, 'question: which masks belong to the images in images'),
+    (deep_masks, 0, '4 classes: ground, cat, dog, owl'),
+    (linked, 0, 'train: 4 images (0 without objects), 8 objects'),
+    (empty_validation, 1, 'error: splits without images'),
+    (voc_next_to_images, 0, 'test: 4 images (0 without objects), 8 objects'),
+    (voc_with_spaces, 0, 'train: 4 images (0 without objects), 8 objects'),
+    (cityscapes_ids, 0, '19 classes: road, sidewalk'),
+]
+
+
+@pytest.mark.parametrize(
+    'build, status, said', LAYOUTS, ids=lambda value: getattr(value, '__name__', '')
+)
+def test_layouts_of_other_tools(build, status, said, tmp_path, capsys):
+    """What is recognized is also read from the description that is written."""
+    root, path = tmp_path / 'data', tmp_path / 'data.yaml'
+    build(root)
+    assert load_tool('check_data').main([str(root), '--out', str(path)]) == status
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err
+    if status == 0:
+        assert load_tool('check_data').main([str(path)]) == 0
+        assert said in capsys.readouterr().out

@@ -20,7 +20,7 @@ from support import ROOT, load_tool, save_tiff
 from cpvt_pyramid.app.config.check import check_classes
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.config.parts import dataset_meta
-from cpvt_pyramid.app.data import defects
+from cpvt_pyramid.app.data import config_data, defects
 from cpvt_pyramid.app.data.check import check_split
 from cpvt_pyramid.app.data.coco import check_categories, indexed_coco, read_coco
 from cpvt_pyramid.app.data.config_data import check_dataset
@@ -410,3 +410,71 @@ def test_pictures_of_bands():
     os.truncate('scene.tif', 900)
     with pytest.raises(ReadError):
         shown_image(Path('scene.tif'))
+
+
+# As training reads images
+
+
+def test_images_that_opencv_does_not_turn(tmp_path):
+    """WebP: boxes would lie beside their objects."""
+    for name, kind in (('a.webp', defects.UNTURNED_IMAGE), ('a.jpg', defects.TURNED_IMAGE)):
+        picture(tmp_path / name, exif=TURNED)
+        assert (kind, '') in inspect(tmp_path / name)[1]
+
+
+def test_images_that_resizing_leaves_without_a_side():
+    """In a config, for its scales: also before a training, which reads no images."""
+    Path('data').mkdir()
+    for name, size in (('a.png', (1, 3000)), ('b.png', SIZE)):
+        picture(Path('data', name), size=size)
+    content = coco_content([scene(0, 'a'), scene(1, 'b')])
+    content['images'][0].update(width=3000, height=1)
+    Path('data/a.json').write_text(json.dumps(content))
+    dataset = dict(type='CocoDataset', data_root='data', ann_file='a.json')
+    dataset |= dict(metainfo=dict(classes=CLASSES))
+    for scale, is_flat in (((1333, 800), True), ((6000, 3000), False)):
+        resize = dict(type='Resize', scale=scale, keep_ratio=True)
+        dataset['pipeline'] = [dict(type='LoadImageFromFile'), resize]
+        cfg = Config(dict(default_scope='mmdet', train_dataloader=dict(dataset=dataset)))
+        for how in (ALL, NAMES):
+            problems = check_dataset(cfg, 'train', cfg.train_dataloader.dataset, how)
+            assert (defects.FLAT_IMAGE in [p.kind for p in problems]) == is_flat
+
+
+def test_objects_without_masks_where_others_have_one(tmp_path, capsys):
+    layouts.coco_of_splits(tmp_path)
+    path = tmp_path / 'annotations/instances_train2017.json'
+    content = json.loads(path.read_text())
+    del content['annotations'][2]['segmentation']
+    path.write_text(json.dumps(content))
+    assert load_tool('check_data').main([str(tmp_path)]) == 0
+    said = 'warning: objects without a mask; an error for models of masks: annotation 3 of'
+    assert said in capsys.readouterr().out
+
+
+def test_what_was_checked_is_not_read_again(configs, monkeypatch, capsys):
+    """Until the annotations change."""
+    cfg = load_config(configs['detector'])
+    assert config_data.check_contents(cfg, 'train', folder=Path('out')) == 0
+    monkeypatch.setattr(config_data, 'check_dataset', None)  # is not called
+    assert config_data.check_contents(cfg, 'train', folder=Path('out'), how=NAMES) == 0
+    path = Path(cfg.train_dataloader.dataset.data_root, cfg.train_dataloader.dataset.ann_file)
+    changed = Path('changed.json').resolve()
+    changed.write_bytes(path.read_bytes())
+    cfg.train_dataloader.dataset.ann_file = str(changed)
+    with pytest.raises(TypeError):
+        config_data.check_contents(cfg, 'train', folder=Path('out'), how=NAMES)
+
+
+@pytest.mark.parametrize('evaluator, is_error', [(dict(format_only=True), False), ({}, True)])
+def test_test_lists_without_annotations(coco, evaluator, is_error):
+    folder, content = coco
+    del content['annotations']
+    (folder / 'a.json').write_text(json.dumps(content))
+    dataset = dict(type='CocoDataset', data_root=str(folder), ann_file='a.json', pipeline=[])
+    dataset |= dict(metainfo=dict(classes=CLASSES))
+    metric = dict(type='CocoMetric', **evaluator)
+    cfg = Config(dict(default_scope='mmdet', test_dataloader=dict(dataset=dataset)))
+    cfg.test_evaluator = metric
+    problems = check_dataset(cfg, 'test', cfg.test_dataloader.dataset)
+    assert any(problem.is_error for problem in problems) == is_error

@@ -8,7 +8,7 @@ from typing import Any, Optional
 from mmengine.config import Config
 
 from ..config.parts import as_list, data_of, dataset_class, items_of, kind_of, leaves
-from ..tooling.command import UserError, one_line
+from ..tooling.command import UserError
 from .recipes import Scales, pipeline_of, steps
 
 HERE = '{{ fileDirname }}'
@@ -185,7 +185,7 @@ def check_value(value: Any) -> None:
         for item in value:
             check_value(item)
     elif isinstance(value, type):
-        raise UserError(f'the base must name types with strings, got {one_line(repr(value))}')
+        raise UserError(f'the base must name types with strings, got {repr(value)[:300]}')
     elif isinstance(value, str) and '{{' in value.removeprefix(f'{HERE}/'):
         raise UserError(f'names of classes and folders must not have {{{{, got {value!r}')
 

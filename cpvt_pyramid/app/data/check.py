@@ -191,7 +191,7 @@ def usable_content(split: Split, found: Defects, some_have_masks: bool = False) 
                 kinds.append(defects.ELSEWHERE)
             seen.add(annotation['id'])
         else:
-            kinds = [problem]
+            kinds = [problem] if problem else []
         if kinds:
             place = f' of {image["file_name"]}' if image else ''
             item = place_in(split, f'annotation {annotation.get("id", index)}{place}')
@@ -398,7 +398,7 @@ def warn_about_classes(splits: dict[str, Split], found: Defects) -> None:
 
 
 def check_masks(data: Masks, how: Reading, found: Defects) -> Checked:
-    splits = {}
+    splits: dict[str, list[Pair]] = {}
     sizes: dict[str, Size] = {}
     every: Counter = Counter()
     for key, pairs in data.splits.items():

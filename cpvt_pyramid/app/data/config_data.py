@@ -230,7 +230,7 @@ def mask_reader(dataset: dict, scope: str) -> tuple[dict[Path, dict], Any]:
         raise UserError(f'the test data must be a BaseSegDataset, got {kind_of(dataset)}')
     built = built_dataset(dataset, scope)
     default = {'type': 'LoadAnnotations', 'reduce_zero_label': built.reduce_zero_label}
-    loads = [step for step in dataset.pipeline if kind_of(step).endswith('LoadAnnotations')]
+    loads = [step for step in dataset['pipeline'] if kind_of(step).endswith('LoadAnnotations')]
     with TRANSFORMS.switch_scope_and_registry(scope) as registry:
         load = registry.build(loads[0] if loads else default)
 

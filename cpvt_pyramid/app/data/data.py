@@ -84,7 +84,7 @@ def coco_content(
 ) -> dict[str, Any]:
     """The content of a COCO file, from the objects and the (height, width) of each image. What
     reaches beyond an image is cut off."""
-    images = []
+    images: list[dict] = []
     annotations: list[dict] = []
     for name, outlines in objects.items():
         height, width = sizes[name]

@@ -69,8 +69,8 @@ class Folder:
 
     def find(self, name: str) -> Optional[str]:
         """The file of a name as the file system writes it, or None."""
-        folder, base = posixpath.split(comparable(name))
-        folder = self.find_folder(folder)
+        above, base = posixpath.split(comparable(name))
+        folder = self.find_folder(above)
         if folder is None:
             return None
         found = self._listed(folder).get(base)
@@ -78,8 +78,8 @@ class Folder:
 
     def find_image(self, name: str) -> Optional[str]:
         """The image whose name without ending is this one."""
-        folder, base = posixpath.split(comparable_stem(name))
-        folder = self.find_folder(folder)
+        above, base = posixpath.split(comparable_stem(name))
+        folder = self.find_folder(above)
         if folder is None:
             return None
         if folder not in self._stems:
@@ -91,15 +91,19 @@ class Folder:
     def find_folder(self, name: str) -> Optional[str]:
         """The folder of a comparable name as the file system writes it, or None."""
         if name not in self._folders:
-            above, base = posixpath.split(name)
-            above = self.find_folder(above)
-            found = None
-            if above is not None:
-                found = '..' if base == '..' else self._listed(above).get(comparable(base))
-            path = None if found is None else posixpath.join(above, found)
-            is_folder = path is not None and (self.root / path).is_dir()
-            self._folders[name] = path if is_folder else None
+            self._folders[name] = self._found_folder(name)
         return self._folders[name]
+
+    def _found_folder(self, name: str) -> Optional[str]:
+        parent, base = posixpath.split(name)
+        above = self.find_folder(parent)
+        if above is None:
+            return None
+        found = '..' if base == '..' else self._listed(above).get(comparable(base))
+        if found is None:
+            return None
+        path = posixpath.join(above, found)
+        return path if (self.root / path).is_dir() else None
 
     def _listed(self, folder: str) -> dict[str, str]:
         if folder not in self._entries:

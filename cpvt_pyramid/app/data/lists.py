@@ -36,7 +36,7 @@ def images_of_part(
     if part.listed is None:
         return images
     listed = names_of_list(description, part.listed)
-    known = {}
+    known: dict[str, str] = {}
     for image in images:
         inside = posixpath.relpath(without_ending(image), part.images)
         known.setdefault(stem_of(image), image)

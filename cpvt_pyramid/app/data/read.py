@@ -1,5 +1,7 @@
 """Reads the data set that a description declares: explicit paths in, one form in memory out."""
 
+from collections.abc import Callable
+
 from .coco import read_coco_data
 from .data import Data
 from .defects import Defects
@@ -8,7 +10,12 @@ from .masks import read_masks
 from .voc import read_voc
 from .yolo import read_yolo
 
-READERS = {'coco': read_coco_data, 'yolo': read_yolo, 'voc': read_voc, 'masks': read_masks}
+READERS: dict[str, Callable[[Description, Defects], Data]] = {
+    'coco': read_coco_data,
+    'yolo': read_yolo,
+    'voc': read_voc,
+    'masks': read_masks,
+}
 
 
 def read_data(description: Description, found: Defects) -> Data:

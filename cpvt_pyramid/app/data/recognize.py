@@ -123,9 +123,10 @@ def recognize(root: Path, formats: Optional[Sequence[str]] = None) -> Recognized
     found = recognized_formats(listing, formats or list(RECOGNIZERS))
     others = [] if found or not formats else [*recognized_formats(listing, list(RECOGNIZERS))]
     if others:
+        asked = ' or '.join(formats or ())
         raise UserError(
-            f'{root} has data in the format {" and ".join(others)}, but {" or ".join(formats)} is '
-            'asked for: detectors train on coco, yolo and voc, and segmentors on masks'
+            f'{root} has data in the format {" and ".join(others)}, but {asked} is asked for: '
+            'detectors train on coco, yolo and voc, and segmentors on masks'
         )
     if not found:
         raise NotRecognized(root, foreign_format(listing))
@@ -622,7 +623,7 @@ def names_root(name: str) -> int:
 def best_places(counts: Counter, split: Optional[str], home: str) -> list[str]:
     """The folders that are most likely, by their names, and then by what they have."""
 
-    def rank(folder: str) -> tuple[int, int, bool]:
+    def rank(folder: str) -> tuple[int, int, int]:
         of_folder = split_of(folder)
         affinity = 1
         if split and of_folder:
@@ -1035,9 +1036,9 @@ def mask_folders(listing: Listing) -> tuple[list[PairedFolders], list[Question]]
             pairs.append(found[0])
     if not of_images:
         for place, names in folders.items():
-            pair = pairs_within(place, set(map(stem_of, names)))
-            if pair:
-                pairs.append(pair)
+            within = pairs_within(place, set(map(stem_of, names)))
+            if within:
+                pairs.append(within)
     return pairs, questions
 
 

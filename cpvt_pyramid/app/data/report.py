@@ -1,5 +1,6 @@
 """`cpvt check-data`: what a source has, what is wrong with it, and its description."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
@@ -99,7 +100,7 @@ def shown(value: object) -> str:
     return ', '.join(values[:4]) + more
 
 
-def lines_about_data(data: Data, counts: object) -> list[str]:
+def lines_about_data(data: Data, counts: Counter) -> list[str]:
     """Lines about the classes, images and objects of a data set."""
     names = ', '.join(data.classes[:12]) + (' ...' if len(data.classes) > 12 else '')
     lines = [f'{len(data.classes)} classes: {names}']

@@ -211,8 +211,8 @@ def image_record_problem(image: dict, key_kind: type, known: dict) -> Optional[K
         return defects.NO_FILE_NAME
     if not is_key(image, 'id', key_kind):
         return defects.NO_IMAGE_ID
-    sides = image.get('width'), image.get('height')
-    if not all(is_number(side) and side >= 1 for side in sides):
+    sides = [side for side in (image.get('width'), image.get('height')) if is_number(side)]
+    if len(sides) < 2 or min(sides) < 1:
         return defects.NO_SIZE
     return defects.SAME_IMAGE_ID if image['id'] in known else None
 
@@ -324,9 +324,9 @@ def mask_problem(mask: Any, image: dict) -> Optional[Kind]:
         return defects.MASK_SIZE
     counts = mask.get('counts')
     counts = counts_of(counts) if isinstance(counts, str) else counts
-    is_list = isinstance(counts, list) and all(isinstance(n, int) and n >= 0 for n in counts)
-    is_whole = is_list and sum(counts) == math.prod(mask['size'])
-    return None if is_whole else defects.BAD_RUNS
+    if not isinstance(counts, list) or not all(isinstance(n, int) and n >= 0 for n in counts):
+        return defects.BAD_RUNS
+    return None if sum(counts) == math.prod(mask['size']) else defects.BAD_RUNS
 
 
 def counts_of(text: str) -> list[int]:

@@ -255,8 +255,12 @@ def names_setting(settings: dict, source: str) -> Optional[dict[int, str]]:
     is_mapping = isinstance(names, dict) and bool(names)
     if not is_mapping or not all(isinstance(name, str) and name for name in names.values()):
         raise UserError(f'{source}: names must be a list of names, or number them')
-    numbered = {whole_number(label): name for label, name in names.items()}
-    if None in numbered or len(numbered) < len(names) or max(numbered) >= MOST_CLASSES:
+    numbered: dict[int, str] = {}
+    for label, name in names.items():
+        number = whole_number(label)
+        if number is not None and number < MOST_CLASSES:
+            numbered[number] = name
+    if len(numbered) < len(names):
         raise UserError(f'{source}: names must number the classes from 0, below {MOST_CLASSES}')
     repeated = repeated_in(list(numbered.values()))
     if repeated is not None:
@@ -279,13 +283,14 @@ def colors_setting(settings: dict, source: str) -> Optional[dict[str, tuple[int,
     colors = settings.get('colors')
     if colors is None:
         return None
-    found = {}
-    if isinstance(colors, dict):
-        for name, color in colors.items():
-            if isinstance(color, list) and len(color) == 3:
-                found[name] = tuple(map(whole_number, color))
-    is_whole = isinstance(colors, dict) and len(found) == len(colors) > 0
-    if not is_whole or any(v is None or v > 255 for color in found.values() for v in color):
+    found: dict[str, tuple[int, int, int]] = {}
+    for name, color in colors.items() if isinstance(colors, dict) else ():
+        values = color if isinstance(color, list) else []
+        numbers = [n for n in map(whole_number, values) if n is not None and n <= 255]
+        if len(numbers) == len(values) == 3:
+            red, green, blue = numbers
+            found[name] = red, green, blue
+    if not found or len(found) < len(colors):
         raise UserError(
             f'{source}: colors must have three numbers from 0 to 255 for each name, such as '
             'road: [128, 64, 128]'
@@ -300,8 +305,9 @@ def ignored_setting(settings: dict, names: dict[int, str], source: str) -> tuple
     given = settings.get('ignored')
     if given is None:
         return () if IGNORED in names else (IGNORED,)
-    values = [whole_number(v) for v in (given if isinstance(given, list) else [given])]
-    if None in values:
+    texts = given if isinstance(given, list) else [given]
+    values = [number for number in map(whole_number, texts) if number is not None]
+    if len(values) < len(texts):
         raise UserError(f'{source}: ignored must be a value of masks or a list of values')
     both = sorted(set(values) & set(names))
     if both:

@@ -260,8 +260,8 @@ def splits_of(paths: Sequence[str]) -> Splits:
 
 def split_of(path: str) -> Optional[str]:
     """What the name of a single path says it is for."""
-    (split,) = [*splits_of([path]).by_split] or [None]
-    return split
+    found = [*splits_of([path]).by_split]
+    return found[0] if found else None
 
 
 def without_data_ending(name: str) -> str:

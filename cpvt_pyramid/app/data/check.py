@@ -211,8 +211,8 @@ def image_record_problem(image: dict, key_kind: type, known: dict) -> Optional[K
         return defects.NO_FILE_NAME
     if not is_key(image, 'id', key_kind):
         return defects.NO_IMAGE_ID
-    sides = [side for side in (image.get('width'), image.get('height')) if is_number(side)]
-    if len(sides) < 2 or min(sides) < 1:
+    sides: list[Any] = [image.get('width'), image.get('height')]
+    if not all(is_number(side) and side >= 1 for side in sides):
         return defects.NO_SIZE
     return defects.SAME_IMAGE_ID if image['id'] in known else None
 

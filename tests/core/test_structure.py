@@ -159,3 +159,10 @@ def test_imports_have_no_cycle():
         for path in leaves:
             del below[path]
     assert not {str(path.relative_to(PACKAGE)) for path in below}
+
+
+def test_warnings_are_caught_where_no_threads_run():
+    """`catch_warnings` restores what all threads share, and threads read images."""
+    for path in FILES:
+        if path.parent.name == 'images':
+            assert 'catch_warnings' not in path.read_text(), path

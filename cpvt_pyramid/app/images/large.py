@@ -5,7 +5,6 @@ GDAL (rasterio) reads bands and what is too large for that.
 """
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,15 +143,13 @@ def needs_parts(path: Path) -> bool:
     """Whether an image is too large for `read_image`, or large and may be stored in tiles that GDAL
     reads alike."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore', Image.DecompressionBombWarning)
-            with open_image(path) as image:
-                return (
-                    image.format in IN_PARTS
-                    and math.prod(image.size) > WHOLE_PIXELS
-                    and image.mode != 'CMYK'
-                    and orientation_of(image) == 1
-                )
+        with open_image(path) as image:
+            return (
+                image.format in IN_PARTS
+                and math.prod(image.size) > WHOLE_PIXELS
+                and image.mode != 'CMYK'
+                and orientation_of(image) == 1
+            )
     except Image.DecompressionBombError:
         return True
     except UnidentifiedImageError:

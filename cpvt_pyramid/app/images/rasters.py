@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Optional, Union
-from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 
@@ -52,11 +51,10 @@ def open_raster(
     if not Path(path).is_file():  # GDAL takes more for a path, such as addresses
         raise ReadError('no such file')
     rasterio = import_rasterio(user)
-    from rasterio.errors import NotGeoreferencedWarning, RasterioError
+    from rasterio.errors import RasterioError
     from rasterio.io import DatasetReader
 
-    with catch_warnings(), rasterio.Env(**options):
-        filterwarnings('ignore', category=NotGeoreferencedWarning)
+    with rasterio.Env(**options):
         try:
             with DatasetReader(os.fspath(path), driver=DRIVERS) as image:
                 if max(image.shape) > LONGEST:

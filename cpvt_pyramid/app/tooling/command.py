@@ -68,10 +68,12 @@ FAILED = 2
 BROKEN_PIPE = 128 + 13  # SIGPIPE, which Windows does not have
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command can continue
 LONGEST = 300  # letters of a message; of a longer one, its beginning and its end are shown
-# Warnings of mm and torch about settings that are intended.
+# Warnings of mm and torch about settings that are intended, of Pillow and rasterio about images.
+# Nothing that runs in threads ignores warnings itself: `catch_warnings` is for all threads, and
+# would restore another run's `showwarning`.
 IGNORED_WARNINGS = (
     'faster_coco_eval is not|The draw is False|`reduce_zero_label`|.*avg_non_ignore|'
-    '`broadcast_buffers`|Image size .* exceeds limit'
+    '`broadcast_buffers`|Image size .* exceeds limit|Dataset has no geotransform'
 )
 
 

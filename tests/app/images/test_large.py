@@ -95,7 +95,7 @@ def test_what_is_odd_is_told_once(kind, in_parts, monkeypatch):
     for read in (load_image, read_in_parts):
         with pytest.warns(UserWarning, match=text) as caught:
             read(path)
-        assert len(caught) == 1
+        assert len([w for w in caught if 'a.tif' in str(w.message)]) == 1
 
 
 def test_other_images_are_refused():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..tooling.command import UserError
-from .description import Question, in_one_line, load_yaml, repeated_in
+from .description import Question, load_yaml, repeated_in
 from .files import lines_of, names_in, text_of
 
 # A class name in each line, as tools for YOLO and masks write them
@@ -104,7 +104,7 @@ def classes_of_masks(root: Path, name: str) -> Classes:
     if base.lower() in TABLES:
         return Classes({'colors': colors}, notes, source=name)
     text = f'does {name} list the colours of the classes in the masks?'
-    return Classes(questions=[Question(text, [f'colors: {in_one_line(colors)}'])], source=name)
+    return Classes(questions=[Question(text, [{'colors': colors}])], source=name)
 
 
 def head_of_table(path: Path) -> list[str]:

@@ -11,7 +11,6 @@ from .description import (
     Description,
     Question,
     description_of,
-    in_one_line,
     load_yaml,
     write_description,
 )
@@ -48,8 +47,8 @@ class Described(NamedTuple):
             return
         print_questions(self.questions)
         raise UserError(
-            f'{self.source}: {self.questions[0].text} Write a line of those above to a data.yaml; '
-            f'cpvt check-data {self.source} --out data.yaml begins one'
+            f'{self.source}: {self.questions[0].text} Write one of the answers above to a '
+            f'data.yaml; cpvt check-data {self.source} --out data.yaml begins one'
         )
 
 
@@ -58,7 +57,7 @@ def print_questions(questions: Sequence[Question]) -> None:
     for question in questions:
         print(f'question: {question.text}')
         for line in question.lines:
-            print(f'    {line}')
+            print(line)
 
 
 def describe(source: Path, formats: Optional[Sequence[str]] = None) -> Described:
@@ -82,7 +81,7 @@ def describe(source: Path, formats: Optional[Sequence[str]] = None) -> Described
         wanted = ' or '.join(formats)
         raise UserError(f'{source} declares {description.format}, but the base needs {wanted}')
     settings = {key: value for key, value in settings.items() if key != 'path'}
-    return Described(settings, description.root, [], [], str(source))
+    return with_question_about_values(Described(settings, description.root, [], [], str(source)))
 
 
 def with_question_about_values(described: Described) -> Described:
@@ -102,13 +101,13 @@ def with_question_about_values(described: Described) -> Described:
         text = 'no file names the values of the masks: what are they? 255 is ignored unless named'
         if values == [0]:
             names[255] = 'class_255'
-        question = Question(text, [f'names: {in_one_line(names)}'])
+        question = Question(text, [{'names': names}])
     else:
         colors = {f'class_{n}': [*c] for n, c in enumerate(colors_of_masks(described.root, masks))}
         if not colors:
             raise UserError(f'{described.source}: no segmentation mask can be read')
         text = 'the masks are in colours, and no file says of which classes: what are they?'
-        question = Question(text, [f'colors: {in_one_line(colors)}'])
+        question = Question(text, [{'colors': colors}])
     return described._replace(questions=[question])
 
 
@@ -118,7 +117,7 @@ def write_described(described: Described, data: Optional[Data], path: Path) -> N
     settings = dict(described.settings)
     comments = ['Written by cpvt check-data; see docs/own_data.md.']
     for question in described.questions:
-        comments += [f'question: {question.text}', *(f'    {line}' for line in question.lines)]
+        comments += [f'question: {question.text}', *question.lines]
     if data is not None and 'colors' not in settings:
         names = data.description.names or dict(enumerate(data.classes))
         settings['names'] = names

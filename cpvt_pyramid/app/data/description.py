@@ -49,10 +49,25 @@ KEYS = (
 
 
 class Question(NamedTuple):
-    """What a folder does not decide, and the lines of a `data.yaml` to choose from."""
+    """What a folder does not decide, and the answers to choose from.
+
+    Attributes:
+        text: the question.
+        answers: settings of a `data.yaml`, each of which takes the place of one of its key.
+    """
 
     text: str
-    lines: list[str]
+    answers: list[dict[str, Any]]
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of a `data.yaml` that answer the question, with `or` between the answers."""
+        lines: list[str] = []
+        for answer in self.answers:
+            if lines:
+                lines.append('  or')
+            lines += [f'    {key}: {in_one_line(value)}' for key, value in answer.items()]
+        return lines
 
 
 class SplitPart(NamedTuple):
@@ -111,7 +126,7 @@ class Texts(yaml.BaseLoader):
             raise yaml.YAMLError('a key is no text')
         repeated = repeated_in(keys)
         if repeated is not None:
-            raise yaml.YAMLError(f'the key {repeated[:40]!r} is given twice')
+            raise yaml.YAMLError(f'the key {repeated[:40]!r} is given twice; write it once')
         return super().construct_mapping(node, deep)
 
 

@@ -17,7 +17,7 @@ from ..images.formats import open_image
 from ..tooling.command import UserError
 from ..tooling.files import files_below
 from .class_files import classes_from_files
-from .description import ALIASES, SPLITS, Question, SplitPart, in_one_line, load_yaml, whole_number
+from .description import ALIASES, SPLITS, Question, SplitPart, load_yaml, whole_number
 from .files import (
     Folder,
     comparable,
@@ -303,10 +303,6 @@ def settings_of_groups(
                 [places[path] for path in found_by_annotations.doubtful],
             )
     by_split = {split: list(found.by_split.get(split, [])) for split in SPLITS}
-    if found.doubtful:
-        names = ', '.join(found.doubtful[:SHOWN])
-        lines = [f'{split}: {folder}' for folder in found.doubtful for split in SPLITS]
-        questions.append(Question(f'what are the images in {names} for?', lines))
     if not by_split['train'] and not found.doubtful:
         by_split['train'] = found.unnamed
     else:
@@ -319,6 +315,16 @@ def settings_of_groups(
     of_folder = {group.images: group for group in groups}
     chosen = [folder for folders in by_split.values() for folder in folders]
     add_parts(settings, {s: [of_folder[f] for f in by_split[s]] for s in SPLITS if by_split[s]})
+    for folder in found.doubtful:
+        answers = []
+        for split in SPLITS:
+            changed = {**by_split, split: [*by_split[split], folder]}
+            with_folder: dict[str, Any] = {}
+            add_parts(
+                with_folder, {s: [of_folder[f] for f in changed[s]] for s in SPLITS if changed[s]}
+            )
+            answers.append(differing(with_folder, settings))
+        questions.append(Question(f'what are the images in {folder} for?', answers))
     questions += nested_folders(chosen, by_split, listing)
     return settings, notes, questions
 
@@ -331,6 +337,11 @@ def add_parts(settings: dict[str, Any], by_split: dict[str, list[Group]]) -> Non
         values = {split: [group[field] for group in groups] for split, groups in by_split.items()}
         if any(value is not None for of_split in values.values() for value in of_split):
             settings[key] = {split: one_or_many(of_split) for split, of_split in values.items()}
+
+
+def differing(settings: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """The settings that others do not have, or have with another value."""
+    return {key: value for key, value in settings.items() if others.get(key) != value}
 
 
 def one_or_many(values: Sequence[Any]) -> Any:
@@ -356,7 +367,7 @@ def nested_folders(
                         f'{folder} has images, and so has {other} below it: which of them '
                         f'are for {purposes[folder]}? Move them to a folder of their own, or list '
                         'them in a text file, a path in each line',
-                        [f'{purposes[folder]}: {purposes[folder]}.txt'],
+                        [{purposes[folder]: f'{purposes[folder]}.txt'}],
                     )
                 ]
     return []
@@ -687,20 +698,28 @@ def recognize_coco(listing: Listing) -> Optional[Recognized]:
     of_path = {file.path: file for file in files}
     found = splits_of(list(of_path))
     by_split = {split: list(found.by_split.get(split, [])) for split in SPLITS}
-    if found.doubtful:
-        lines = [f'annotations: {{{s}: {path}}}' for path in found.doubtful for s in SPLITS]
-        questions.append(Question(f'what is {", ".join(found.doubtful[:SHOWN])} for?', lines))
-    if not by_split['train'] and not found.doubtful:
+    doubtful = []
+    for path in found.doubtful:
+        if is_of_coco(path, by_split):
+            notes.append(f'{path} is left out: COCO has the objects in other files')
+        else:
+            doubtful.append(path)
+    if not by_split['train'] and not doubtful:
         by_split['train'] = found.unnamed
     else:
         notes += [f'{path} is left out: its name says no split' for path in found.unnamed]
     settings: dict[str, Any] = {'format': 'coco'}
-    annotations = {}
+    annotations: dict[str, str] = {}
+    undecided: dict[str, list[str]] = {}
     prefixes = set()
     for split, paths in by_split.items():
-        path = one_file(paths, of_path, split, questions)
-        if path is None:
+        if not paths:
             continue
+        chosen = one_file(paths, of_path, split)
+        if chosen is None:
+            undecided[split] = paths
+            continue
+        path = chosen
         annotations[split] = path
         names = of_path[path].images
         home = posixpath.dirname(path) or '.'
@@ -721,29 +740,67 @@ def recognize_coco(listing: Listing) -> Optional[Recognized]:
         if len(places.folders) > 1:
             shown = ', '.join(f'{f} ({places.counts[f]} of {len(names)})' for f in places.folders)
             text = f'the images of {path} are in several folders, {shown}: which of them?'
-            questions.append(Question(text, [f'{split}: {folder}' for folder in places.folders]))
+            questions.append(Question(text, [{split: folder} for folder in places.folders]))
         else:
             settings[split] = places.folders[0]
     if len(prefixes) > 1:
         questions.append(
             Question(
                 'the names of images begin with different folders: which is to be left out?',
-                [f'strip_prefix: {prefix}' for prefix in sorted(prefixes) if prefix],
+                [{'strip_prefix': prefix} for prefix in sorted(prefixes) if prefix],
             )
         )
     elif prefixes and prefixes != {''}:
         settings['strip_prefix'] = prefixes.pop()
-    settings['annotations'] = annotations
+    if annotations:
+        settings['annotations'] = annotations
+    for split, paths in undecided.items():
+        text = f'which COCO file has the {split} data: {", ".join(paths[:SHOWN])}?'
+        answers = [a for p in paths for a in coco_answers(listing, of_path[p], split, annotations)]
+        questions.append(Question(text, answers))
+    for path in doubtful:
+        answers = []
+        for split in SPLITS:
+            answers += coco_answers(listing, of_path[path], split, annotations)
+        questions.append(Question(f'what is {path} for?', answers))
     names_given = without_supercategory(listing.root, annotations.values())
     if names_given:
         settings['names'] = names_given
     return Recognized(settings, notes, questions)
 
 
-def one_file(
-    paths: Sequence[str], of_path: dict[str, CocoFile], split: str, questions: list[Question]
-) -> Optional[str]:
-    """The COCO file of a split: of several, that which COCO's own names say has the instances."""
+def is_of_coco(path: str, by_split: dict[str, list[str]]) -> bool:
+    """Whether a file is one of those that COCO has next to its instances: of keypoints or stuff, or
+    a list for its test server. Its name says splits that have a file with a name of COCO."""
+    base = posixpath.basename(path).lower()
+    if not base.startswith(('person_keypoints_', 'stuff_', 'panoptic_', 'image_info_')):
+        return False
+    own = {
+        split
+        for split, paths in by_split.items()
+        if any(posixpath.basename(p).lower().startswith(('instances_', 'image_')) for p in paths)
+    }
+    return any(word in own for word in re.findall('train|val|test', base))
+
+
+def coco_answers(
+    listing: Listing, file: CocoFile, split: str, annotations: dict[str, str]
+) -> list[dict[str, Any]]:
+    """The settings with a file for a split, with each folder that its images can be in."""
+    home = posixpath.dirname(file.path) or '.'
+    places = image_places(listing, file.images, split, home) if file.images else None
+    answers = []
+    for folder in places.folders if places else ['.']:
+        answer: dict[str, Any] = {split: folder, 'annotations': {**annotations, split: file.path}}
+        if places and places.prefix:
+            answer['strip_prefix'] = places.prefix
+        answers.append(answer)
+    return answers
+
+
+def one_file(paths: Sequence[str], of_path: dict[str, CocoFile], split: str) -> Optional[str]:
+    """The COCO file of a split: of several, that which COCO's own names say has the instances, or
+    the only one with boxes; None if names do not decide."""
     if len(paths) > 1:
         instances = [p for p in paths if 'instances' in posixpath.basename(p).lower()]
         if len(instances) == 1:
@@ -751,11 +808,8 @@ def one_file(
         with_boxes = [path for path in paths if of_path[path].has_boxes]
         if len(with_boxes) == 1 and split != 'test':
             return with_boxes[0]
-        lines = [f'annotations: {{{split}: {path}}}' for path in paths]
-        text = f'which COCO file has the {split} data: {", ".join(paths[:SHOWN])}?'
-        questions.append(Question(text, lines))
         return None
-    return paths[0] if paths else None
+    return paths[0]
 
 
 def without_supercategory(root: Path, paths: Iterable[str]) -> Optional[list[str]]:
@@ -790,24 +844,25 @@ def recognize_yolo(listing: Listing) -> Optional[Recognized]:
     declared = recognize_declared(listing, 'yolo')
     if declared:
         return declared
-    groups, notes, questions = labelled_folders(listing)
-    if not groups and not questions:
+    groups, undecided, notes = labelled_folders(listing)
+    if not groups and not undecided:
         return None
-    settings, more_notes, more_questions = settings_of_groups('yolo', groups, listing)
+    settings, more_notes, questions = settings_of_groups('yolo', groups, listing)
+    questions += questions_about_groups('yolo', groups, undecided, {}, listing)
     classes = classes_from_files(listing.root, listing.names)
     settings.update(classes.settings)
-    return Recognized(
-        settings, notes + more_notes + classes.notes, questions + more_questions + classes.questions
-    )
+    return Recognized(settings, notes + more_notes + classes.notes, questions + classes.questions)
 
 
-def labelled_folders(listing: Listing) -> tuple[list[Group], list[str], list[Question]]:
-    """The folders with images whose label files are found; with notes and questions."""
+def labelled_folders(listing: Listing) -> tuple[list[Group], dict[str, list[Group]], list[str]]:
+    """The folders with images whose label files are found; by question, those to choose from; and
+    notes."""
     texts = stems_by_folder(listing.ending('.txt'))
     folder = Folder(listing.root)
     groups: list[Group] = []
+    undecided: dict[str, list[Group]] = {}
     notes: list[str] = []
-    questions: list[Question] = []
+    by_labels: dict[str, list[str]] = defaultdict(list)
     for images, names in listing.image_folders.items():
         labels = [label_file(folder, name, SplitPart(images)) for name in names]
         found = [label for label in labels if label]
@@ -820,13 +875,22 @@ def labelled_folders(listing: Listing) -> tuple[list[Group], list[str], list[Que
         partners = [p for p in partners if folder_has_labels(listing, p)]
         if len(partners) > 1:
             text = f'which folder has the labels of {images}: {", ".join(partners[:SHOWN])}?'
-            lines = [f'annotations: {partner}' for partner in partners]
-            questions.append(Question(text, lines))
+            undecided[text] = [Group(images, partner) for partner in partners]
         elif partners:
-            groups.append(Group(images, partners[0]))
+            by_labels[partners[0]].append(images)
         elif groups:
             notes.append(f'{images} is left out, {len(names)} images: it has no label files')
-    return groups, notes, questions
+    image_stems = stems_by_folder(listing.images)
+    for labels_folder, places in by_labels.items():
+        labelled = [s for place in places for s in image_stems[place] & texts[labels_folder]]
+        if len(labelled) > len(set(labelled)):
+            text = (
+                f'of which images are the labels in {labels_folder}: {", ".join(places[:SHOWN])}?'
+            )
+            undecided[text] = [Group(place, labels_folder) for place in places]
+        else:
+            groups += [Group(place, labels_folder) for place in places]
+    return groups, undecided, notes
 
 
 def folder_has_labels(listing: Listing, folder: str) -> bool:
@@ -854,27 +918,55 @@ def recognize_voc(listing: Listing) -> Optional[Recognized]:
         return None
     images = stems_by_folder(listing.images)
     groups = []
+    undecided = {}
     questions = []
     for folder, names in folders.items():
         stems = set(map(stem_of, names))
         places = voc_images(folder, stems, images)
         if len(places) > 1:
-            lines = [f'train: {place}' for place in places]
             text = f'where are the images of {folder}: {", ".join(places[:SHOWN])}?'
-            questions.append(Question(text, lines))
+            undecided[text] = [Group(place, folder) for place in places]
         elif places:
             groups.append(Group(places[0], folder))
         else:
-            questions.append(
-                Question(f'where are the images of {folder}?', [f'train: FOLDER of {folder}'])
-            )
+            answer = {split_of(folder) or 'train': 'FOLDER', 'annotations': folder}
+            questions.append(Question(f'where are the images of {folder}?', [answer]))
     lists = image_sets(listing, 'Main')
-    if lists:
-        settings, notes = settings_of_lists('voc', groups, lists, listing)
-    else:
-        settings, notes, more = settings_of_groups('voc', groups, listing)
-        questions += [q for q in more if 'below it' not in q.text]  # XML files are read, not images
+    settings, notes, more = settings_with_lists('voc', groups, lists, listing)
+    questions += [q for q in more if 'below it' not in q.text]  # XML files are read, not images
+    questions += questions_about_groups('voc', groups, undecided, lists, listing)
     return Recognized(settings, notes, questions)
+
+
+def settings_with_lists(
+    kind: str, groups: Sequence[Group], lists: dict[str, dict[str, str]], listing: Listing
+) -> tuple[dict[str, Any], list[str], list[Question]]:
+    """The settings of folders with images, divided into splits by lists if there are any, and
+    otherwise by their names; with notes and questions."""
+    if not lists:
+        return settings_of_groups(kind, groups, listing)
+    settings, notes = settings_of_lists(kind, groups, lists, listing)
+    return settings, notes, []
+
+
+def questions_about_groups(
+    kind: str,
+    groups: Sequence[Group],
+    undecided: dict[str, list[Group]],
+    lists: dict[str, dict[str, str]],
+    listing: Listing,
+) -> list[Question]:
+    """Questions, by their texts, about the one of some groups that belongs to the data. The answers
+    are the settings with each of them."""
+    settings, _, _ = settings_with_lists(kind, groups, lists, listing)
+    questions = []
+    for text, options in undecided.items():
+        answers = []
+        for group in options:
+            with_group, _, _ = settings_with_lists(kind, [*groups, group], lists, listing)
+            answers.append(differing(with_group, settings))
+        questions.append(Question(text, answers))
+    return questions
 
 
 def voc_images(folder: str, stems: set[str], images: dict[str, set[str]]) -> list[str]:
@@ -951,33 +1043,36 @@ def recognize_masks(listing: Listing) -> Optional[Recognized]:
     declared = recognize_declared(listing, 'masks')
     if declared:
         return declared
-    pairs, questions = mask_folders(listing)
-    if not pairs and not questions:
+    pairs, undecided = mask_folders(listing)
+    if not pairs and not undecided:
         return None
     suffixes = {(pair.image_suffix, pair.mask_suffix) for pair in pairs}
     groups = [Group(pair.images, pair.masks) for pair in pairs]
     lists = image_sets(listing, 'Segmentation')
-    if lists:
-        settings, notes = settings_of_lists('masks', groups, lists, listing)
-    else:
-        settings, notes, more = settings_of_groups('masks', groups, listing)
-        questions += more
+    settings, notes, questions = settings_with_lists('masks', groups, lists, listing)
+    for place, options in undecided.items():
+        shown = ', '.join(f'{pair.masks} (*{pair.mask_suffix})' for pair in options[:SHOWN])
+        text = f'which masks belong to the images in {place}: {shown}?'
+        answers = []
+        for pair in options:
+            with_pair, _, _ = settings_with_lists(
+                'masks', [*groups, Group(pair.images, pair.masks)], lists, listing
+            )
+            answers.append({**differing(with_pair, settings), **settings_of_suffixes(pair)})
+        questions.append(Question(text, answers))
     if len(suffixes) > 1:
         shown = ', '.join(f'{image!r} and {mask!r}' for image, mask in sorted(suffixes))
         questions.append(
             Question(
                 f'names of images and masks end in different ways ({shown}): write the pairs to '
                 'text files, an image, a tab and its mask in each line',
-                ['train: train.txt'],
+                [{'train': 'train.txt'}],
             )
         )
-    elif suffixes:
-        image_suffix, mask_suffix = suffixes.pop()
-        if image_suffix:
-            settings['image_suffix'] = image_suffix
-        if mask_suffix:
-            settings['mask_suffix'] = mask_suffix
-    used = {pair.images for pair in pairs} | {pair.masks for pair in pairs}
+    elif pairs:
+        settings.update(settings_of_suffixes(pairs[0]))
+    every = [*pairs, *(pair for options in undecided.values() for pair in options)]
+    used = {pair.images for pair in every} | {pair.masks for pair in every}
     for folder, names in listing.image_folders.items():
         if folder not in used and not is_mask_folder(folder) and not is_other_folder(folder):
             if not any(folder.startswith(f'{place}/') for place in used):
@@ -995,6 +1090,11 @@ class PairedFolders(NamedTuple):
     mask_suffix: str
 
 
+def settings_of_suffixes(pair: PairedFolders) -> dict[str, str]:
+    suffixes = {'image_suffix': pair.image_suffix, 'mask_suffix': pair.mask_suffix}
+    return {key: suffix for key, suffix in suffixes.items() if suffix}
+
+
 def is_mask_folder(folder: str) -> bool:
     return any(
         part.lower() in MASK_WORDS or {w.lower() for w in WORD.findall(part)} & MASK_WORDS
@@ -1009,13 +1109,16 @@ def is_other_folder(folder: str) -> bool:
     )
 
 
-def mask_folders(listing: Listing) -> tuple[list[PairedFolders], list[Question]]:
-    """The folders of images that have masks, in another folder or their own; and questions."""
+def mask_folders(
+    listing: Listing,
+) -> tuple[list[PairedFolders], dict[str, list[PairedFolders]]]:
+    """The folders of images that have masks, in another folder or their own; and by folder of
+    images, those to choose from."""
     folders = listing.image_folders
     masks = [f for f in folders if is_mask_folder(f) and not is_other_folder(f)]
     images = [f for f in folders if not is_mask_folder(f) and not is_other_folder(f)]
     pairs: list[PairedFolders] = []
-    questions: list[Question] = []
+    undecided: dict[str, list[PairedFolders]] = {}
     of_images: dict[str, list[PairedFolders]] = defaultdict(list)
     for mask_folder in masks:
         same_key = [f for f in images if key_of(f) == key_of(mask_folder)]
@@ -1027,11 +1130,7 @@ def mask_folders(listing: Listing) -> tuple[list[PairedFolders], list[Question]]
                 of_images[place].append(pair)
     for place, found in of_images.items():
         if len(found) > 1:
-            shown = ', '.join(f'{pair.masks} (*{pair.mask_suffix})' for pair in found[:SHOWN])
-            lines = [f'annotations: {pair.masks}' for pair in found]
-            lines += [f'mask_suffix: {pair.mask_suffix}' for pair in found if pair.mask_suffix]
-            text = f'which masks belong to the images in {place}: {shown}?'
-            questions.append(Question(text, list(dict.fromkeys(lines))))
+            undecided[place] = found
         else:
             pairs.append(found[0])
     if not of_images:
@@ -1039,7 +1138,7 @@ def mask_folders(listing: Listing) -> tuple[list[PairedFolders], list[Question]]
             within = pairs_within(place, set(map(stem_of, names)))
             if within:
                 pairs.append(within)
-    return pairs, questions
+    return pairs, undecided
 
 
 def pairs_within(folder: str, stems: set[str]) -> Optional[PairedFolders]:
@@ -1123,7 +1222,7 @@ def with_classes_of_masks(
                 Question(
                     f'{classes.source} lists colours, but masks have one channel of values: are '
                     'the values the numbers of its lines?',
-                    [f'names: {in_one_line(dict(enumerate(names)))}'],
+                    [{'names': dict(enumerate(names))}],
                 )
             )
     return settings, questions, classes.notes

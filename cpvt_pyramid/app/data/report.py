@@ -55,7 +55,10 @@ def check_source(
         print_questions(described.questions)
         if out is not None:
             write_described(described, None, out)
-            print(f'wrote {out}, without the answers: they are lines to add to it')
+            print(
+                f'wrote {out}, without the answers: write one to each question to it, in place '
+                'of what it has of these keys'
+            )
         return len(described.questions)
     found = Defects()
     data = None

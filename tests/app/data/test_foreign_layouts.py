@@ -24,6 +24,9 @@ from layouts import (
 from PIL import Image
 from support import load_tool
 
+from cpvt_pyramid.app.data.describe import describe
+from cpvt_pyramid.app.data.description import load_yaml
+
 NAMES = '\n'.join(CLASSES)
 FOUR = '\n'.join(('ground', *CLASSES))
 YAML = f'names: {list(CLASSES)}\n'
@@ -256,6 +259,105 @@ def cityscapes_ids(root: Path) -> None:
             write(root / f'gtFine/{name}_gtFine_polygons.json', '{"objects": []}')
 
 
+def coco_2017(root: Path) -> None:
+    for split, scenes in layouts.SPLITS:
+        coco(root / f'annotations/instances_{split}2017.json', scenes)
+        coco(root / f'annotations/person_keypoints_{split}2017.json', scenes[:1])
+        for picture in scenes:
+            picture.write(root / f'{split}2017/{picture.name}.png')
+    content = {**coco_content(SCENES, 'test_{}.png'), 'annotations': []}
+    for name in ('test', 'test-dev'):
+        write(root / f'annotations/image_info_{name}2017.json', json.dumps(content))
+    for picture in SCENES:
+        picture.write(root / f'test2017/test_{picture.name}.png')
+
+
+def coco_file_of_doubtful_name(root: Path) -> None:
+    fill(root, SCENES, 'images/{}.png')
+    coco(root / 'crash_val.json', SCENES)
+
+
+def folder_of_doubtful_name(root: Path) -> None:
+    fill(root, SCENES, 'train/images/{}.png', yolo, 'train/labels/{}.txt')
+    fill(root, MORE, 'crash test/images/{}.png', yolo, 'crash test/labels/{}.txt')
+
+
+def images_of_one_name(root: Path) -> None:
+    for folder in ('first', 'second'):
+        fill(root, SCENES, f'images/{folder}/{{}}.png')
+
+
+def coco_of_images_of_one_name(root: Path) -> None:
+    images_of_one_name(root)
+    coco(root / 'train.json', SCENES)
+
+
+def voc_of_images_of_one_name(root: Path) -> None:
+    images_of_one_name(root)
+    for picture in SCENES:
+        voc(root / f'xml/{picture.name}.xml', picture)
+
+
+def yolo_of_images_of_one_name(root: Path) -> None:
+    images_of_one_name(root)
+    for picture in SCENES:
+        yolo(root / f'labels/{picture.name}.txt', picture)
+
+
+def labels_in_two_folders(root: Path) -> None:
+    fill(root, SCENES, 'pictures/{}.png', yolo, 'first/{}.txt')
+    for picture in SCENES:
+        yolo(root / f'second/{picture.name}.txt', picture)
+
+
+QUESTIONS = [
+    two_json_files,
+    coco_file_of_doubtful_name,
+    folder_of_doubtful_name,
+    coco_of_images_of_one_name,
+    voc_of_images_of_one_name,
+    yolo_of_images_of_one_name,
+    labels_in_two_folders,
+    binary,
+    colors,
+    two_kinds_of_masks,
+    cvat_table_of_indices,
+]
+
+
+def answered(path: Path, answer: dict) -> None:
+    """Write an answer to a data.yaml, in place of its keys."""
+    write(path, json.dumps({**load_yaml(path), **answer}))
+
+
+@pytest.mark.parametrize('build', QUESTIONS, ids=lambda build: build.__name__)
+def test_each_answer_completes_the_description(build, tmp_path, capsys):
+    root = tmp_path / 'data'
+    build(root)
+    (question,) = describe(root).questions
+    for number, answer in enumerate(question.answers):
+        path = tmp_path / f'{number}.yaml'
+        assert load_tool('check_data').main([str(root), '--out', str(path)]) == 1
+        printed = capsys.readouterr().out
+        assert all(line in printed and line in path.read_text() for line in question.lines)
+        answered(path, answer)
+        described = describe(path)
+        if described.questions:  # about the values of the masks that were chosen
+            answered(path, described.questions[0].answers[0])
+        assert load_tool('check_data').main([str(path)]) == 0
+        assert 'no errors' in capsys.readouterr().out
+
+
+def test_answers_differ(tmp_path):
+    folder_of_doubtful_name(tmp_path)
+    (question,) = describe(tmp_path).questions
+    assert question.answers == [
+        {'train': ['train/images', 'crash test/images']},
+        {'val': 'crash test/images'},
+        {'test': 'crash test/images'},
+    ]
+
+
 LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
     (ultralytics_segment, 0, 'val: 4 images (0 without objects), 8 objects'),
     (ultralytics_semantic, 0, '4 classes: ground, cat, dog, owl'),
@@ -292,6 +394,7 @@ LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
     (voc_next_to_images, 0, 'test: 4 images (0 without objects), 8 objects'),
     (voc_with_spaces, 0, 'train: 4 images (0 without objects), 8 objects'),
     (cityscapes_ids, 0, '19 classes: road, sidewalk'),
+    (coco_2017, 0, 'val: 4 images (0 without objects), 8 objects'),
 ]
 
 

@@ -724,13 +724,14 @@ def test_folders_that_only_sound_like_splits(tmp_path):
     root = tmp_path / 'data'
     fill(root, SCENES, 'site_dev/{}.png', yolo, 'site_dev/{}.txt')
     fill(root, MORE, 'crash test 2023/{}.png', yolo, 'crash test 2023/{}.txt')
-    with pytest.raises(UserError, match='what are the images in crash test 2023, site_dev for'):
+    with pytest.raises(UserError, match='what are the images in crash test 2023 for'):
         objects_in(root)
     with pytest.raises(UserError, match='what are the images in'):
         new_config(root, DETECTOR, tmp_path / 'x.py')
     path = tmp_path / 'data.yaml'
     assert load_tool('check_data').main([str(root), '--out', str(path)]) == 1
     text = path.read_text()
+    assert 'question: what are the images in site_dev for?\n' in text
     assert '#     val: site_dev\n' in text
     with pytest.raises(UserError, match='must have train, val or test'):
         objects_in(path)

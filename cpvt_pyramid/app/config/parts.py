@@ -152,13 +152,5 @@ def dataset_meta(cfg: Config, checkpoint: dict, split: str = 'test') -> dict:
     return {'classes': classes, 'palette': class_palette(classes, declared.get('palette'))}
 
 
-def loaded_bands(cfg: Config) -> Optional[tuple[int, ...]]:
-    """The bands that the test pipeline of a config loads; None if it loads RGB."""
-    for step in next(leaves(cfg.test_dataloader.dataset))['pipeline']:
-        if kind_of(step).endswith('LoadBands'):
-            return tuple(step['bands'])
-    return None
-
-
 def is_local(path: str) -> bool:
     return '://' not in path

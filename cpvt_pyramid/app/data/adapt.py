@@ -8,8 +8,9 @@ from typing import Any, Optional
 from mmengine.config import Config
 
 from ..config.parts import as_list, data_of, dataset_class, items_of, kind_of, leaves
+from ..config.pipelines import loads_annotations, pipeline_of, transforms_in
 from ..tooling.command import UserError
-from .recipes import Scales, pipeline_of, steps
+from .recipes import Scales
 
 HERE = '{{ fileDirname }}'
 IGNORING = 'MaxIoUAssigner', 'ATSSAssigner', 'ApproxMaxIoUAssigner'  # with `ignore_iof_thr`
@@ -40,12 +41,11 @@ def task_of(cfg: Config, base: Path) -> str:
             raise UserError(f'{base} must be the config of a training; it has no {key}')
     if cfg.default_scope == 'mmseg':
         return 'segmentation'
-    loads = [
-        step for step in steps(pipeline_of(cfg, 'train')) if kind_of(step).startswith('LoadAnn')
-    ]
+    transforms = list(transforms_in(pipeline_of(cfg, 'train')))
+    loads = list(filter(loads_annotations, transforms))
     if any(step.get('with_seg') for step in loads) or 'Panoptic' in kind_of(cfg.model):
         raise UserError(f'{base} is panoptic; the base must detect objects or segment images')
-    if any(kind_of(step) == 'LoadProposals' for step in steps(pipeline_of(cfg, 'train'))):
+    if any(kind_of(step) == 'LoadProposals' for step in transforms):
         raise UserError(f'{base} trains on proposals in files; choose a base that makes its own')
     for dataset in data_of(cfg, 'train'):
         bases = {base.__name__ for base in dataset_class(dataset, cfg.default_scope).__mro__}

@@ -85,7 +85,7 @@ class LoadTileAnnotations(BaseTransform):
     """Load the segmentation mask at `seg_map_path`, of the part that `LoadBands` has read.
 
     Labels are the first band of the file; its pixels without data are ignored. Without `tile` of
-    `LoadBands` it is the whole mask.
+    `LoadBands`, or without `LoadBands`, it is the whole mask.
 
     Args:
         reduce_zero_label: whether 0 is ignored and the other labels are reduced by 1. None: as the
@@ -100,14 +100,14 @@ class LoadTileAnnotations(BaseTransform):
 
     def transform(self, results: dict) -> dict:
         path = results['seg_map_path']
-        part = results['part']
+        part = results.get('part')
         with open_bands(path) as file:
-            if file.shape != part.size:
+            if part and file.shape != part.size:
                 raise OSError(
                     f'a segmentation mask must have the size of its image, {part.size}, got '
                     f'{file.shape}: {path}'
                 )
-            labels = file.read(1, window=part.window)
+            labels = file.read(1, window=part.window if part else None)
             nodata = file.nodatavals[0]
         if nodata is not None:
             labels = np.where(labels == nodata, IGNORED, labels)

@@ -6,7 +6,6 @@ objects of an unknown category or with NaN coordinates train silently.
 
 import hashlib
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from mmengine.registry import TRANSFORMS
 
 from ...checkpoints.reading import listed
 from ..config.parts import as_list, classes_of, data_of, dataset_class, is_local, kind_of
+from ..config.pipelines import keeps_ratio, loads_annotations, scales_of, transforms_in
 from ..tooling.command import UserError, one_line
 from ..tooling.files import files_below, make_folder, write_text
 from ..training.processes import of_first_process
@@ -28,7 +28,6 @@ from .data import Masks, Pair, Split
 from .defects import Defects, Problem, stop_message
 from .description import IGNORED, Description
 from .images import ALL, NAMES, Reading
-from .recipes import steps
 
 STAMPS = Path('work_dirs/check_data/checked.json')  # what cpvt check-data found without errors
 
@@ -44,8 +43,8 @@ def check_dataset(
     """
     if not is_known(cfg, dataset):
         return None
-    pipeline = [step for step in dataset.get('pipeline') or () if isinstance(step, dict)]
-    how = how._replace(by_opencv=are_read_by_opencv(pipeline), scales=scales_of(pipeline))
+    pipeline = dataset.get('pipeline') or []
+    how = how._replace(by_opencv=are_read_by_opencv(pipeline), scales=smallest_scales(pipeline))
     found = Defects(masks=needs_masks(cfg, split, pipeline))
     if is_coco(dataset):
         data = coco_split(cfg, split, dataset, found)
@@ -79,9 +78,9 @@ def is_segmentation(dataset: dict, scope: str) -> bool:
 # What a run asks
 
 
-def needs_masks(cfg: Config, split: str, pipeline: Sequence[dict]) -> bool:
+def needs_masks(cfg: Config, split: str, pipeline: Sequence) -> bool:
     """Whether the pipeline of a split loads the masks of all objects, or a metric reads them."""
-    if any(step.get('with_mask') for step in pipeline):
+    if any(step.get('with_mask') for step in transforms_in(pipeline)):
         return True
     return any('segm' in as_list(metric.get('metric')) for metric in coco_metrics(cfg, split))
 
@@ -101,31 +100,23 @@ def may_be_empty(cfg: Config, split: str, dataset: dict) -> bool:
     return all(metric.get('format_only') for metric in metrics)
 
 
-def are_read_by_opencv(pipeline: Sequence[dict]) -> bool:
+def are_read_by_opencv(pipeline: Sequence) -> bool:
     """Whether the first step of a pipeline that loads something, if any, uses OpenCV."""
-    loads = [step for step in pipeline if kind_of(step).startswith('Load')]
+    loads = [step for step in transforms_in(pipeline) if kind_of(step).startswith('Load')]
     if not loads:
         return True
     backend = loads[0].get('imdecode_backend', 'cv2')
     return kind_of(loads[0]) == 'LoadImageFromFile' and backend == 'cv2'
 
 
-def scales_of(pipeline: Any) -> list[tuple[float, float]]:
+def smallest_scales(pipeline: Sequence) -> list[tuple[float, float]]:
     """The smallest scales, (long, short), to which a pipeline resizes with the aspect ratio."""
     found = []
-    for step in steps(pipeline):
-        kind = kind_of(step)
-        keeps_ratio = step.get('keep_ratio', kind == 'RandomResize')
-        scales = step.get('scale') or step.get('scales')
-        if not keeps_ratio or not isinstance(scales, (list, tuple)) or not scales:
-            continue
-        if not isinstance(scales[0], (list, tuple)):
-            scales = [scales]
-        ratio = min(step.get('ratio_range') or (1,))
-        for scale in scales:
-            sides = [side * ratio if side > 0 else math.inf for side in scale]
-            found.append((max(sides), min(sides)))
-    return [scale for scale in found if math.isfinite(scale[1])]
+    for step in transforms_in(pipeline):
+        if keeps_ratio(step):
+            ratio = min(step.get('ratio_range') or (1,))
+            found += [(long * ratio, short * ratio) for long, short in scales_of(step)]
+    return found
 
 
 # Data sets of objects
@@ -230,7 +221,7 @@ def mask_reader(dataset: dict, scope: str) -> tuple[dict[Path, dict], Any]:
         raise UserError(f'the test data must be a BaseSegDataset, got {kind_of(dataset)}')
     built = built_dataset(dataset, scope)
     default = {'type': 'LoadAnnotations', 'reduce_zero_label': built.reduce_zero_label}
-    loads = [step for step in dataset['pipeline'] if kind_of(step).endswith('LoadAnnotations')]
+    loads = list(filter(loads_annotations, transforms_in(dataset.get('pipeline'))))
     with TRANSFORMS.switch_scope_and_registry(scope) as registry:
         load = registry.build(loads[0] if loads else default)
 
@@ -332,8 +323,8 @@ def stamp_of(cfg: Config, split: str, dataset: dict) -> str:
         str(dataset.get('type')),
         str(image_folder(dataset).resolve()),
         [*classes_of(dataset, cfg.default_scope)],
-        needs_masks(cfg, split, [step for step in pipeline if isinstance(step, dict)]),
-        scales_of(pipeline),
+        needs_masks(cfg, split, pipeline),
+        smallest_scales(pipeline),
     ]
     return hashlib.sha256(json.dumps([files, asked]).encode()).hexdigest()
 

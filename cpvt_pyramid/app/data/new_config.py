@@ -13,6 +13,7 @@ import numpy as np
 from mmengine.config import Config
 
 from ..config.load import load_config
+from ..config.pipelines import pipeline_of
 from ..tooling.command import UserError
 from ..tooling.files import atomic_write, check_file, files_below, scratch_folder
 from .adapt import (
@@ -35,7 +36,7 @@ from .description import SPLITS
 from .images import HEADERS
 from .masks import are_indices, palette_of, write_indices, zero_is_ignored
 from .read import read_data
-from .recipes import Scales, adapted_recipe, pipeline_of
+from .recipes import Scales, adapted_recipe
 
 GENERATED = '_data'  # end of the name of the folder that is written next to a config
 CONFIG_SUFFIXES = '.py', '.yaml', '.yml', '.json'  # that mmengine reads

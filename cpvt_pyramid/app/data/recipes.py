@@ -1,14 +1,15 @@
 """A recipe for data of another size: scales of images, batch size, learning rate, length."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
 from mmengine.config import Config
 
-from ..config.parts import as_list, kind_of, leaves
+from ..config.parts import as_list, kind_of
+from ..config.pipelines import keeps_ratio, keeps_size, pipeline_of, scales_of, transforms_in
 
 # Length of a training: at least that of the recipe in epochs, or this number of steps with as many
 # images as those of the recipe; at most this number of epochs, or those of the recipe.
@@ -40,7 +41,7 @@ SMALL = 16  # pixels; objects that are smaller in the network's input are hard t
 class Scales(NamedTuple):
     """How the scales of a recipe change for images of other sizes."""
 
-    before: tuple[int, ...]  # scale of the base's test images, or of its training images
+    before: tuple[float, ...]  # scale of the base's test images, or of its training images
     scale: float  # factor on scales
     is_segmentation: bool
     # Tests do not resize images, and training does so only by the base's random factors: as
@@ -54,7 +55,8 @@ class Scales(NamedTuple):
         tests = pipeline_of(cfg, 'val')
         if not is_segmentation and has_fixed_input(cfg):
             return cls(first_scale(tests), 1, is_segmentation)
-        keeps_resolution = not is_segmentation and are_unscaled(tests)
+        is_unscaled = any(map(keeps_size, transforms_in(tests)))
+        keeps_resolution = not is_segmentation and is_unscaled
         before = first_scale(tests)
         if keeps_resolution and not before:
             before = first_scale(pipeline_of(cfg, 'train'))
@@ -111,7 +113,7 @@ class Scales(NamedTuple):
     def pipeline(self, pipeline: Any, reduce_zero_label: bool, is_test: bool = False) -> Any:
         """A pipeline of the base with other scales."""
         pipeline = deepcopy(pipeline)
-        for step in steps(pipeline):
+        for step in transforms_in(pipeline):
             if is_test and self.keeps_resolution and kind_of(step) == 'Resize':
                 step.pop('scale', None)
                 step['scale_factor'] = 1.0
@@ -240,48 +242,23 @@ def scale_count(count: Any, factor: float) -> Any:
     return max(round(count * factor), 1)
 
 
-def pipeline_of(cfg: Config, split: str) -> list:
-    loader = cfg.get(f'{split}_dataloader') or cfg.train_dataloader
-    return deepcopy(next(leaves(loader.dataset)).get('pipeline') or [])
-
-
 def has_fixed_input(cfg: Config) -> bool:
     """Whether a recipe makes inputs of one size, which several transforms and the model rely on: it
     joins images (`img_scale` of Mosaic), pads them to a size, or resizes without their aspect
     ratio."""
     loader = cfg.get('train_dataloader') or {'dataset': {}}
     outer = loader['dataset'].get('pipeline')
-    for step in steps([pipeline_of(cfg, 'train') if loader['dataset'] else [], outer]):
+    for step in transforms_in([pipeline_of(cfg, 'train'), outer]):
         if step.get('img_scale') or kind_of(step) == 'Pad' and step.get('size'):
             return True
-        if kind_of(step) == 'Resize' and step.get('keep_ratio') is False:
+        if kind_of(step) == 'Resize' and scales_of(step) and not keeps_ratio(step):
             return True
     return False
 
 
-def are_unscaled(tests: list) -> bool:
-    """Whether a pipeline of a base explicitly leaves images in their size."""
-    return any(kind_of(step) == 'Resize' and step.get('scale_factor') == 1 for step in steps(tests))
-
-
-def first_scale(pipeline: list) -> tuple[int, ...]:
+def first_scale(pipeline: list) -> tuple[float, ...]:
     """The scale of the first transform of a pipeline that has one; () if none has."""
-    return next(filter(None, map(long_and_short, steps(pipeline))), ())
-
-
-def long_and_short(step: dict) -> tuple[int, ...]:
-    """The `scale` of a transform as two sides, or () if it has none, or only a factor."""
-    scale = step.get('scale') or ()
-    if isinstance(scale, int):  # both sides; of ResizeShortestEdge, the shorter one
-        return step.get('max_size') or scale, scale
-    return () if isinstance(scale, float) else tuple(scale)
-
-
-def steps(value: Any) -> Iterator[dict]:
-    """The transforms of a pipeline, also those inside others."""
-    if isinstance(value, dict):
-        yield value
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for child in value:
-            yield from steps(child)
+    for step in transforms_in(pipeline):
+        for scale in scales_of(step):
+            return scale
+    return ()

@@ -127,10 +127,10 @@ def open_trained_source(
 def about_config(cfg: Any, checkpoint: dict) -> dict[str, Any]:
     """What a config and a checkpoint say about a model: classes, palette, resizing, architecture.
     Warns of a test pipeline that does more than resize."""
-    from ..config.parts import dataset_meta, kind_of, leaves
+    from ..config.parts import dataset_meta, kind_of
+    from ..config.pipelines import pipeline_of
 
     meta = dataset_meta(cfg, checkpoint)
-    pipeline = next(leaves(cfg.test_dataloader.dataset))['pipeline']
     backbone = cfg.model.backbone
     arch = backbone.get('arch', '')
     if not isinstance(arch, str):
@@ -138,7 +138,7 @@ def about_config(cfg: Any, checkpoint: dict) -> dict[str, Any]:
     return {
         'classes': list(meta['classes']),
         'palette': [[int(v) for v in color] for color in meta['palette']],
-        'resize': resize_of(pipeline),
+        'resize': resize_of(pipeline_of(cfg, 'test')),
         'arch': f'{kind_of(cfg.model)}, {kind_of(backbone)} {arch}'.strip(),
     }
 
@@ -147,16 +147,17 @@ def resize_of(pipeline: Sequence[dict]) -> Optional[dict[str, float]]:
     """The longest shorter and longer side to which a test pipeline resizes images, or None. Warns
     of steps that do something else."""
     from ..config.parts import kind_of
+    from ..config.pipelines import keeps_ratio, keeps_size, scales_of
 
     resize = None
     for step in pipeline:
         kind = kind_of(step)
-        if kind.startswith(('Load', 'Pack')) or kind.endswith('Resize') and keeps_size(step):
+        if kind.startswith(('Load', 'Pack')) or keeps_size(step):
             continue
-        if kind.endswith('Resize') and step.get('scale') and step.get('keep_ratio'):
-            scale = step['scale']
-            sides = [scale] if isinstance(scale, (int, float)) else scale  # mmcv takes both
-            resize = {'short': min(sides), 'long': max(sides)}
+        scales = scales_of(step)
+        if kind.endswith('Resize') and keeps_ratio(step) and len(scales) == 1:
+            long, short = scales[0]
+            resize = {'short': short, 'long': long}
             continue
         warnings.warn(
             f'the test pipeline has a step {dict(step)}, which the file does not describe; give it '
@@ -164,14 +165,6 @@ def resize_of(pipeline: Sequence[dict]) -> Optional[dict[str, float]]:
             stacklevel=1,
         )
     return resize
-
-
-def keeps_size(step: dict) -> bool:
-    """Whether a step that resizes images leaves each as it is."""
-    factors = step.get('scale_factor')
-    if not isinstance(factors, (tuple, list)):
-        factors = [factors]
-    return not step.get('scale') and all(factor == 1 for factor in factors)
 
 
 def given_photographs(inputs: Sequence[str]) -> list[np.ndarray]:

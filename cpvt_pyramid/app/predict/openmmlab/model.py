@@ -1,6 +1,5 @@
 """Models of OpenMMLab, from a config and a checkpoint to the predictions for images."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,8 @@ from ....acceleration.accelerate import accelerate, what_is_missing
 from ....mm.amp import replace_forward
 from ...config.check import check_settings
 from ...config.load import config_in_checkpoint, load_config, merge_options
-from ...config.parts import dataset_meta, kind_of, leaves, loaded_bands
+from ...config.parts import dataset_meta
+from ...config.pipelines import loaded_bands, loads_annotations, loads_image, pipeline_of
 from ...images.rasters import ReadError
 from ...images.reading import picture, read_image
 from ...predictions.drawing import Color
@@ -53,7 +53,7 @@ class OpenMMLabModel:
         self.palette: Sequence[Color] = meta['palette']
         self.score_thr = score_thr
         self.kind = kind_of_results(model, cfg)
-        self.bands = loaded_bands(cfg)
+        self.bands = loaded_bands(pipeline_of(cfg, 'test'))
         self.suppression = suppression_of(model, score_thr)
         self.pipeline = image_pipeline(cfg)
         if self.kind == 'detections':
@@ -200,13 +200,11 @@ def suppression_of(model: Any, score_thr: float) -> Suppression:
 def image_pipeline(cfg: Config) -> Compose:
     """The config's test pipeline, for images in memory and without annotations."""
     transforms = []
-    dataset: Any = next(leaves(cfg.test_dataloader.dataset))
-    for transform in dataset.pipeline:
-        kind = kind_of(transform)
-        if kind.endswith(('LoadBands', 'LoadImageFromFile')):
-            to_float32 = kind.endswith('LoadBands') or transform.get('to_float32', False)
+    for transform in pipeline_of(cfg, 'test'):
+        if loads_image(transform):
+            to_float32 = bool(loaded_bands(transform)) or transform.get('to_float32', False)
             transforms.append({'type': 'LoadImageFromNDArray', 'to_float32': to_float32})
-        elif not re.search(r'Load\w*Annotations$', kind):
+        elif not loads_annotations(transform):
             transforms.append(transform)
     return Compose(transforms)
 

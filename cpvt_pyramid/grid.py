@@ -72,7 +72,7 @@ def bias_of_keys(keys: Padding, dtype: torch.dtype, class_tokens: int = 0) -> Te
 
 
 def grid_of_windows(
-    x: Tensor, padding: Optional[Padding], k: int, masks_border: bool = True
+    x: Tensor, padding: Optional[Padding], k: int, window_padding: str = 'mask'
 ) -> Grid:
     """The grid of the windows of k x k tokens of a map (B, H, W, C).
 
@@ -80,20 +80,37 @@ def grid_of_windows(
         x: the tokens.
         padding: of the batch, whose tokens are not attended to.
         k: side of a window.
-        masks_border: the tokens that fill up the windows at the right and bottom are not attended
-            to either. False: all tokens are attended to, also those of the padding.
+        window_padding: see `WindowAttention`.
     """
-    fills_windows = divides(k, x.shape[1], x.shape[2])
-    if not masks_border or (padding is None and fills_windows):
+    if window_padding == 'zero':
         return Grid(k, k)
     if padding is not None:
-        bias = padding.score_bias().to(x.dtype)
+        bias = pad_to_multiple(padding.score_bias().to(x.dtype), k, MASKED)
     else:
-        bias = x.new_zeros(1, *x.shape[1:3], 1)
-    bias = to_windows(pad_to_multiple(bias, k, MASKED), k, k)[:, None, None, :, 0]
-    if padding is None:  # all images have the same border
-        bias = bias.repeat(x.shape[0], 1, 1, 1)
+        border = bias_of_border(x, k, window_padding)
+        if border is None:
+            return Grid(k, k)
+        bias = border.expand(x.shape[0], -1, -1, -1)  # all images have the same border
+    bias = to_windows(bias, k, k)[:, None, None, :, 0]
     return Grid(k, k, key_bias=bias)  # (B * n, 1, 1, k * k)
+
+
+def bias_of_border(x: Tensor, k: int, window_padding: str) -> Optional[Tensor]:
+    """(1, H', W', 1), `MASKED` for the tokens that fill up the windows of a map (B, H, W, C). None:
+    nothing is to be masked."""
+    rows_fit = divides(k, x.shape[1])
+    columns_fit = divides(k, x.shape[2])
+    if rows_fit and columns_fit:
+        return None
+    if window_padding == 'mmseg' and (rows_fit or columns_fit):
+        return None
+    bias = pad_to_multiple(x.new_zeros(1, *x.shape[1:3], 1), k, MASKED)
+    if window_padding == 'mmseg' and is_compiling():
+        # A graph serves sizes that k divides and others: it finds out from the values.
+        has_rows = bias[:, -1:, :1] < 0
+        has_columns = bias[:, :1, -1:] < 0
+        bias = bias * (has_rows & has_columns)
+    return bias
 
 
 def weights_of_means(x: Tensor, padding: Optional[Padding]) -> tuple[Tensor, Tensor]:
@@ -122,17 +139,15 @@ def means_along_axis(sides: Tensor, length: int, dtype: torch.dtype) -> Tensor:
 # --- maps of any size --------------------------------------------------------------------------
 
 
-def divides(k: int, height: int, width: int) -> bool:
-    """True if k divides both sides: in a captured graph, at all sizes that it serves."""
-    if is_compiling():
-        return statically_known_true(height % k == 0) and statically_known_true(width % k == 0)
-    return height % k == 0 and width % k == 0
+def divides(k: int, side: int) -> bool:
+    """True if k divides a side: in a captured graph, at all sizes that it serves."""
+    return statically_known_true(side % k == 0) if is_compiling() else side % k == 0
 
 
 def pad_to_multiple(x: Tensor, k: int, value: float = 0) -> Tensor:
     """Pad tokens (B, H, W, C) at the right and bottom until k divides both sides."""
     height, width = x.shape[1:3]
-    if not divides(k, height, width):
+    if not (divides(k, height) and divides(k, width)):
         down = ceil_div(height, k) * k - height
         right = ceil_div(width, k) * k - width
         x = F.pad(x, (0, 0, 0, right, 0, down), value=value)

@@ -264,8 +264,7 @@ class CPVTPyramid(nn.Module):
         bias = None if keys is None else bias_of_keys(keys, x.dtype)
         grid = Grid(height, width, padding=padding, step=step, key_bias=bias)
         if arch.window is not None:
-            masks_border = masks_border_of_windows(self.window_padding, arch.window, x, padding)
-            grid.windows = grid_of_windows(x, padding, arch.window, masks_border)
+            grid.windows = grid_of_windows(x, padding, arch.window, self.window_padding)
         if self.rope is not None:
             head_dim = arch.dims[i] // arch.heads[i]
             grid.rotations = self.rope.rotations(grid, head_dim, x)
@@ -362,16 +361,6 @@ def build_pegs(arch: Arch, stage: int, peg: Optional[PEGConfig]) -> dict[int, nn
         return {}
     blocks = peg.indices(arch.depths[stage], max(arch.depths))
     return {j: build_peg(peg, arch.dims[stage]) for j in blocks}
-
-
-def masks_border_of_windows(
-    window_padding: str, k: int, x: Tensor, padding: Optional[Padding]
-) -> bool:
-    """True if tokens that are not of the image are hidden from attention inside windows."""
-    if window_padding == 'mmseg':
-        fills_up_both = all(side % k for side in x.shape[1:3])
-        return fills_up_both or padding is not None
-    return window_padding == 'mask'
 
 
 class PatchEmbed(nn.Module):

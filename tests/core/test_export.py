@@ -15,6 +15,8 @@ from tests.models.ours import TINY_PVT_V2
 from tests.models.ports import randomize
 
 SIZES = [(1, 3, 64, 64), (3, 3, 70, 45), (2, 3, 128, 128), (2, 3, 33, 129)]
+# Windows of 7 tokens fill the height, the width, and both.
+WHOLE_WINDOWS = [(1, 3, 56, 50), (1, 3, 50, 56), (1, 3, 56, 84)]
 NAMED = dict(batch=1, height=33, width=33)  # below, an image may have one key
 # More stages are captured in the same way and take longer; `tests/app/export` has whole models.
 TWO_STAGES = Arch((32, 64), (1, 2), (4, 4), (1, 1), sr_ratios=(8, 1))
@@ -26,6 +28,7 @@ MODELS = {
     'learned': lambda: CPVTPyramid(TWO_STAGES, out_indices=(0,), **LEARNED),
     'rope': lambda: CPVTPyramid(TWO_STAGES, out_indices=(0,), position='rope'),
     'svt': lambda: CPVTPyramid(TINY_SVT, out_indices=(0,)),
+    'svt of mmseg': lambda: CPVTPyramid(TINY_SVT, out_indices=(0,), window_padding='mmseg'),
     'pvt_v2': lambda: CPVTPyramid(TINY_PVT_V2, out_indices=(0,)),
     'linear': lambda: CPVTPyramid(TINY_PVT_V2._replace(linear=True), out_indices=(0,)),
     'column': lambda: DenseCPVT(ColumnarArch(16, 2, 2), out_indices=(1,)),
@@ -37,20 +40,20 @@ def as_module(program):
     return program.module(check_guards=False) if VERSION >= (2, 9) else program.module()
 
 
-def assert_same(model, graph):
+def assert_same(model, graph, sizes=SIZES):
     with torch.no_grad():
-        for size in SIZES:
+        for size in sizes:
             image = torch.randn(size)
             same_maps(graph(image), model(image), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('name', ['pcpvt', 'rope', 'pvt_v2', 'column'])
+@pytest.mark.parametrize('name', ['pcpvt', 'rope', 'svt of mmseg', 'pvt_v2', 'column'])
 def test_torch_export(name):
     model = randomize(MODELS[name]()).eval()
     sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
     with torch.no_grad():
         graph = torch.export.export(model, (torch.randn(2, 3, 75, 90),), dynamic_shapes=(sizes,))
-    assert_same(model, as_module(graph))
+    assert_same(model, as_module(graph), SIZES + WHOLE_WINDOWS)
 
 
 def test_the_graph_of_the_docs_at_ten_sizes():
@@ -64,7 +67,7 @@ def test_the_graph_of_the_docs_at_ten_sizes():
             same_maps(names['graph'](image), names['model'](image), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('name', ['svt', 'learned', 'linear'])
+@pytest.mark.parametrize('name', ['svt', 'svt of mmseg', 'learned', 'linear'])
 def test_torch_export_of_a_padded_batch(name):
     model = randomize(MODELS[name]()).eval()
     dynamic = torch.export.Dim.DYNAMIC
@@ -72,7 +75,7 @@ def test_torch_export_of_a_padded_batch(name):
     shapes = ({0: dynamic, 2: dynamic, 3: dynamic}, {0: dynamic})
     with torch.no_grad():
         graph = as_module(torch.export.export(model, inputs, dynamic_shapes=shapes))
-        for batch, channels, height, width in SIZES:
+        for batch, channels, height, width in SIZES + WHOLE_WINDOWS:
             image = torch.randn(batch, channels, height, width)
             valid = torch.tensor([[height, width - 5], [9, width], [height - 1, 30]])[:batch]
             same_maps(graph(image, valid), model(image, valid), rtol=1e-4, atol=1e-5)

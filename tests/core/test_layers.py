@@ -25,7 +25,7 @@ def test_means_are_those_of_adaptive_pooling(size):
 def test_windows_have_a_mask_only_where_they_are_filled_up():
     assert grid_of_windows(torch.empty(1, 14, 21, 8), None, 7).key_bias is None
     assert grid_of_windows(torch.empty(1, 14, 20, 8), None, 7).key_bias.any()
-    assert grid_of_windows(torch.empty(1, 14, 20, 8), None, 7, masks_border=False).key_bias is None
+    assert grid_of_windows(torch.empty(1, 14, 20, 8), None, 7, 'zero').key_bias is None
 
 
 @pytest.mark.parametrize('valid', [None, VALID], ids=['', 'valid'])

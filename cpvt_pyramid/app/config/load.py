@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
@@ -110,7 +110,7 @@ class DictCalls(ast.NodeTransformer):
         self.generic_visit(node)
         if getattr(node.func, 'id', None) != 'dict' or node.args:
             return node
-        keys = [ast.Constant(keyword.arg) for keyword in node.keywords]
+        keys: list[Optional[ast.expr]] = [ast.Constant(keyword.arg) for keyword in node.keywords]
         return ast.Dict(keys, [keyword.value for keyword in node.keywords])
 
 

@@ -4,18 +4,13 @@ pycocotools reads such a file only if it is correct: it neither checks nor repor
 with pycocotools. So records are read as JSON here, and checked in `check.py`.
 """
 
-import io
 import json
 import re
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import redirect_stdout
-from numbers import Real
 from pathlib import Path
 from typing import Any
-
-from pycocotools.coco import COCO
 
 from ..tooling.command import UserError
 from . import defects
@@ -24,7 +19,6 @@ from .defects import Defects
 from .description import Description
 from .files import Folder, comparable, join
 
-COUNTED_IN_AP = 100  # detections of an image and class, the best
 SURROGATE = re.compile(rb'\\u[dD][89a-fA-F]')  # a character in two parts, as JSON writes it
 ID_FIELDS = {
     'images': ['id'],
@@ -51,9 +45,8 @@ def read_coco_data(description: Description, found: Defects) -> Objects:
             notes.append(f'{name} is copied, with {", ".join(changes)}')
         splits[split] = Split(content, folder, None if changes else path, name)
     classes = classes_of_files(description, splits)
-    for key, split in splits.items():
-        splits[key] = with_classes(split, classes, found)
-    return Objects(description, splits, classes, notes)
+    chosen = {name: with_classes(split, classes, found) for name, split in splits.items()}
+    return Objects(description, chosen, classes, notes)
 
 
 def name_images(content: dict[str, Any], description: Description, images: str) -> bool:
@@ -247,7 +240,7 @@ def check_categories(content: dict[str, Any], path: Path) -> None:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) < 1e300
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def is_key(record: dict, field: str, kind: type = int) -> bool:
@@ -260,11 +253,3 @@ def is_key(record: dict, field: str, kind: type = int) -> bool:
 def has_box(annotation: dict) -> bool:
     box = annotation.get('bbox')
     return isinstance(box, list) and len(box) == 4 and all(map(is_number, box))
-
-
-def indexed_coco(content: dict[str, Any]) -> COCO:
-    coco = COCO()
-    coco.dataset = content
-    with redirect_stdout(io.StringIO()):
-        coco.createIndex()
-    return coco

@@ -14,6 +14,7 @@ from mmengine.config import Config
 
 from ..config.load import load_config
 from ..config.pipelines import pipeline_of
+from ..predictions.average_precision import COUNTED as COUNTED_IN_AP
 from ..tooling.command import UserError
 from ..tooling.files import atomic_write, check_file, files_below, scratch_folder
 from .adapt import (
@@ -28,7 +29,6 @@ from .adapt import (
     wrapped,
 )
 from .check import Checked, checked_data
-from .coco import COUNTED_IN_AP
 from .data import Data, Masks, Objects, Pair, Split, content_of_images, divided, objects_by_class
 from .defects import Defects
 from .describe import describe
@@ -187,7 +187,7 @@ def check_task(data: Data, task: str) -> None:
 def data_settings(checked: Checked, target: Generated) -> DataSettings:
     """The settings of the data sets; writes to `target` what mm cannot read as it is."""
     data = checked.data
-    splits = {key: split for key, split in data.splits.items() if images_of(split)}
+    splits: dict[str, Any] = {k: split for k, split in data.splits.items() if images_of(split)}
     notes = list(data.notes)
     source = data.description.source
     test = splits.get('test')
@@ -263,7 +263,7 @@ def coco_dataset(key: str, split: Split, root: Path, target: Generated) -> dict[
     else:
         file = target.write(f'{key}.json', json.dumps(split.content, ensure_ascii=False))
     folder = f'{relative(split.folder, root)}/'.removeprefix('./')
-    dataset = dict(type='CocoDataset', ann_file=file, data_prefix=dict(img=folder))
+    dataset: dict[str, Any] = dict(type='CocoDataset', ann_file=file, data_prefix=dict(img=folder))
     if key == 'train':
         dataset['filter_cfg'] = dict(filter_empty_gt=False, min_size=1)
     else:
@@ -396,7 +396,7 @@ def config_text(
         ('tta_pipeline', cfg.get('tta_pipeline')),
     ):
         if pipeline:
-            reduce_zero_label = settings.datasets['train'].get('reduce_zero_label')
+            reduce_zero_label = settings.datasets['train'].get('reduce_zero_label', False)
             is_test = key == 'test_pipeline'
             values[key] = scaled.pipeline(pipeline, reduce_zero_label, is_test)
     values |= loader_settings(cfg, settings, task, base) | recipe.settings
@@ -421,7 +421,7 @@ def config_text(
 
 def loader_settings(cfg: Config, settings: DataSettings, task: str, base: Path) -> dict[str, Any]:
     """The settings of the data loaders and metrics."""
-    values = {}
+    values: dict[str, Any] = {}
     common = dict(data_root=Code('data_root'), metainfo=Code('metainfo'))
     for split in SPLITS:
         found = settings.datasets.get(split) or settings.datasets['val']

@@ -69,6 +69,8 @@ class Exportable(nn.Module):
     output_names: tuple[str, ...]  # among those of the stages
     takes_original = False  # whether the graph has the input `original`
     takes_any_padding = False  # whether images of one batch may have any sizes
+    mean: Tensor  # (1, C, 1, 1), as std
+    std: Tensor
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The exportable form of a model. mmdet and mmseg are imported where a model is theirs."""
 
-from typing import Optional
+from typing import Any, Optional
 
 from torch import Tensor, nn
 
@@ -19,8 +19,8 @@ class BackboneGraph(Exportable):
 
     def __init__(self, backbone: nn.Module, preprocessing: Preprocessing) -> None:
         super().__init__(preprocessing)
-        self.backbone = backbone
-        self.output_names = tuple(f'map_{i}' for i in range(len(backbone.strides)))
+        self.backbone: Any = backbone
+        self.output_names = tuple(f'map_{i}' for i in range(len(self.backbone.strides)))
 
     def stages(self, batch: Batch) -> dict[str, Tensor]:
         return dict(zip(self.output_names, self.backbone(*self.preprocess(batch))))
@@ -69,7 +69,7 @@ def exportable(model: nn.Module, probabilities: bool = False, backbone: bool = F
         from .mm_model import preprocessing_of
 
         alone = preprocessing_of(model)._replace(divisor=1, marks_padding=True)
-        return BackboneGraph(model.backbone, alone)
+        return BackboneGraph(model.get_submodule('backbone'), alone)
     if segments:
         from .mask2former import Mask2FormerSegmentor
         from .segmentors import Segmentor

@@ -107,7 +107,9 @@ def original_sizes(model: Exportable, settings: Settings, sizes: Sequence[Size])
     if 'valid' not in model.input_shapes(settings) and settings.size not in (None, sizes[0]):
         return list(sizes)
     factors = ((5, 3), (2, 3), (7, 4))
-    return [tuple(side * a // b + 1 for side in s) for s, (a, b) in zip(sizes, factors)]
+    return [
+        (height * a // b + 1, width * a // b + 1) for (height, width), (a, b) in zip(sizes, factors)
+    ]
 
 
 def single(model: Exportable, settings: Settings, image: np.ndarray, original: Size) -> Single:
@@ -275,7 +277,7 @@ def make_sample(model: Exportable, seed: int, size: Size, settings: Settings) ->
     shapes = {name: np.array(x.shape) for name, x in outputs.items()}
     if model.details.get('masks') == 'image':
         shapes['masks'][1:] = [-(-side // CELL) for side in size]
-    outputs = {name: inside(x, shapes[name]) for name, x in outputs.items()}
+    outputs = {name: inside(x, shapes[name].tolist()) for name, x in outputs.items()}
     if is_detection(outputs):
         outputs = {name: x[outputs['labels'] >= 0] for name, x in outputs.items()}
     image = {
@@ -293,7 +295,7 @@ def add_ties(model: Exportable, sample: Sample, settings: Settings) -> None:
     image = draw(int(sample['image']['seed']), height, width)
     original = tuple(sample['image']['original'].tolist())
     noisy = noisy_results(model, single(model, settings, image, original), tolerances)
-    sample['ties'] = ties(sample['outputs'], noisy, tolerances)
+    sample['ties'] = dict(ties(sample['outputs'], noisy, tolerances))
 
 
 def ties(expected: Arrays, noisy: Iterable[Arrays], tolerances: Tolerances) -> Arrays:

@@ -221,7 +221,7 @@ def expected_ending(error: BaseException, interrupted: str = '') -> Optional[End
     if any(isinstance(cause, SystemExit) and cause.code == TERMINATED for cause in causes):
         return Ending(f'terminated; {interrupted}', TERMINATED)
     for cause in causes:
-        if is_disk_full(cause):
+        if isinstance(cause, OSError) and is_disk_full(cause):
             where = f' for {cause.filename}' if cause.filename else ''
             return Ending(f'no space left on the disk{where}; {interrupted}')
     if isinstance(error, PermissionError) and error.filename:
@@ -279,10 +279,10 @@ def write_traceback(error: Exception, folder: Union[str, Path, None]) -> Path:
     return path
 
 
-def is_disk_full(error: BaseException) -> bool:
+def is_disk_full(error: OSError) -> bool:
     """Whether the disk, a quota or `ulimit -f` leaves no space for a file."""
     full = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
-    return isinstance(error, OSError) and error.errno in full
+    return error.errno in full
 
 
 def check_at_least(option: str, value: Optional[float], least: float) -> None:
@@ -354,7 +354,7 @@ def rank() -> int:
     return int(next((os.environ[name] for name in RANKS.values() if name in os.environ), 0))
 
 
-def one_line(error: Exception, length: int = 300) -> str:
+def one_line(error: BaseException, length: int = 300) -> str:
     """The message of an error without line breaks, cut to `length`."""
     text = ' '.join(str(error).split())
     return text if len(text) <= length else text[:length] + ' ...'
@@ -395,9 +395,8 @@ class OneLineParser(ArgumentParser):
 def declaration_of(function: Callable) -> Callable:
     """What declares the options of a tool: its function, or the dataclass that it takes."""
     kinds = [kind for name, kind in get_type_hints(function).items() if name != 'return']
-    if len(kinds) == 1 and is_dataclass(kinds[0]):
-        return kinds[0]
-    return function
+    takes_options = len(kinds) == 1 and is_dataclass(kinds[0])
+    return kinds[0] if takes_options else function
 
 
 def parser_of(function: Callable) -> OneLineParser:

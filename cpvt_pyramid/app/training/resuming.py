@@ -348,7 +348,7 @@ def advance(schedules: list, iterations: int, length: Optional[int]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # the optimizer should step, too
         for iteration in range(1, iterations + 1):
-            ends = length is not None and iteration % length == 0
+            ends = bool(length and iteration % length == 0)
             for schedule in schedules:
                 if not schedule.by_epoch:
                     schedule.step()

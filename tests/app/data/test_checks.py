@@ -22,12 +22,13 @@ from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.config.parts import dataset_meta
 from cpvt_pyramid.app.data import config_data, defects
 from cpvt_pyramid.app.data.check import check_split
-from cpvt_pyramid.app.data.coco import check_categories, indexed_coco, read_coco
+from cpvt_pyramid.app.data.coco import check_categories, read_coco
 from cpvt_pyramid.app.data.config_data import check_dataset
 from cpvt_pyramid.app.data.data import Split
 from cpvt_pyramid.app.data.defects import Defects, Problem
 from cpvt_pyramid.app.data.images import ALL, HEADERS, NAMES, inspect, shown_image
 from cpvt_pyramid.app.images.rasters import ReadError
+from cpvt_pyramid.app.predictions.average_precision import coco_with_index
 from cpvt_pyramid.app.tooling.command import UserError
 
 SCENES = [scene(i, name) for i, name in enumerate(('a', 'b', 'c ä', 'd'))]
@@ -211,7 +212,7 @@ def test_masks_that_the_evaluation_cannot_read(coco, mask, is_crowd):
         problems = check_dataset(cfg, 'val', cfg.val_dataloader.dataset)
         assert any(problem.is_error for problem in problems) == is_error
     good, _ = found(folder, content, masks=True)
-    truth = indexed_coco(good)
+    truth = coco_with_index(good)
     results = [
         dict(image_id=a['image_id'], category_id=a['category_id'], score=0.5)
         | dict(segmentation=truth.annToRLE(a), bbox=a['bbox'])

@@ -22,7 +22,7 @@ from pycocotools.cocoeval import COCOeval
 from small_data import CLASSES as SAMPLE_CLASSES
 
 from cpvt_pyramid.app.config.load import load_config
-from cpvt_pyramid.app.data.coco import indexed_coco
+from cpvt_pyramid.app.predictions.average_precision import coco_with_index
 from cpvt_pyramid.app.tooling.command import UserError
 from cpvt_pyramid.app.training.report.common import Analysis
 from cpvt_pyramid.app.training.report.detection_errors import ERRORS, confusion_of, find_errors
@@ -90,7 +90,7 @@ NAMES = {name: i * 7 + 2 for i, name in enumerate(CLASSES)}
 @pytest.mark.parametrize('metric', ['bbox', 'segm'])
 def test_average_precisions_are_those_of_pycocotools(metric):
     content, results = random_data(0, masks=True)
-    found = evaluate_detections(indexed_coco(content), results, NAMES, metric)
+    found = evaluate_detections(coco_with_index(content), results, NAMES, metric)
     analysed = Analysis({}, [])
     add_detections(analysed, found, metric, 0.3)
     Path('truth.json').write_text(json.dumps(content))
@@ -131,7 +131,7 @@ def test_more_than_a_hundred_objects_in_an_image(tmp_path):
         dict(image_id=4, category_id=2, bbox=box, score=score)
         for box, score in zip(found.tolist(), scores.tolist())
     ]
-    evaluated = evaluate_detections(indexed_coco(content), results, {'cat': 2}, 'bbox')
+    evaluated = evaluate_detections(coco_with_index(content), results, {'cat': 2}, 'bbox')
     assert len(evaluated.images[0].labels) == 150
     numbers = averages(evaluated.precision)
 
@@ -204,7 +204,7 @@ def slow_tide(content: dict, results: Sequence[dict]) -> tuple[dict[str, int], d
             corrected.append(det)
         if fixed == 'missed':
             left = [obj for obj in everything if obj['user'] is not None or obj['reached']]
-        truth = indexed_coco({**content, 'annotations': left})
+        truth = coco_with_index({**content, 'annotations': left})
         found = evaluate_detections(truth, corrected, NAMES, 'bbox')
         return averages(found.precision)['AP50']
 
@@ -220,7 +220,7 @@ def test_errors_are_those_of_a_slow_version():
         content, results = random_data(seed)
         for annotation in content['annotations']:
             annotation['iscrowd'] = 0
-        images = evaluate_detections(indexed_coco(content), results, NAMES, 'bbox').images
+        images = evaluate_detections(coco_with_index(content), results, NAMES, 'bbox').images
         errors = find_errors(images, len(CLASSES))
         counts, costs = slow_tide(content, results)
         assert errors.counts == counts

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Optional, Union
+from typing import Any, Optional, Union
 from urllib.error import URLError
 
 import mmengine.runner.checkpoint
@@ -82,10 +82,11 @@ def load_whole_model(model: nn.Module, checkpoint: dict, path: Union[str, Path])
     mmengine's own loading only warns about missing tensors and leaves them at their initial values.
     """
     tensors = {re.sub(r'^module\.', '', k): v for k, v in checkpoint['state_dict'].items()}
-    while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
-        model = model.module
+    inner: Any = model
+    while is_model_wrapper(inner) or isinstance(inner, BaseTTAModel):
+        inner = inner.module
     try:
-        load_whole(model, tensors, str(path))
+        load_whole(inner, tensors, str(path))
     except ValueError as error:
         raise UserError(one_line(error)) from error
 

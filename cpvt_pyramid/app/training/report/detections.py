@@ -16,12 +16,12 @@ from tqdm import tqdm
 
 from ...config.parts import as_list, dataset_meta
 from ...data.check import usable_content
-from ...data.coco import check_categories, indexed_coco, read_coco
+from ...data.coco import check_categories, read_coco
 from ...data.config_data import annotation_file, image_folder
 from ...data.data import Split
 from ...data.defects import Defects
 from ...predictions.average_precision import COUNTED as COUNTED_IN_AP
-from ...predictions.average_precision import evaluate_coco, mean_precision
+from ...predictions.average_precision import coco_with_index, evaluate_coco, mean_precision
 from ...predictions.drawing import draw_boxes
 from ...predictions.kinds import SCORE_THR
 from ...predictions.records import coco_fields
@@ -87,7 +87,7 @@ def ground_truth(dataset: dict) -> COCO:
     content = usable_content(Split(read, image_folder(dataset)), defects)
     if problems := [problem for problem in defects.problems() if problem.is_error]:
         raise UserError(f'{path} has {problems[0]}; see cpvt check-data')
-    return indexed_coco(content)
+    return coco_with_index(content)
 
 
 def metrics_of(cfg: Config, results: Sequence[dict]) -> list[str]:

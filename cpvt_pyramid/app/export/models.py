@@ -17,10 +17,10 @@ class BackboneGraph(Exportable):
     task = 'features'
     takes_any_padding = True
 
-    def __init__(self, backbone: nn.Module, preprocessing: Preprocessing) -> None:
+    def __init__(self, backbone: Any, preprocessing: Preprocessing) -> None:
         super().__init__(preprocessing)
-        self.backbone: Any = backbone
-        self.output_names = tuple(f'map_{i}' for i in range(len(self.backbone.strides)))
+        self.backbone = backbone
+        self.output_names = tuple(f'map_{i}' for i in range(len(backbone.strides)))
 
     def stages(self, batch: Batch) -> dict[str, Tensor]:
         return dict(zip(self.output_names, self.backbone(*self.preprocess(batch))))

@@ -193,10 +193,10 @@ def test_metrics_that_are_no_numbers(untrained, capsys):
         '[1.0, 1.0]',
         '[0.5, 1]',
         "{'x': 1.0}",
-        'None',
-        '0.5',
         'two lines',
         '0.25',
+        '0.5',
+        'None',
     ]
 
 

@@ -19,7 +19,9 @@ SEGMENTATION = {
 
 def metric_names(cfg: Config, split: str) -> Optional[list[str]]:
     """The names of the metrics of a split, in their order; None if they are not known, as those of
-    metrics by users are not."""
+    metrics by users are not, and of loops other than mmengine's, which can change names."""
+    if kind_of(cfg.get(f'{split}_cfg') or {}) not in ('', 'ValLoop', 'TestLoop'):
+        return None
     names = []
     for metric in as_list(cfg.get(f'{split}_evaluator')):
         found = NAMES[kind_of(metric)](metric) if kind_of(metric) in NAMES else None
@@ -72,7 +74,8 @@ PREFIXES = {'CocoMetric': 'coco', 'VOCMetric': 'pascal_voc'}
 
 
 def check_monitored(cfg: Config) -> None:
-    """Check that the metrics are computed by which hooks choose the best checkpoint or stop."""
+    """Check that the metrics are computed by which hooks choose the best checkpoint or stop, and
+    schedules lower the learning rate."""
     names = metric_names(cfg, 'val')
     if not names:
         return
@@ -85,6 +88,9 @@ def check_monitored(cfg: Config) -> None:
                     check_rule(path, hook, names[0])
                 else:
                     check_name(f'{path}.save_best', name, names)
+    for index, schedule in enumerate(as_list(cfg.get('param_scheduler'))):
+        if kind_of(schedule).startswith('ReduceOnPlateau') and schedule.get('by_epoch', True):
+            check_name(f'param_scheduler.{index}.monitor', schedule.get('monitor', 'loss'), names)
 
 
 def hooks_in(cfg: Config) -> list[tuple[str, dict]]:

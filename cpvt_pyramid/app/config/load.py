@@ -80,7 +80,15 @@ def set_framework(cfg: Config, path: Union[str, Path]) -> None:
 
 def config_in_checkpoint(checkpoint: dict, path: Union[str, Path]) -> Config:
     """The config that mmengine stores in the checkpoints of a training, with its custom imports
-    done; `path` is named in errors.
+    done; `path` is named in errors."""
+    cfg = settings_in_checkpoint(checkpoint, path)
+    import_custom(cfg, path)
+    set_framework(cfg, path)
+    return cfg
+
+
+def settings_in_checkpoint(checkpoint: dict, path: Union[str, Path]) -> Config:
+    """As `config_in_checkpoint`, of which nothing is imported.
 
     The text is read, not executed: a checkpoint may come from anywhere.
     """
@@ -98,8 +106,6 @@ def config_in_checkpoint(checkpoint: dict, path: Union[str, Path]) -> Config:
         raise UserError(f'{path}: the config inside is not readable: {one_line(error)}') from error
     if not isinstance(cfg.get('model'), dict):
         raise UserError(f'{path}: the config inside has no model')
-    import_custom(cfg, path)
-    set_framework(cfg, path)
     return cfg
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ...checkpoints.reading import listed
-from ..config.load import config_in_checkpoint
+from ..config.load import settings_in_checkpoint
 from ..config.schedules import schedule_problems
 from ..tooling.command import UserError
 from .seeds import IterationSeedHook
@@ -78,12 +78,17 @@ class ResumeHook(Hook):
 
     def __init__(self) -> None:
         self.whole_epoch: Optional[DataLoader] = None
+        self.done = 0  # batches of the epoch with which the training continues
+        self.epoch = 0  # that is trained, and the iteration with which it began
+        self.first = 0
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if 'optimizer' not in checkpoint:  # nothing resumes at it
             return
+        meta = checkpoint['meta']
         checkpoint[STATE] = {
             'epoch_length': epoch_iterations(runner),
+            'done': meta['iter'] - self.first if meta['epoch'] == self.epoch else 0,
             'processes': get_world_size(),
             'early_stopping': {
                 hook.monitor: {
@@ -100,7 +105,11 @@ class ResumeHook(Hook):
             return
         state = checkpoint.get(STATE, {})
         say = runner.logger.warning
-        changed = changed_settings(runner.cfg, checkpoint, 'the checkpoint')
+        try:
+            changed = changed_settings(runner.cfg, checkpoint, 'the checkpoint')
+        except UserError as error:
+            changed = {}
+            say(f'the settings of the training are not compared with those before: {error}')
         check_restored(changed, 'the checkpoint')
         used = [f'{path} {new!r} instead of {old!r}' for path, (old, new) in changed.items()]
         if state.get('processes', get_world_size()) != get_world_size():
@@ -108,7 +117,7 @@ class ResumeHook(Hook):
         if used:
             say(f'this training differs from that of the checkpoint: {listed(used)}')
         saved_at = checkpoint['meta']['iter']
-        restore_position(runner, checkpoint, state, say)
+        self.done = restore_position(runner, checkpoint, state, say)
         restore_trained_weights(runner, checkpoint, say)
         restore_schedules(runner, checkpoint, say)
         same_sum = 'optim_wrapper.accumulative_counts' not in changed
@@ -130,15 +139,15 @@ class ResumeHook(Hook):
         if runner.iter == 0:
             return
         for hook in runner.hooks:
-            if isinstance(hook, CheckpointHook):  # which forgets that it has written one
-                hook.last_ckpt = runner.message_hub.runtime_info.get('last_ckpt')
+            if isinstance(hook, CheckpointHook):
+                restore_names(runner, hook)
         loop = runner.train_loop
         if runner.val_loop is None:
             return
         if runner.message_hub.runtime_info.get(EVALUATED) == runner.iter:
             return
         if isinstance(loop, EpochBasedTrainLoop):
-            if batches_done(runner):
+            if self.done:
                 return
             step = loop.epoch
             last = loop.max_epochs
@@ -159,11 +168,13 @@ class ResumeHook(Hook):
         loop = runner.train_loop
         if not isinstance(loop, EpochBasedTrainLoop):
             return
-        done = batches_done(runner)
-        if done:
-            runner.logger.info(f'continuing epoch {runner.epoch + 1} after {done} batches')
+        self.epoch = runner.epoch
+        self.first = runner.iter - self.done
+        if self.done:
+            runner.logger.info(f'continuing epoch {runner.epoch + 1} after {self.done} batches')
             self.whole_epoch = loop.dataloader
-            loop.dataloader = rest_of_epoch(runner, loop.dataloader, done)
+            loop.dataloader = rest_of_epoch(runner, loop.dataloader, self.done)
+            self.done = 0
 
     def after_train_epoch(self, runner: Runner) -> None:
         if self.whole_epoch is not None:
@@ -178,11 +189,12 @@ def changed_settings(
     cfg: Config, checkpoint: dict, path: Union[str, Path]
 ) -> dict[str, tuple[Any, Any]]:
     """The settings of a training that differ from those in a checkpoint at `path`: by their paths
-    as in --cfg-options, the checkpoint's and the config's value, None where there is none."""
-    try:
-        before = config_in_checkpoint(checkpoint, path)
-    except UserError:  # written by another program
-        return {}
+    as in --cfg-options, the checkpoint's and the config's value, None where there is none.
+
+    Raises:
+        UserError: the checkpoint has no config, or one that is not readable.
+    """
+    before = settings_in_checkpoint(checkpoint, path)
     changed = {}
     for part in COMPARED:
         old = dict(settings_in(before.get(part), part))
@@ -236,38 +248,58 @@ def epoch_iterations(runner: Runner) -> Optional[int]:
     return loop.max_iters // loop.max_epochs if isinstance(loop, EpochBasedTrainLoop) else None
 
 
-def batches_done(runner: Runner) -> int:
-    """How many batches of the current epoch have been trained, before it begins."""
-    return runner.iter - runner.epoch * (epoch_iterations(runner) or 0)
-
-
 def restore_position(
     runner: Runner, checkpoint: dict, state: dict, say: Callable[[str], None]
-) -> None:
-    """Set epoch and iteration of a checkpoint, for epochs of the length that they have now."""
+) -> int:
+    """Set epoch and iteration of a checkpoint, for epochs of the length that they have now; returns
+    how many batches of the epoch are trained."""
     meta = checkpoint['meta']
     length = epoch_iterations(runner)
     if length is None:
-        return
+        return 0
     saved_at = meta['iter']
-    if 'epoch_length' in state:
+    if state.get('epoch_length'):
         before = state['epoch_length']
-        meta['epoch'], done = divmod(saved_at, before)
+        done = state['done']
+        if done >= before:
+            meta['epoch'] += 1
+            done = 0
     else:  # by mmengine alone, which begins at an epoch
         before = saved_at / meta['epoch'] if meta['epoch'] else length
         done = 0
-    meta['iter'] = meta['epoch'] * length
-    if done:
-        meta['iter'] += done * length // before
-    if before != length:
-        within = f' within epoch {meta["epoch"] + 1}' if done else ''
-        say(
-            f'an epoch has {length} iterations now, and had {before:g}: the training continues'
-            f'{within} after iteration {meta["iter"]}, where the checkpoint says {saved_at}'
-        )
+        meta['iter'] = meta['epoch'] * length
+    if before == length:
+        return done
+    done = int(done * length // before)
+    meta['iter'] = meta['epoch'] * length + done
+    within = f' within epoch {meta["epoch"] + 1}' if done else ''
+    say(
+        f'an epoch has {length} iterations now, and had {before:g}: the training continues'
+        f'{within} after iteration {meta["iter"]}, where the checkpoint says {saved_at}'
+    )
     hub = checkpoint['message_hub']['runtime_info']
     if hub.get(EVALUATED) == saved_at:
         hub[EVALUATED] = meta['iter']
+    return done
+
+
+def restore_names(runner: Runner, hook: CheckpointHook) -> None:
+    """Let a hook know the checkpoints that it has written, in its own folder.
+
+    mmengine forgets the last one. And it keeps the path of the best one, which it deletes when the
+    next one is better: in a copied work dir, or in one that resumes a checkpoint of another, that
+    would be a file of the other training.
+    """
+    names = runner.message_hub.runtime_info
+    for key in list(names):
+        if key == 'last_ckpt' or key.startswith('best_ckpt'):
+            names[key] = hook.file_backend.join_path(hook.out_dir, Path(names[key]).name)
+        if key.startswith('best_ckpt') and not hook.file_backend.exists(names[key]):
+            del names[key]
+    hook.last_ckpt = names.get('last_ckpt')
+    hook.best_ckpt_path = names.get('best_ckpt')
+    for indicator in getattr(hook, 'best_ckpt_path_dict', None) or ():
+        hook.best_ckpt_path_dict[indicator] = names.get(f'best_ckpt_{indicator}')
 
 
 def restore_trained_weights(runner: Runner, checkpoint: dict, say: Callable[[str], None]) -> None:

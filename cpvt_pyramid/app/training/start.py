@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...checkpoints.loading import BACKBONES, Backbone, fit_checkpoint
 from ..config.check import is_pretrained
+from ..config.parts import is_local
 from ..predict.openmmlab.loading import FROM_SCRATCH, fetch_checkpoint
 from ..tooling.command import UserError, rank
 from .resuming import changed_settings, check_restored
@@ -36,14 +37,16 @@ def find_start(cfg: Config, work_dir: Path, resume: Union[bool, str]) -> Optiona
     """
     if cfg.get('resume') and not resume:
         resume = cfg.get('load_from') or True
+    folders = checkpoint_folders(cfg, work_dir)
     if not resume:
-        if any(work_dir.glob('*.pth')):
-            raise UserError(
-                f'{work_dir} already has checkpoints of a training; continue it with --resume or '
-                'choose another --work-dir'
-            )
+        for folder in folders:
+            if any(folder.glob('*.pth')):
+                raise UserError(
+                    f'{folder} already has checkpoints of a training; continue it with --resume or '
+                    'choose another --work-dir'
+                )
         return None
-    path = last_checkpoint(work_dir) if resume is True else Path(resume)
+    path = last_checkpoint(*folders) if resume is True else Path(resume)
     if path is None:
         if rank() == 0:
             print(f'no complete checkpoint in {work_dir}: training from the start')
@@ -53,6 +56,11 @@ def find_start(cfg: Config, work_dir: Path, resume: Union[bool, str]) -> Optiona
     checkpoint = read_training(path)
     if checkpoint is None:
         raise UserError(f'{path} is not a complete checkpoint of a training')
+    if 'message_hub' not in checkpoint:
+        raise UserError(
+            f'{path} must be of a training by MMEngine to resume it, as of MMDetection 3; start '
+            f'from its weights: --cfg-options load_from={path}'
+        )
     return Start(path, checkpoint)
 
 
@@ -67,20 +75,34 @@ def read_training(path: Union[str, Path]) -> Optional[dict]:
     return checkpoint if is_training else None
 
 
-def last_checkpoint(folder: Path) -> Optional[Path]:
-    """The last complete checkpoint of a training in `folder`, if there is one.
+def checkpoint_folders(cfg: Config, work_dir: Path) -> list[Path]:
+    """The folders with the checkpoints of a training: the work dir, and the one that the
+    CheckpointHook makes in its `out_dir`."""
+    folders = [work_dir]
+    for hook in (cfg.get('default_hooks') or {}).values():
+        out_dir = hook.get('out_dir') if isinstance(hook, dict) else None
+        if out_dir and is_local(out_dir):
+            folders.append(Path(out_dir, work_dir.absolute().name))
+    return folders
+
+
+def last_checkpoint(work_dir: Path, *others: Path) -> Optional[Path]:
+    """The last complete checkpoint of a training in a work dir and other folders, if there is one.
 
     It is that of mmengine's file `last_checkpoint`, also after the folder was moved. After a kill
     that may be truncated or name a deleted file: then it is the one written last, by the file
     system. Neither depends on the local time that a checkpoint names.
     """
-    pointer = folder / 'last_checkpoint'
+    folders = (work_dir, *others)
+    pointer = work_dir / 'last_checkpoint'
     if pointer.is_file():
-        path = folder / Path(pointer.read_text(errors='replace').strip()).name
-        if path.is_file() and read_training(path):
-            return path
+        name = Path(pointer.read_text(errors='replace').strip()).name
+        for folder in folders:
+            path = folder / name
+            if path.is_file() and read_training(path):
+                return path
     written = {}
-    for path in folder.glob('*.pth'):
+    for path in (path for folder in folders for path in folder.glob('*.pth')):
         if checkpoint := read_training(path):
             written[path.stat().st_mtime_ns, checkpoint['meta']['iter']] = path
     return written[max(written)] if written else None
@@ -95,11 +117,15 @@ def resume_from(cfg: Config, start: Optional[Start]) -> None:
     cfg.resume = start is not None
     if start is None:
         return
-    check_restored(changed_settings(cfg, start.checkpoint, start.path), start.path)
+    try:
+        changed = changed_settings(cfg, start.checkpoint, start.path)
+    except UserError:
+        changed = {}  # the ResumeHook says it
+    check_restored(changed, start.path)
     cfg.load_from = str(start.path)
     # mmengine restores the seed only after it has made the order of the samples.
-    seed = start.checkpoint['meta']['seed']
     own = (cfg.get('randomness') or {}).get('seed')
+    seed = start.checkpoint['meta'].get('seed', own)
     if own not in (None, seed) and rank() == 0:
         print(f'the seed is that of the checkpoint, {seed}, and not {own}')
     cfg.randomness = {**(cfg.get('randomness') or {}), 'seed': seed}

@@ -44,7 +44,9 @@ def files(
     }.items():
         torch.save({'state_dict': tensors}, folder / name)
     training = {'meta': {'seed': 3}, 'optimizer': {}}
-    torch.save(torch.load(paths['segmentor.pth']) | training, folder / 'training.pth')
+    older = torch.load(paths['segmentor.pth']) | training
+    torch.save(older, folder / 'older.pth')  # as of MMDetection 2
+    torch.save(older | {'message_hub': {}}, folder / 'training.pth')
     (folder / 'torn.pth').write_bytes(Path(paths['detector.pth']).read_bytes()[:100_000])
     (folder / 'syntax.py').write_text('model = dict(\n')
     (folder / 'bom.py').write_text('\ufeffmodel = dict()\n', encoding='utf-8')
@@ -172,6 +174,7 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
         ('train', f'{SET} load_from=svt.pth', 'svt.pth: the checkpoint is of another arch'),
         ('train', f'{SET} load_from=torn.pth', 'torn.pth is not a complete checkpoint'),
         ('train', 'detector.py --resume=training.pth', 'training.pth does not fit the model'),
+        ('train', 'detector.py --resume=older.pth', 'older.pth must be of a training by MMEngine'),
         ('test', 'segmentor.py detector.pth', 'detector.pth does not fit the model'),
         ('infer', 'detector.py classes.pth IMAGE', 'classes.pth does not fit'),
         (
@@ -401,6 +404,26 @@ def test_early_stopping_by_a_metric_that_is_not_computed():
         check_monitored(cfg)
     hooks[0]['monitor'] = 'coco/bbox_mAP'
     check_monitored(Config({'val_evaluator': COCO, 'custom_hooks': hooks}))
+
+
+def test_a_schedule_by_a_metric_that_is_not_computed():
+    schedules = [dict(type='LinearLR'), dict(type='ReduceOnPlateauLR')]
+    cfg = Config({'val_evaluator': COCO, 'param_scheduler': schedules})
+    with pytest.raises(UserError, match=r"param_scheduler.1.monitor must .* got 'loss'; it comp"):
+        check_monitored(cfg)
+    cfg.param_scheduler[1].monitor = 'coco/bbox_mAP'
+    check_monitored(cfg)
+
+
+def test_metrics_of_a_loop_that_changes_their_names():
+    """SoftTeacher's evaluates two models."""
+    best = dict(type='CheckpointHook', save_best='teacher/coco/bbox_mAP')
+    cfg = Config({'val_evaluator': COCO, 'default_hooks': {'checkpoint': best}})
+    cfg.val_cfg = dict(type='TeacherStudentValLoop')
+    check_monitored(cfg)
+    cfg.val_cfg = dict(type='ValLoop')
+    with pytest.raises(UserError, match='save_best must be'):
+        check_monitored(cfg)
 
 
 @pytest.mark.parametrize('suffix', ['json', 'yaml'])

@@ -255,10 +255,11 @@ def test_a_signal_to_data_workers(configs, monkeypatch, capsys):
     """Clusters send it to all processes of a job. By PyTorch's handler a worker that gets it from
     another process than its parent ends at once, and the training with an error."""
     kill = os.kill
+    others = multiprocessing.active_children()  # of trainings of other tests
     told = []
 
     def kill_all(pid: int, number: int) -> None:
-        for worker in multiprocessing.active_children():
+        for worker in set(multiprocessing.active_children()) - set(others):
             told.append(worker)
             subprocess.run(['kill', f'-{number}', str(worker.pid)], check=True)
         time.sleep(0.5)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.evaluator import BaseMetric
+from mmengine.registry import METRICS
 from support import assert_same, clear_global_instances, in_processes, load_tool
 from tiny_mm import SMALL, contents
 
@@ -290,3 +292,86 @@ def test_check_data_tells_of_a_schedule_that_ends_early(detector, capsys):
     Path('mine.py').write_text(detector(2, 4, cosine))
     assert load_tool('check_data').main(['mine.py', '--splits', 'train']) == 0
     assert 'CosineAnnealingLR ends after 2 of 4 epochs, and the learning' in capsys.readouterr().out
+
+
+IMPROVES = """
+val_evaluator = [dict(type='Improving')]
+default_hooks = dict(checkpoint=dict(save_best='score', rule='greater'))
+train_cfg = dict(max_iters={iterations}, val_interval=2)
+"""
+
+
+@METRICS.register_module()
+class Improving(BaseMetric):
+    """Is better in each evaluation."""
+
+    evaluations = 0
+
+    def process(self, data_batch, data_samples):
+        self.results.append(1)
+
+    def compute_metrics(self, results):
+        Improving.evaluations += 1
+        return {'score': float(self.evaluations)}
+
+
+@pytest.mark.parametrize('how', ['a copy', 'a checkpoint'])
+def test_the_best_checkpoint_of_another_work_dir_stays(how, configs):
+    """mmengine deletes the previous one at its path, when there is a better one."""
+    text = SEGMENTOR.format(base=configs['segmentor']) + IMPROVES
+    assert run(text.format(iterations=2)) == 0
+    resume = '--resume=work/iter_2.pth'
+    if how == 'a copy':
+        shutil.copytree('work', 'other')
+        resume = '--resume'
+    assert run(text.format(iterations=4), resume, folder='other') == 0
+    assert Path('work/best_score_iter_2.pth').exists()
+    best = [path.name for path in Path('other').glob('best_*.pth')]
+    assert best == ['best_score_iter_4.pth']
+
+
+def test_checkpoints_in_a_folder_of_their_own(detector, capsys):
+    own = "default_hooks['checkpoint']['out_dir'] = 'checkpoints'\n"
+    assert run(detector(4, 1, own)) == 0
+    assert Path('checkpoints/work/epoch_1.pth').exists()
+    assert run(detector(4, 2, own)) == 2  # it needs --resume
+    assert 'checkpoints/work already has checkpoints' in capsys.readouterr().err
+    assert run(detector(4, 2, own), '--resume') == 0
+    assert re.findall(r'Epoch\(train\) \[(\d)\]', capsys.readouterr().out) == ['2', '2']
+    assert Path('checkpoints/work/epoch_2.pth').exists()
+
+
+@pytest.mark.parametrize(
+    'old, new, said',
+    [
+        ('cpvt_pyramid.app', 'a_module_of_before', 'optim_wrapper.optimizer'),
+        ('lr=0.001', 'lr=inf', 'are not compared with those before: '),
+    ],
+)
+def test_a_checkpoint_whose_config_names_other_modules_or_is_not_readable(
+    old, new, said, detector, capsys
+):
+    assert run(detector(4, 1)) == 0
+    checkpoint = torch.load('work/epoch_1.pth', weights_only=False)
+    text = checkpoint['meta']['cfg']
+    assert old in text
+    checkpoint['meta']['cfg'] = text.replace(old, new)
+    torch.save(checkpoint, 'work/epoch_1.pth')
+    changed = '--cfg-options', 'optim_wrapper.optimizer.lr=0.002'
+    is_compared = said == 'optim_wrapper.optimizer'
+    assert run(detector(4, 2), '--resume', *changed) == (2 if is_compared else 0)
+    assert said in ''.join(capsys.readouterr())
+
+
+def test_epochs_with_fewer_batches_than_their_sampler_says(detector, capsys):
+    """As those of AspectRatioBatchSampler with `drop_last`, of 1 batch instead of 2."""
+    short = (
+        "train_dataloader['batch_sampler'] = dict(\n"
+        "    _delete_=True, type='AspectRatioBatchSampler', drop_last=True)\n"
+    )
+    assert run(detector(4, 3, short), folder='whole') == 0
+    assert run(detector(4, 3, short), '--resume=whole/epoch_1.pth', folder='other') == 0
+    said = capsys.readouterr().out
+    assert 'continuing' not in said and 'the schedules differ' not in said
+    whole, other = (contents(Path(folder, 'epoch_3.pth')) for folder in ('whole', 'other'))
+    assert_same(other, whole)

@@ -241,14 +241,11 @@ class CPVTPyramid(nn.Module):
         x = self.patch_embeds[i](x)
         grid = self.stage_grid(i, x, batch)
         x = self.pos_embeds[i](x, grid)  # PVT: a table
-        pegs = self.pegs(i)
-        if -1 in pegs:
-            x = pegs[-1](x, grid)
+        x = self.encode(i, x, grid, after=-1)
         blocks: Any = self.blocks[i]  # a ModuleList, whose type names no items
         for j, block in enumerate(blocks):
             x = block(x, grid)
-            if j in pegs:  # CPVT: after block 0
-                x = pegs[j](x, grid)
+            x = self.encode(i, x, grid, after=j)  # CPVT: a PEG after block 0
         return fill_outside(self.norm_list[i](x), grid.padding)
 
     def stage_grid(self, i: int, x: Tensor, batch: BatchPadding) -> Grid:
@@ -272,12 +269,14 @@ class CPVTPyramid(nn.Module):
                 grid.windows.rotations = self.rope.rotations(grid.windows, head_dim, x)
         return grid
 
-    def pegs(self, i: int) -> dict[int, nn.Module]:
-        """The PEGs of stage i, by the block that each follows; -1: before the first."""
+    def encode(self, i: int, x: Tensor, grid: Grid, after: int) -> Tensor:
+        """Apply the PEG of stage i after a block (-1: before the first), if there is one, to
+        tokens (B, H, W, C)."""
+        if after == 0:
+            return self.pos_block[i](x, grid)  # the identity if there is none
         others: Any = self.more_pos_block[i]  # a ModuleDict
-        pegs = {int(j): peg for j, peg in others.items()}
-        pegs[0] = self.pos_block[i]  # the identity if there is none
-        return pegs
+        name = str(after)
+        return others[name](x, grid) if name in others else x
 
     def train(self, mode: bool = True) -> 'CPVTPyramid':
         super().train(mode)

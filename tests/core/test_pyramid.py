@@ -91,7 +91,8 @@ def test_frozen_stages_survive_train(frozen):
     )
     model.train()
     for i in range(4):
-        pegs = [model.pegs(i)[j] for j in (-1, 0, 1)]
+        pegs = [model.pos_block[i], *model.more_pos_block[i].values()]
+        assert len(pegs) == 3
         others = (model.patch_embeds, model.pos_embeds, model.blocks, model.norm_list)
         for part in (*pegs, *(parts[i] for parts in others)):
             assert all(p.requires_grad == (i >= frozen) for p in part.parameters())

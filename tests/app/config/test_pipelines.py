@@ -20,6 +20,8 @@ from cpvt_pyramid.app.config.pipelines import (
 )
 from cpvt_pyramid.app.data.config_data import mask_reader, needs_masks, smallest_scales
 from cpvt_pyramid.app.data.recipes import Scales, has_fixed_input
+from cpvt_pyramid.app.predict.openmmlab.model import image_pipeline
+from cpvt_pyramid.app.tooling.command import UserError
 
 SHORT_EDGES = dict(
     type='RandomChoiceResize',
@@ -146,3 +148,11 @@ def test_a_report_reads_masks_as_test_time_augmentation_does(load, tmp_path, mon
     ((_, info),) = infos.items()
     last = 8 if load == 'LoadAnnotations' else 255
     assert read(info).tolist() == [[255, 0, 1, last]] * 3
+
+
+def test_prediction_refuses_several_inputs_of_an_image():
+    """Its annotations, which are loaded inside, would be those of a file."""
+    augmented = dict(type='TestTimeAug', transforms=[[dict(type='LoadAnnotations')]])
+    loader = dict(dataset=dict(pipeline=[dict(type='LoadImageFromFile'), augmented]))
+    with pytest.raises(UserError, match='one input of an image, got TestTimeAug; leave it in'):
+        image_pipeline(Config(dict(test_dataloader=loader)))

@@ -16,7 +16,7 @@ from ....acceleration.accelerate import accelerate, what_is_missing
 from ....mm.amp import replace_forward
 from ...config.check import check_settings
 from ...config.load import config_in_checkpoint, load_config, merge_options
-from ...config.parts import dataset_meta
+from ...config.parts import dataset_meta, kind_of
 from ...config.pipelines import loaded_bands, loads_annotations, loads_image, pipeline_of
 from ...images.rasters import ReadError
 from ...images.reading import picture, read_image
@@ -198,9 +198,18 @@ def suppression_of(model: Any, score_thr: float) -> Suppression:
 
 
 def image_pipeline(cfg: Config) -> Compose:
-    """The config's test pipeline, for images in memory and without annotations."""
+    """The config's test pipeline, for images in memory and without annotations.
+
+    Raises:
+        UserError: it makes several inputs of an image.
+    """
     transforms = []
     for transform in pipeline_of(cfg, 'test'):
+        if kind_of(transform) == 'TestTimeAug':
+            raise UserError(
+                'the test pipeline must make one input of an image, got TestTimeAug; leave it in '
+                'tta_pipeline, which cpvt test --tta uses'
+            )
         if loads_image(transform):
             to_float32 = bool(loaded_bands(transform)) or transform.get('to_float32', False)
             transforms.append({'type': 'LoadImageFromNDArray', 'to_float32': to_float32})

@@ -30,6 +30,7 @@ class LearnedPosition(nn.Module):
         self.table = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, *size, dim), std=0.02))
 
     def forward(self, x: Tensor, grid: Optional[Grid] = None) -> Tensor:
+        """Tokens (B, H, W, C) with their position added, in the same shape."""
         size = (x.shape[1], x.shape[2])
         if grid is None or grid.padding is None:
             return x + resize_table(self.table, size, self.mode)
@@ -56,6 +57,7 @@ class SinCosPosition(nn.Module):
         self.dim = dim
 
     def forward(self, x: Tensor, grid: Optional[Grid] = None) -> Tensor:
+        """Tokens (B, H, W, C) with their position added, in the same shape."""
         height, width = x.shape[1:3]
         rows = self.waves(height, x)[:, None].expand(-1, width, -1)
         columns = self.waves(width, x)[None].expand(height, -1, -1)
@@ -74,6 +76,7 @@ class NoPosition(nn.Module):
     """The identity, for an encoding that is not used."""
 
     def forward(self, x: Tensor, grid: Optional[Grid] = None) -> Tensor:
+        """Tokens (B, H, W, C), unchanged."""
         return x
 
 

@@ -42,7 +42,7 @@ def classes_from_files(root: Path, names: list[str], for_masks: bool = False) ->
             found = classes_of_masks(root, name)
             if found.settings or found.questions:
                 return found
-    listed = [name for name in names if posixpath.basename(name) in NAME_FILES]
+    listed = [name for name in names if posixpath.basename(name).lower() in NAME_FILES]
     if not listed:
         return classes_of_yaml(root, names)
     first = listed[0]
@@ -67,7 +67,7 @@ def classes_from_files(root: Path, names: list[str], for_masks: bool = False) ->
 def classes_of_yaml(root: Path, names: list[str]) -> Classes:
     """The names in a data.yaml that says nothing else."""
     for name in names:
-        if posixpath.basename(name) in ('data.yaml', 'dataset.yaml'):
+        if posixpath.basename(name).lower() in ('data.yaml', 'dataset.yaml'):
             settings = load_yaml(root / name)
             if settings.get('names'):
                 notes = [f'{name} names the classes']

@@ -15,7 +15,7 @@ from .description import (
     write_description,
 )
 from .masks import colors_of_masks, read_masks, values_of_masks
-from .recognize import recognize
+from .recognize import check_number_of_names, recognize
 
 ENDINGS = '.yaml', '.yml'
 
@@ -80,8 +80,10 @@ def describe(source: Path, formats: Optional[Sequence[str]] = None) -> Described
     if formats and description.format not in formats:
         wanted = ' or '.join(formats)
         raise UserError(f'{source} declares {description.format}, but the base needs {wanted}')
+    notes: list[str] = []
+    check_number_of_names(settings, source.name, notes)
     settings = {key: value for key, value in settings.items() if key != 'path'}
-    return with_question_about_values(Described(settings, description.root, [], [], str(source)))
+    return with_question_about_values(Described(settings, description.root, notes, [], str(source)))
 
 
 def with_question_about_values(described: Described) -> Described:

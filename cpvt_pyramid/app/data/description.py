@@ -14,6 +14,7 @@ Scalars are read as text, because `yes`, `010` and `12:30` are names of classes.
 """
 
 import os
+import posixpath
 import re
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -158,7 +159,7 @@ def description_of(settings: dict[str, Any], folder: Path, source: str) -> Descr
     Raises:
         UserError: a setting is wrong, or missing.
     """
-    settings = {ALIASES.get(key, key): value for key, value in settings.items()}
+    settings = without_aliases(settings, source)
     settings = {key: value for key, value in settings.items() if value not in NULL}
     declared = text_setting(settings, 'format', source)
     if declared:
@@ -171,7 +172,14 @@ def description_of(settings: dict[str, Any], folder: Path, source: str) -> Descr
     root = Path(os.path.normpath(folder / (text_setting(settings, 'path', source) or '.')))
     if not root.is_dir():
         raise UserError(f'{source}: path must be a folder, got {root}; it is relative to the file')
-    splits = {split: parts_of(settings, split, source) for split in SPLITS if split in settings}
+    for key in ('annotations', 'lists'):
+        if isinstance(settings.get(key), dict):
+            settings[key] = without_aliases(settings[key], f'{source}: {key}')
+            check_splits(settings[key], f'{source}: {key}')
+    splits = {}
+    for split in SPLITS:
+        if split in settings:
+            splits[split] = [inside(root, part) for part in parts_of(settings, split, source)]
     if not splits:
         raise UserError(f'{source} must have train, val or test, a folder or list of images')
     if kind == 'coco':
@@ -199,6 +207,34 @@ def description_of(settings: dict[str, Any], folder: Path, source: str) -> Descr
         text_setting(settings, 'strip_prefix', source),
         'kpt_shape' in settings,
         source,
+    )
+
+
+def without_aliases(settings: dict[str, Any], source: str) -> dict[str, Any]:
+    """Settings with one name for each split."""
+    for alias, split in ALIASES.items():
+        if alias in settings and split in settings:
+            raise UserError(f'{source} must have {split} or {alias}, and has both')
+    return {ALIASES.get(key, key): value for key, value in settings.items()}
+
+
+def check_splits(settings: dict[str, Any], source: str) -> None:
+    """Check that the keys of a setting are splits."""
+    for key in settings:
+        if key not in SPLITS:
+            raise UserError(f'{source} must be of {", ".join(SPLITS)}, got {key[:40]}')
+
+
+def inside(root: Path, part: SplitPart) -> SplitPart:
+    """A part with all paths relative to a folder, and written in one way."""
+
+    def written(path: str) -> str:
+        return posixpath.relpath(root / path, root)
+
+    return SplitPart(
+        written(part.images),
+        written(part.annotations) if part.annotations else None,
+        written(part.listed) if part.listed else None,
     )
 
 

@@ -129,7 +129,9 @@ class Folder:
 def text_of(path: Path) -> str:
     try:
         return path.read_text(encoding='utf-8-sig')
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f'cannot read {path}: {error.strerror}') from error
+    except UnicodeDecodeError as error:
         raise UserError(f'{path} must be text in UTF-8: {one_line(error, 100)}') from error
 
 

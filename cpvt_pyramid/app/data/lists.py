@@ -25,6 +25,10 @@ def images_of_part(
     """The images of a part, relative to the folder of the data."""
     if not (description.root / part.images).exists():
         raise UserError(f'{description.source}: {part.images} does not exist in {folder.root}')
+    if part.annotations is not None and not (description.root / part.annotations).is_dir():
+        raise UserError(
+            f'{description.source}: annotations must be a folder, got {part.annotations}'
+        )
     if (description.root / part.images).is_dir():
         images = folder.images_below(part.images)
     else:

@@ -420,6 +420,7 @@ def own_description(listing: Listing, formats: Optional[Sequence[str]]) -> Optio
                     f'{listing.root / name} declares {kind}, not {" or ".join(formats)}'
                 )
             notes = [f'{name} declares the data']
+            check_number_of_names(settings, name, notes)
             return Recognized(settings, notes, [], is_declared=True)
     return None
 
@@ -1251,6 +1252,7 @@ FOREIGN: tuple[tuple[str, Callable[[bytes], bool], str], ...] = (
         'LabelMe; convert its files to COCO',
     ),
     ('.json', lambda t: b'"_via' in t or b'"regions"' in t, 'VIA; export the project as COCO'),
+    ('.csv', lambda t: b'region_shape_attributes' in t, 'VIA; export the project as COCO'),
     ('.json', lambda t: b'"classTitle"' in t or b'"geometryType"' in t, 'Supervisely; export COCO'),
     ('.json', lambda t: b'"coordinates"' in t and b'"label"' in t, 'CreateML; convert it to COCO'),
     (

@@ -71,6 +71,11 @@ def upper_case(root: Path) -> None:
     write(root / 'classes.txt', NAMES)
 
 
+def capital_classes(root: Path) -> None:
+    fill(root, SCENES, 'images/{}.png', yolo, 'labels/{}.txt')
+    write(root / 'Classes.txt', NAMES)
+
+
 def decomposed_names(root: Path) -> None:
     for picture in SCENES:
         picture.write(root / f'images/Ko\u0308ln {picture.name}.png')
@@ -123,6 +128,11 @@ def labelme(root: Path) -> None:
 def via(root: Path) -> None:
     fill(root, SCENES, '{}.png')
     write(root / 'via_project.json', '{"_via_settings": {}, "_via_img_metadata": {}}')
+
+
+def via_table(root: Path) -> None:
+    fill(root, SCENES, '{}.png')
+    write(root / 'via.csv', 'filename,region_id,region_shape_attributes\n000.png,0,"{}"\n')
 
 
 def supervisely(root: Path) -> None:
@@ -358,6 +368,41 @@ def test_answers_differ(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    'text, said',
+    [
+        ('val: images\nvalid: images', 'must have val or valid, and has both'),
+        ('annotations: {trian: labels}', 'annotations must be of train, val, test, got trian'),
+        ('lists: {tset: labels}', 'lists must be of train, val, test, got tset'),
+        ('annotations: nowhere', 'annotations must be a folder, got nowhere'),
+        ('lists: nowhere.txt', 'cannot read '),
+    ],
+)
+def test_descriptions_with_mistakes(text, said, tmp_path, capsys):
+    fill(tmp_path, SCENES, 'images/{}.png', yolo, 'labels/{}.txt')
+    path = tmp_path / 'my.yaml'
+    write(path, f'format: yolo\ntrain: images\n{YAML}{text}\n')
+    assert load_tool('check_data').main([str(path)]) == 2
+    printed = capsys.readouterr().err
+    assert said in printed and len(printed.splitlines()) == 1
+
+
+def test_ways_to_write_a_path(tmp_path, capsys):
+    fill(tmp_path, SCENES, 'images/{}.png', yolo, 'texts/{}.txt')
+    path = tmp_path / 'my.yaml'
+    for images, annotations in (
+        ('images', 'texts'),
+        ('./images/', 'texts/'),
+        (tmp_path / 'images', tmp_path / 'texts'),
+    ):
+        settings = f'format: yolo\ntrain: {images}\nannotations: {annotations}\n{YAML}nc: 9\n'
+        write(path, settings)
+        assert load_tool('check_data').main([str(path)]) == 0
+        printed = capsys.readouterr().out
+        assert 'train: 4 images (0 without objects), 8 objects' in printed
+        assert 'nc is 9, and there are 3 names' in printed
+
+
 LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
     (ultralytics_segment, 0, 'val: 4 images (0 without objects), 8 objects'),
     (ultralytics_semantic, 0, '4 classes: ground, cat, dog, owl'),
@@ -374,6 +419,8 @@ LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
     (cvat_table_of_indices, 1, 'question: labelmap.txt lists colours, but masks have one channel'),
     (labelme, 2, '000.json is of LabelMe'),
     (via, 2, 'via_project.json is of VIA'),
+    (via_table, 2, 'via.csv is of VIA'),
+    (capital_classes, 0, '3 classes: cat, dog, owl'),
     (supervisely, 2, 'is of Supervisely'),
     (create_ml, 2, 'is of CreateML'),
     (table_of_boxes, 2, 'train.csv is of a table of boxes'),

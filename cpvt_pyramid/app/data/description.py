@@ -175,11 +175,12 @@ def description_of(settings: dict[str, Any], folder: Path, source: str) -> Descr
     for key in ('annotations', 'lists'):
         if isinstance(settings.get(key), dict):
             settings[key] = without_aliases(settings[key], f'{source}: {key}')
-            check_splits(settings[key], f'{source}: {key}')
+            check_split_keys(settings[key], f'{source}: {key}')
     splits = {}
     for split in SPLITS:
         if split in settings:
-            splits[split] = [inside(root, part) for part in parts_of(settings, split, source)]
+            parts = parts_of(settings, split, source)
+            splits[split] = [relative_part(root, part) for part in parts]
     if not splits:
         raise UserError(f'{source} must have train, val or test, a folder or list of images')
     if kind == 'coco':
@@ -218,14 +219,14 @@ def without_aliases(settings: dict[str, Any], source: str) -> dict[str, Any]:
     return {ALIASES.get(key, key): value for key, value in settings.items()}
 
 
-def check_splits(settings: dict[str, Any], source: str) -> None:
+def check_split_keys(settings: dict[str, Any], source: str) -> None:
     """Check that the keys of a setting are splits."""
     for key in settings:
         if key not in SPLITS:
             raise UserError(f'{source} must be of {", ".join(SPLITS)}, got {key[:40]}')
 
 
-def inside(root: Path, part: SplitPart) -> SplitPart:
+def relative_part(root: Path, part: SplitPart) -> SplitPart:
     """A part with all paths relative to a folder, and written in one way."""
 
     def written(path: str) -> str:

@@ -15,7 +15,8 @@ from .description import (
     write_description,
 )
 from .masks import colors_of_masks, read_masks, values_of_masks
-from .recognize import check_number_of_names, recognize
+from .recognize import recognize
+from .recognize.declared import check_number_of_names
 
 ENDINGS = '.yaml', '.yml'
 

@@ -95,6 +95,11 @@ def parse_metadata(path: Path, session: Session) -> dict[str, Any]:
             f'{path}: its format must be {FORMAT}, got {shortened(version)}; export the model '
             'again, or update cpvt_pyramid'
         )
+    is_right, rule = KEYS['stride']
+    if not is_right(about.get('stride', 1)):  # files of features may have none
+        raise UserError(
+            f'{path}: damaged metadata: stride must be {rule}, got {shortened(about["stride"])}'
+        )
     return about
 
 

@@ -24,7 +24,8 @@ from cpvt_pyramid.app.data.describe import describe
 from cpvt_pyramid.app.data.new_config import new_config
 from cpvt_pyramid.app.data.read import read_data
 from cpvt_pyramid.app.data.recipes import Scales, adapted_recipe
-from cpvt_pyramid.app.data.recognize import recognize, split_of
+from cpvt_pyramid.app.data.recognize import recognize
+from cpvt_pyramid.app.data.recognize.splits import split_of
 from cpvt_pyramid.app.tooling.command import UserError
 
 BASES = ROOT / 'configs'

@@ -29,7 +29,9 @@ from cpvt_pyramid.app.data.images import HEADERS
 from cpvt_pyramid.app.data.new_config import new_config
 from cpvt_pyramid.app.data.read import read_data
 from cpvt_pyramid.app.data.recipes import Scales
-from cpvt_pyramid.app.data.recognize import Listing, NotRecognized, image_places
+from cpvt_pyramid.app.data.recognize import NotRecognized
+from cpvt_pyramid.app.data.recognize.folders import image_places
+from cpvt_pyramid.app.data.recognize.listing import Listing
 from cpvt_pyramid.app.images.label_maps import read_label_map
 from cpvt_pyramid.app.tooling.command import UserError
 

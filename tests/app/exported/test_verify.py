@@ -458,3 +458,9 @@ def test_files_of_this_package_must_know_padding(model, capsys):
 def test_options_without_a_meaning(options, message, model, capsys):
     assert main([str(model('detection')), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_stride_that_no_image_can_have(model, capfd):
+    assert main([str(model('detection', stride=0))]) == 2
+    error = capfd.readouterr().err
+    assert 'stride must be a whole number from 1, got 0' in error and 'Traceback' not in error

@@ -1,0 +1,197 @@
+"""What a data.yaml or another tool's file declares."""
+
+import os
+import posixpath
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from ...tooling.command import UserError
+from ..class_files import classes_from_files
+from ..description import ALIASES, SPLITS, SplitPart, whole_number
+from ..files import Folder, comparable, lines_of, stem_of
+from ..yolo import label_file
+from .folders import image_places, one_or_many
+from .listing import Listing, Recognized
+from .words import SHOWN
+
+
+def own_description(listing: Listing, formats: Optional[Sequence[str]]) -> Optional[Recognized]:
+    """A data.yaml in the folder that cpvt check-data wrote, or a person for it: it has `format`."""
+    for name in listing.named('data.yaml', 'data.yml'):
+        if '/' in name:
+            continue
+        settings = listing.settings(name)
+        kind = settings.get('format')
+        if isinstance(kind, str) and kind:
+            if formats and kind not in formats:
+                raise UserError(
+                    f'{listing.root / name} declares {kind}, not {" or ".join(formats)}'
+                )
+            notes = [f'{name} declares the data']
+            check_number_of_names(settings, name, notes)
+            return Recognized(settings, notes, [], is_declared=True)
+    return None
+
+
+def declared_lists(listing: Listing) -> Optional[tuple[str, dict[str, Any]]]:
+    """The YAML file of Ultralytics that names images, or Darknet's obj.data, with its settings."""
+    for name in listing.ending('.yaml', '.yml'):
+        is_expected = stem_of(name) in ('data', 'dataset')
+        try:
+            settings = listing.settings(name)
+        except UserError:
+            if is_expected:
+                raise
+            continue
+        settings = {ALIASES.get(key, key): value for key, value in settings.items()}
+        if any(is_path(settings.get(split)) for split in ('train', 'val')):
+            return name, settings
+    for name in listing.ending('.data'):
+        settings = {}
+        for line in lines_of(listing.root / name):
+            key, _, value = line.partition('=')
+            key = key.strip().lower()
+            settings[ALIASES.get(key, key)] = value.strip()
+        if settings.get('train'):
+            return name, settings
+    return None
+
+
+def is_path(value: Any) -> bool:
+    """Whether a setting is a path or a list of paths."""
+    values = value if isinstance(value, list) else [value]
+    return bool(values) and all(isinstance(item, str) and item for item in values)
+
+
+def recognize_declared(listing: Listing, kind: str) -> Optional[Recognized]:
+    """The data that a file of Ultralytics or Darknet declares, with paths that exist here."""
+    declared = declared_lists(listing)
+    if declared is None:
+        return None
+    name, given = declared
+    if ('masks_dir' in given) != (kind == 'masks'):
+        return None
+    base = (listing.root / name).parent
+    folder = given.get('path')
+    if folder is not None and not isinstance(folder, str):
+        raise UserError(f'{listing.root / name}: path must be a path')
+    places = [base / folder, base] if folder else [base]
+    settings: dict[str, Any] = {'format': kind}
+    notes = [f'{name} declares the data']
+    lists = []
+    for split in SPLITS:
+        value = given.get(split)
+        if not value:
+            continue
+        if not is_path(value):
+            raise UserError(f'{listing.root / name}: {split} must be a path or a list of paths')
+        entries = value if isinstance(value, list) else [value]
+        found = [declared_place(listing, entry, places) for entry in entries]
+        missing = [entry for entry, place in zip(entries, found) if place is None]
+        if missing and split == 'test':
+            notes.append(f'test is left out: {missing[0]} of {name} does not exist'[:300])
+            continue
+        if missing:
+            raise UserError(
+                f'{listing.root / name}: {split} is {missing[0]}, which does not exist'[:300]
+            )
+        moved = [f'{e} is {p}' for e, p in zip(entries, found) if not is_same_path(e, p, listing)]
+        notes += [f'{split}: {line}' for line in moved[:SHOWN]]
+        settings[split] = one_or_many(found)
+        lists += [place for place in found if place and (listing.root / place).is_file()]
+    add_prefix_of_lists(listing, lists, settings)
+    for key in ('names', 'nc', 'masks_dir', 'kpt_shape'):
+        if key in given:
+            settings[key] = given[key]
+    if name.endswith('.data'):
+        settings['names'] = darknet_names(listing, name, settings)
+    check_number_of_names(settings, name, notes)
+    if 'names' not in settings:
+        classes = classes_from_files(listing.root, listing.names)
+        settings.update(classes.settings)
+        notes += classes.notes
+    else:
+        warn_about_other_orders(listing, settings['names'], name, notes)
+    settings.pop('nc', None)
+    if lists and kind == 'yolo':
+        note_unlisted(listing, lists, notes)
+    return Recognized({k: v for k, v in settings.items() if v}, notes, [], is_declared=True)
+
+
+def note_unlisted(listing: Listing, lists: Sequence[str], notes: list[str]) -> None:
+    """Note images with labels that no list has."""
+    listed = {
+        posixpath.basename(comparable(line))
+        for path in lists
+        for line in lines_of(listing.root / path)
+    }
+    folder = Folder(listing.root)
+    unlisted = [n for n in listing.images if posixpath.basename(comparable(n)) not in listed]
+    count = sum(label_file(folder, name, SplitPart('.')) is not None for name in unlisted)
+    if count:
+        notes.append(f'{count} labelled images are left out: no list has them')
+
+
+def is_same_path(entry: str, place: Optional[str], listing: Listing) -> bool:
+    return os.path.normpath(entry.replace('\\', '/')) in (place, str(listing.root / str(place)))
+
+
+def declared_place(listing: Listing, entry: str, places: Sequence[Path]) -> Optional[str]:
+    """The folder or list that an entry names, relative to the folder of the data: as it says, or
+    without the `../` that Roboflow writes too often, or with its last part, as Darknet's are
+    relative to wherever it is started."""
+    entry = entry.replace('\\', '/')
+    inside = entry
+    while inside.startswith('../'):
+        inside = inside.removeprefix('../')
+    tried = [place / entry for place in places]
+    tried += [places[-1] / inside, places[-1] / posixpath.basename(entry.rstrip('/'))]
+    for place in tried:
+        if place.exists():
+            return Path(os.path.relpath(place, listing.root)).as_posix()
+    return None
+
+
+def add_prefix_of_lists(listing: Listing, lists: Sequence[str], settings: dict[str, Any]) -> None:
+    """Add the folders of another machine that the lines of lists begin with."""
+    prefixes = set()
+    for path in lists:
+        lines = [line.split('\t')[0] for line in lines_of(listing.root / path)]
+        names = [line for line in lines if not line.startswith('./')]
+        places = image_places(listing, names, None, '') if names else None
+        if places and '.' in places.folders:
+            prefixes.add(places.prefix)
+    if len(prefixes) == 1 and prefixes != {''}:
+        settings['strip_prefix'] = prefixes.pop()
+
+
+def darknet_names(listing: Listing, name: str, settings: dict[str, Any]) -> Any:
+    """The names of the file that obj.data names."""
+    given = str(settings.get('names') or '')
+    base = (listing.root / name).parent
+    for place in (base / given, base / posixpath.basename(given)):
+        if given and place.is_file():
+            return lines_of(place)
+    return None
+
+
+def check_number_of_names(settings: dict[str, Any], name: str, notes: list[str]) -> None:
+    count = whole_number(settings.get('nc'))
+    names = settings.get('names')
+    if count is not None and isinstance(names, (list, dict)) and names and len(names) != count:
+        notes.append(
+            f'{name} declares another number of classes than it names, and the names count: nc is '
+            f'{count}, and there are {len(names)} names'
+        )
+
+
+def warn_about_other_orders(listing: Listing, names: Any, source: str, notes: list[str]) -> None:
+    """Note a classes.txt that has the names of another file in another order."""
+    texts = list(names.values()) if isinstance(names, dict) else names
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return
+    for name in listing.named('classes.txt', 'obj.names'):
+        other = lines_of(listing.root / name)
+        if other != texts and sorted(other) == sorted(texts):
+            notes.append(f'{name} has the classes in another order than {source}, which counts')

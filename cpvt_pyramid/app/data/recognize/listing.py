@@ -1,0 +1,83 @@
+"""The files below a folder, and what is recognized in them."""
+
+import posixpath
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...tooling.files import files_below
+from ..description import Question, load_yaml
+from ..files import comparable, is_image, is_utf8
+
+RESULTS = re.compile(r'(^|/)runs/(detect|segment|pose|obb|classify|train|val)/')  # of Ultralytics
+GENERATED = '_data'  # end of the name of the folder that is written next to a config
+HEAD = 4096  # bytes at the beginning of a file that tell its format
+
+
+class Recognized(NamedTuple):
+    """What a folder has, as the settings of a `data.yaml` without `path`."""
+
+    settings: dict[str, Any]
+    notes: list[str]  # what a person should know, one line each
+    questions: list[Question]
+    is_declared: bool = False  # by a file of another tool
+
+
+class Listing:
+    """The files below a folder, without hidden ones, results, and what new-config wrote."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        paths = [path for path in files_below(root) if path.is_file()]  # no pipes, no broken links
+        every = [path.relative_to(root).as_posix() for path in paths]
+        self.undecodable = [name for name in every if not is_utf8(name)]
+        names = [name for name in every if is_utf8(name)]
+        generated = tuple(
+            f'{name.removesuffix(".py")}{GENERATED}/' for name in names if name[-3:] == '.py'
+        )
+        if generated:
+            names = [name for name in names if not name.startswith(generated)]
+        names = [name for name in names if not RESULTS.search(name)]
+        self.names = sorted(names, key=lambda name: (name.count('/'), name))  # the root's first
+        self.images = [name for name in self.names if is_image(name)]
+        self._by_last_parts: dict[int, dict[str, list[str]]] = {}
+        self.image_folders = by_folder(self.images)
+        self._settings: dict[str, dict[str, Any]] = {}  # of YAML files
+
+    def ending(self, *endings: str) -> list[str]:
+        return [n for n in self.names if posixpath.splitext(n)[1].lower() in endings]
+
+    def named(self, *names: str) -> list[str]:
+        """The files with some names, whatever their case."""
+        return [n for n in self.names if posixpath.basename(n).lower() in names]
+
+    def head(self, name: str) -> bytes:
+        with (self.root / name).open('rb') as file:
+            return file.read(HEAD)
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """The settings in a YAML file."""
+        if name not in self._settings:
+            self._settings[name] = load_yaml(self.root / name)
+        return self._settings[name]
+
+    def with_last_parts(self, count: int) -> dict[str, list[str]]:
+        """The images by their comparable names and the folders above, `count` parts in all."""
+        if count not in self._by_last_parts:
+            found = defaultdict(list)
+            for name in self.images:
+                parts = comparable(name).split('/')
+                if len(parts) >= count:
+                    found['/'.join(parts[-count:])].append(name)
+            self._by_last_parts[count] = found
+        return self._by_last_parts[count]
+
+
+def by_folder(names: Iterable[str]) -> dict[str, list[str]]:
+    """Files by their folder; that of the data is `.`."""
+    found = defaultdict(list)
+    for name in names:
+        found[posixpath.dirname(name) or '.'].append(name)
+    return dict(found)

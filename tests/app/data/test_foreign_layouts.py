@@ -372,7 +372,7 @@ def test_answers_differ(tmp_path):
     'text, said',
     [
         ('val: images\nvalid: images', 'must have val or valid, and has both'),
-        ('annotations: {trian: labels}', 'annotations must be of train, val, test, got trian'),
+        ('annotations: {traain: labels}', 'annotations must be of train, val, test, got traain'),
         ('lists: {tset: labels}', 'lists must be of train, val, test, got tset'),
         ('annotations: nowhere', 'annotations must be a folder, got nowhere'),
         ('lists: nowhere.txt', 'cannot read '),

@@ -199,7 +199,7 @@ def load_trained(
         >>> model = load_trained('segformer_b0_ade20k')  # doctest: +SKIP
         >>> model = load_trained('retinanet_pvt_v2_b2_coco', num_classes=7)  # doctest: +SKIP
     """
-    from .checkpoints import read_checkpoint
+    from .checkpoints import local_file, read_checkpoint
     from .checkpoints.downloads import is_downloaded
 
     trained = find_trained(name)
@@ -211,8 +211,8 @@ def load_trained(
         if trained.licence == RESEARCH_ONLY and not is_downloaded(trained.url):
             what = 'its weights start from those of MiT, which NVIDIA licenses for research only'
             warnings.warn(f'{name}: {what}', stacklevel=2)
-    contents = read_checkpoint(checkpoint)
-    load_whole(model, checkpoint_tensors(trained, contents, checkpoint), str(checkpoint))
+    path = local_file(checkpoint)
+    load_whole(model, checkpoint_tensors(trained, read_checkpoint(path), path), str(path))
     model.classes = tuple(CLASSES[trained.data])
     model.image_sides = trained.image_sides
     if num_classes is not None:

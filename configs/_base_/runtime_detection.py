@@ -6,7 +6,7 @@ default_hooks = dict(
     logger=dict(type='LoggerHook', interval=50),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(
-        type='CheckpointHook', interval=1, max_keep_ckpts=2, save_best='auto',
+        type='SafeCheckpointHook', interval=1, max_keep_ckpts=2, save_best='auto',
         backend_args=dict(backend='atomic')),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='DetVisualizationHook'),

@@ -6,7 +6,7 @@ default_hooks = dict(
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(
-        type='CheckpointHook', by_epoch=False, interval=8000, max_keep_ckpts=2,
+        type='SafeCheckpointHook', by_epoch=False, interval=8000, max_keep_ckpts=2,
         save_best='mIoU', backend_args=dict(backend='atomic')),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='SegVisualizationHook'),

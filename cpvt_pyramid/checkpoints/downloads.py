@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 import torch
 
-from .files import INDEX_ENDING, PUBLISHED, shard_names
+from .files import INDEX_ENDING, PUBLISHED, missing_file, shard_names
 
 IN_PACKAGE = Path(__file__).parents[1] / 'weights'
 SCHEMES = ('cpvt://', 'timm://', 'hf://', 'https://', 'http://')
@@ -36,12 +36,13 @@ def local_file(source: Union[str, Path]) -> Path:
             `hf://OWNER/REPO`, the weights of a repository on the hub; `hf://OWNER/REPO/FILE`,
             another file of it; or an `https://` address.
             The caches are those of huggingface_hub and of torch.hub, which finds addresses by their
-            file name. If that ends in a SHA-256 (`NAME-HASH.pth`), a download is checked.
+            file name. If that ends in a SHA-256 (`NAME-HASH.pth`), the file is checked, also one
+            that was in the cache.
 
     Raises:
         ConnectionError: the file cannot be downloaded, or what arrives is not the whole file.
         FileNotFoundError: there is no such local file, or none in the package or repository.
-        ValueError: an `hf://` name without owner and repository.
+        ValueError: an `hf://` name without owner and repository; or a file in the cache is damaged.
 
     Examples:
         >>> local_file('examples/trees/florida.jpg')
@@ -51,7 +52,7 @@ def local_file(source: Union[str, Path]) -> Path:
     if not name.startswith(SCHEMES):
         path = Path(os.path.expanduser(source))  # unlike Path.expanduser, takes unknown users
         if not path.exists():
-            raise FileNotFoundError(f'no checkpoint at {source}')
+            raise FileNotFoundError(missing_file(source))
         return path
     if name.startswith('cpvt://'):
         return from_package(name.removeprefix('cpvt://'))
@@ -60,6 +61,8 @@ def local_file(source: Union[str, Path]) -> Path:
         raise ValueError(
             f'a name on the hub is hf://OWNER/REPO or hf://OWNER/REPO/FILE, got {name}'
         )
+    if not on_hub and is_downloaded(name):
+        return checked(cached_path(name))
     found: Optional[Path]
     try:
         found = from_hub(*on_hub.groups()) if on_hub else from_address(name)
@@ -101,7 +104,7 @@ def cached_path(url: str) -> Path:
 
 
 def from_address(url: str) -> Path:
-    """The file at an address, in torch.hub's cache, where it is complete or not at all.
+    """Download the file at an address to torch.hub's cache, where it is complete or not at all.
 
     Raises:
         EOFError: the connection breaks.
@@ -112,8 +115,6 @@ def from_address(url: str) -> Path:
     # for the file.
     path = cached_path(url)
     folder = path.parent
-    if path.is_file():
-        return path
     request = Request(url, headers={'User-Agent': 'torch.hub'})
     with urlopen(request, timeout=TIMEOUT) as response:
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,6 +123,33 @@ def from_address(url: str) -> Path:
             receive(response, partial)
             os.replace(partial, path)
     return path
+
+
+def checked(path: Path) -> Path:
+    """A file in the cache, unless it has changed since it was downloaded, or was put there by hand
+    and is another one.
+
+    Raises:
+        ValueError: it does not have the hash in its name.
+    """
+    expected = DIGEST.search(path.name)
+    if expected:
+        found = sha256_of(path)
+        if not found.startswith(expected[1]):
+            found = found[: len(expected[1])]
+            raise ValueError(
+                f'{path} is damaged or another file: its SHA-256 begins with {found}, not '
+                f'{expected[1]}. Delete it, and it is downloaded again'
+            )
+    return path
+
+
+def sha256_of(path: Path) -> str:
+    sha256 = hashlib.sha256()
+    with path.open('rb') as file:
+        while piece := file.read(PIECE):
+            sha256.update(piece)
+    return sha256.hexdigest()
 
 
 def receive(response: HTTPResponse, path: Path) -> None:

@@ -1,10 +1,11 @@
 """Kinds of files, and the checkpoint that a folder holds."""
 
 import json
+import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Union
 
 # The files that huggingface_hub and transformers write, in the order in which they are taken. An
 # index says which file holds which tensor.
@@ -132,6 +133,19 @@ def pick_from_folder(folder: Path) -> Path:
             f'shards ({PUBLISHED[1]}) or one file ending in {", ".join(ENDINGS)}'
         )
     return folder / found[0]
+
+
+def missing_file(path: Union[str, Path]) -> str:
+    """What to say of a path without a file: it, and the checkpoints in its folder, newest first."""
+    folder = Path(os.path.expanduser(path)).parent
+    try:
+        files = [file for file in folder.iterdir() if file.name.endswith(ENDINGS)]
+        files.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    except OSError:  # no such folder
+        files = []
+    if not files:
+        return f'no checkpoint at {path}'
+    return f'no checkpoint at {path}; {folder} has {listed([file.name for file in files])}'
 
 
 def shards_of(index: Path) -> list[Path]:

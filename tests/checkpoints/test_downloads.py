@@ -3,6 +3,8 @@
 import hashlib
 import io
 import json
+import os
+import re
 import time
 from pathlib import Path
 
@@ -92,6 +94,37 @@ def test_a_hash_in_a_name_is_checked(hub):
             local_file(f'{url}/bad-0123abcd.pth')
     cached = Path(torch.hub.get_dir(), 'checkpoints').iterdir()
     assert {path.name for path in cached} == hub.repos['me/a'].keys() - {'bad-0123abcd.pth'}
+
+
+def test_a_file_in_the_cache_is_checked_again(hub):
+    """The error names the file, not its address: it is the file that must go."""
+    url = f'{hub.url}/me/a/resolve/main'
+    (good,) = (name for name in hub.repos['me/a'] if name.startswith('good'))
+    path = local_file(f'{url}/{good}')
+    hub.shutdown()
+    hub.server_close()
+    assert local_file(f'{url}/{good}') == path
+    path.write_bytes(b'goof')
+    line = (
+        f'^{re.escape(str(path))} is damaged .* not {good[5:13]}. Delete it, and it is downloaded'
+    )
+    with pytest.raises(ValueError, match=line):
+        local_file(f'{url}/{good}')
+
+
+def test_a_missing_checkpoint_names_those_that_are_there(tmp_path):
+    """The newest first, as after a training without a best one."""
+    pattern = tmp_path / 'best_*.pth'
+    with pytest.raises(FileNotFoundError, match=rf'^no checkpoint at {re.escape(str(pattern))}$'):
+        local_file(pattern)
+    for time_, name in enumerate(('epoch_1.pth', 'epoch_2.pth', 'log.txt')):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time_, time_))
+    with pytest.raises(FileNotFoundError) as caught:
+        local_file(pattern)
+    assert str(caught.value).endswith(f'*.pth; {tmp_path} has epoch_2.pth, epoch_1.pth')
+    with pytest.raises(FileNotFoundError, match='nowhere/a.pth$'):
+        local_file(tmp_path / 'nowhere/a.pth')
 
 
 MISSING = {

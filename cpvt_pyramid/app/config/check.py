@@ -10,6 +10,7 @@ from typing import Any
 from mmengine.config import Config
 from torch import nn
 
+from ...checkpoints.files import missing_file
 from ...trained import TRAINED
 from ..tooling.command import UserError
 from .parts import (
@@ -106,7 +107,7 @@ def check_checkpoints(cfg: Config) -> None:
         if path in TRAINED or not is_local(path):
             continue
         if path and not Path(path).expanduser().is_file():
-            raise UserError(f'no checkpoint at {path}, which the config starts from')
+            raise UserError(f'{setting}: {missing_file(path)}')
 
 
 def is_pretrained(init_cfg: Any) -> bool:

@@ -82,7 +82,7 @@ def check_monitored(cfg: Config) -> None:
     for path, hook in hooks_in(cfg):
         if kind_of(hook) == 'EarlyStoppingHook':
             check_name(f'{path}.monitor', hook.get('monitor'), names)
-        if kind_of(hook) == 'CheckpointHook':
+        if kind_of(hook).endswith('CheckpointHook'):
             for name in as_list(hook.get('save_best')):
                 if name == 'auto':
                     check_rule(path, hook, names[0])

@@ -51,7 +51,7 @@ def resolve_model(model: str, more: Sequence[str] = ()) -> tuple[ModelFiles, lis
         raise UserError(f'{model} is an image; the model comes first, then the images')
     if path.is_file():
         return ModelFiles(checkpoint=str(path)), words
-    if is_address(model):
+    if is_address(model) or model.endswith(WEIGHTS):  # where there is no such file, reading says so
         return ModelFiles(checkpoint=model), words
     if model in TRAINED:
         if words and words[0].endswith(WEIGHTS):

@@ -3,6 +3,7 @@
 A checkpoint is complete, finite, and enough to go on from:
 
 - the file backend `atomic` writes a file as a whole or not at all;
+- `SafeCheckpointHook` writes a checkpoint before it deletes the one before;
 - `StopOnDivergenceHook` ends a training before NaN reaches a checkpoint;
 - `StopOnSignalHook` writes a checkpoint when the process is told to end;
 - `ResumeHook` and `IterationSeedHook` let a training that resumes at a checkpoint end as one that
@@ -17,11 +18,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 from mmengine.dist import all_reduce, barrier, get_world_size, is_main_process
-from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
@@ -29,28 +29,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..tooling.command import Preempted, UserError, exit_on_signal
-from ..tooling.files import atomic_write, write_text
-from . import pictures, seeds  # noqa: F401 (they register their hooks)
+from ..tooling.files import write_text
+from . import keeping, pictures, seeds  # noqa: F401 (they register their hooks)
 from .resuming import is_within_sum
 
 PREEMPTED = 'preempted.pth'  # the checkpoint of StopOnSignalHook in the work dir
-
-
-@register_backend('atomic')
-class AtomicBackend(LocalBackend):
-    """mmengine's local files, written as a whole or not at all.
-
-    Examples:
-        >>> default_hooks = dict(
-        ...     checkpoint=dict(type='CheckpointHook', backend_args=dict(backend='atomic'))
-        ... )
-    """
-
-    def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
-        Path(filepath).parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(filepath) as partial:
-            partial.write_bytes(obj)
-
 
 # Divergence
 

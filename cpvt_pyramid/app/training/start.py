@@ -8,6 +8,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 
+from ...checkpoints.files import missing_file
 from ...checkpoints.loading import BACKBONES, Backbone, fit_checkpoint
 from ..config.check import is_pretrained
 from ..config.parts import is_local
@@ -52,7 +53,7 @@ def find_start(cfg: Config, work_dir: Path, resume: Union[bool, str]) -> Optiona
             print(f'no complete checkpoint in {work_dir}: training from the start')
         return None
     if not path.is_file():
-        raise UserError(f'no checkpoint at {path}')
+        raise UserError(missing_file(path))
     checkpoint = read_training(path)
     if checkpoint is None:
         raise UserError(f'{path} is not a complete checkpoint of a training')

@@ -235,7 +235,7 @@ def test_mistakes(model, folder, monkeypatch, capfd):
         ('labels.onnx in --score-thr 0.5', 'the model predicts labels; leave it out'),
         ('fixed.onnx in/a.png --tile 128', 'takes images of up to 64 x 96'),
         ('in/a.png in', 'in/a.png is an image; the model comes first'),
-        ('nowhere.pth in', 'no model at nowhere.pth'),
+        ('nowhere.pth in', 'no checkpoint at nowhere.pth'),
         ('detection.onnx in --out-dir in/a.png', 'cannot create the folder in/a.png'),
         ('detection.onnx in', 'pip install onnxruntime'),
         ('detection.onnx in --backend openvino', 'pip install openvino'),

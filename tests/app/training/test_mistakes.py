@@ -22,6 +22,7 @@ from cpvt_pyramid.app.tooling.command import UserError
 from cpvt_pyramid.app.training.runner import CommandRunner
 
 TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer')}
+THERE = 'no checkpoint at USED/best_*.pth; USED has '
 DETECTOR, SEGMENTOR = 'detector.py detector.pth', 'segmentor.py segmentor.pth'
 
 
@@ -132,7 +133,7 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
             '--tta needs tta_model and tta_pipeline in the config; mmdet has them for boxes',
         ),
         # Files
-        ('train', f'{SET} load_from=x.pth', 'no checkpoint at x.pth'),
+        ('train', f'{SET} load_from=x.pth', 'load_from: no checkpoint at x.pth'),
         (
             'train',
             f'{INIT}=None',
@@ -163,6 +164,11 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
         ('train', 'detector.py --work-dir USED', 'USED already has checkpoints of a training'),
         ('train', 'detector.py --resume=nowhere.pth', 'no checkpoint at nowhere.pth'),
         ('train', 'detector.py --resume=torn.pth', 'torn.pth is not a complete checkpoint'),
+        ('test', 'detector.py USED/best_*.pth', THERE),
+        ('infer', 'detector.py USED/best_*.pth syntax.py', THERE),
+        ('infer', 'USED/best_*.pth syntax.py', THERE),
+        ('train', f'{SET} load_from=USED/best_*.pth', f'load_from: {THERE}'),
+        ('train', 'detector.py --resume=USED/best_*.pth', THERE),
         ('test', 'detector.py torn.pth', 'torn.pth is not a complete checkpoint'),
         ('infer', 'detector.py nowhere.pth syntax.py', 'no checkpoint at nowhere.pth'),
         ('infer', f'{DETECTOR} nowhere.jpg', 'no image or folder at nowhere.jpg'),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+from importlib import metadata
 from pathlib import Path
 
 import torch
 
+from benchmarks import ROOT
 from cpvt_pyramid.app.tooling.threads import usable_cores
 
 
@@ -33,3 +36,21 @@ def processor() -> str:
         found[key.strip()] = value.strip()
     numbers = [f'{key} {found[key]}' for key in ('cpu family', 'model') if key in found]
     return ', '.join([found.get('model name', platform.machine()), *numbers])
+
+
+def version() -> dict[str, str]:
+    """The commit that is measured, and the versions of the libraries that it is compared with."""
+    commands = (['rev-parse', '--short=8', 'HEAD'], ['status', '--porcelain', '-uno'])
+    commit, changes = (git(*command) for command in commands)
+    found = {'commit': f'{commit} with changes' if changes else commit}
+    for package in ('timm', 'openvino'):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git(*arguments: str) -> str:
+    done = subprocess.run(['git', *arguments], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or ('unknown' if done.returncode else '')

@@ -1,67 +1,120 @@
-"""The measurements of speed.py: time, peak memory, and differences of maps."""
+"""The measurements of speed.py: results, time, and peak memory."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import gc
-import pickle
+import math
+import multiprocessing
 import re
-import statistics
-import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from cpvt_pyramid import ARCHS, CPVTPyramid, accelerate
+from cpvt_pyramid.app.export.openvino_graph import to_rows
 from cpvt_pyramid.app.tooling.command import UserError
 from tests.models import ports
+from tests.models.meta import without_values
 from tests.models.ports import ports_of
 
-# As is; with activation checkpointing; accelerated.
-OURS = ('ours', 'ours_cp', 'ours_accelerated')
-NAMES = (*OURS, *ports.PORTS, *ports.OTHERS)
-COMPILED = '_compiled'  # suffix of the name of a compiled model
-STEPS = ('forward', 'train')
-DTYPES = ('float32', 'bfloat16', 'float16')
-TOLERANCE = 1e-4  # for float32 maps that must be equal, relative to their maximum
-WARM_UP = 2  # steps
+OURS = ('plain', 'accelerated', 'checkpointed')
+MODELS = ('timm', 'openmmlab', *OURS, 'openvino')
+STEPS = ('inference', 'training')
+DTYPES = ('float32', 'bfloat16', 'autocast')
+# Largest differences of maps and of gradients from float32, relative to the largest value: of
+# rounding, with room for other orders of sums.
+TOLERANCES = {
+    'float32': {'inference': 1e-4, 'training': 1e-3},
+    'bfloat16': {'inference': 0.05, 'training': 0.2},
+    'autocast': {'inference': 0.05, 'training': 0.2},
+}
+# Tokens and channels of the products (tokens x C) @ (C x 4C) whose best rate is the limit: those of
+# the MLPs of a backbone, each in parts of some MiB, so that none is limited by memory.
+PRODUCTS = ((16384, 64), (4096, 128), (1024, 320), (4096, 320), (1024, 512))
+OPENVINO = dict(
+    PERFORMANCE_HINT='LATENCY',
+    NUM_STREAMS=1,
+    ENABLE_HYPER_THREADING=False,
+    ENABLE_CPU_PINNING=False,  # of threads that PyTorch uses, too
+)
 MIB = 2**20
-# A process that calls a function; what the function prints is not its result.
-CALL = """
-import pickle, sys
-result, sys.stdout = sys.stdout.buffer, sys.stderr
-sys.path = pickle.load(sys.stdin.buffer)
-function, arguments = pickle.load(sys.stdin.buffer)
-pickle.dump(function(*arguments), result)
-"""
 
 
 class Case(NamedTuple):
-    """A workload."""
+    """What all models of a table do."""
 
+    arch: str
     step: str  # one of STEPS
-    dtype: str  # of weights and image, one of DTYPES
     height: int  # pixels
     width: int
-    batch: int
-    device: str
 
     def __str__(self) -> str:
-        size = f'{self.height}x{self.width}'
-        return f'{self.step}, {self.dtype}, {size}, batch {self.batch}, {self.device}'
+        return f'{self.arch}, {self.step}, {self.height}x{self.width}'
 
-    def image(self) -> Tensor:
-        image = torch.randn(self.batch, 3, self.height, self.width)
-        return image.to(self.device, getattr(torch, self.dtype))
 
-    def prepared(self, model: nn.Module) -> nn.Module:
-        return model.to(self.device, getattr(torch, self.dtype)).train(self.step == 'train')
+class Way(NamedTuple):
+    """How a model does it; a row of the table."""
+
+    dtype: str  # one of DTYPES
+    threads: int
+    model: str  # one of MODELS
+
+    def __str__(self) -> str:
+        return f'{self.model} in {self.dtype}, {self.threads} threads'
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Way:
+        return cls(row['dtype'], row['threads'], row['model'])
+
+    @property
+    def weights(self) -> torch.dtype:
+        return torch.bfloat16 if self.dtype == 'bfloat16' else torch.float32
+
+    @property
+    def products(self) -> torch.dtype:
+        return torch.float32 if self.dtype == 'float32' else torch.bfloat16
+
+
+class Time(NamedTuple):
+    """Seconds of a call."""
+
+    clock: float
+    processor: float  # of all threads
+
+
+def ways_of(
+    case: Case, models: Sequence[str], dtypes: Sequence[str], threads: Sequence[int]
+) -> list[Way]:
+    """The rows of a table: OpenVINO has no training and no autocast, and not every library has
+    every architecture."""
+    ways = []
+    for dtype in dtypes:
+        for number in threads:
+            for model in models:
+                if model == 'openvino' and (case.step == 'training' or dtype == 'autocast'):
+                    continue
+                if model in ('timm', 'openmmlab') and port_of(model, case.arch) is None:
+                    continue
+                ways.append(Way(dtype, number, model))
+    return ways
+
+
+def port_of(model: str, arch: str) -> str | None:
+    """The library that is meant by 'timm' or 'openmmlab'."""
+    for name in ports_of(arch):
+        if (name == 'timm') == (model == 'timm'):
+            return name
+    return None
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -81,218 +134,350 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-# Models
-
-
-def build_all(names: Sequence[str], arch: str, compile: bool = False) -> dict[str, nn.Module]:
-    """Models of NAMES by name, which make four maps of an image; those with the same parameters
-    have the same random weights. With `compile`, each is followed by itself, compiled.
-
-    Args:
-        names: of NAMES.
-        arch: that of ours and of ports.
-        compile: compile for each size.
-    """
-    tensors = ports.randomize(build('ours', arch)).state_dict()
-    models = {}
-    for name in names:
-        models[name] = build(name, arch, tensors)
-        if compile:
-            models[name + COMPILED] = torch.compile(models[name], dynamic=False)
-    return models
-
-
-def build(name: str, arch: str, tensors: dict[str, Tensor] | None = None) -> nn.Module:
-    """The model of a name; `tensors` are the state dict of ours, for those that have the same
-    parameters."""
-    if name in OURS:
-        model = CPVTPyramid(arch, stage_norm=False, with_cp=name == 'ours_cp')
-        if tensors:
-            model.load_state_dict(tensors)
-        model = ports.with_eps(model).eval()
-        return accelerate(model) if name == 'ours_accelerated' else model
-    tensors = tensors if name in ports_of(arch) else None
-    try:
-        return ports.with_eps(ports.build(name, arch, tensors, stage_norm=False))
-    except (ImportError, ValueError) as error:
-        raise UserError(str(error)) from error
-
-
-# Rows
+# A table
 
 
 def measure(
-    models: dict[str, nn.Module], arch: str, case: Case, rounds: int, memory: bool
-) -> list[dict]:
-    """A row for each model; if one runs out of memory or rejects the size, the row says so.
+    case: Case, ways: Sequence[Way], rounds: int, seconds: float, memory: bool
+) -> list[dict[str, Any]]:
+    """A row for each way, which JSON can hold. A model that fails, or whose results are wrong, has
+    a reason there, and no times.
 
-    `arch` is the architecture of ours and of ports.
+    Args:
+        case: what is measured.
+        ways: how.
+        rounds: how often each model is timed, at most.
+        seconds: after which no other round begins.
+        memory: measure the memory of training steps.
     """
-    rows = {name: {'model': name, **case._asdict()} for name in models}
-    image = case.image()
-    steps: dict[str, Callable[[], None]] = {}
-    first = None  # maps of the first model that has our weights
-    for name, model in models.items():
-        row = rows[name]
-        is_compiled = name.endswith(COMPILED)
-        compiled_before = compilations()
+    runners = Runners(case)
+    truths = runners.truths()
+    gflops = operations(case) / 1e9
+    rows: dict[Way, dict[str, Any]] = {}
+    ready: dict[Way, Runner] = {}
+    for way in ways:
+        say(f'{case}: {way}')
+        row = rows[way] = {**case._asdict(), **way._asdict(), 'gflops': gflops}
+        torch.set_num_threads(way.threads)
         try:
-            model = case.prepared(model)
-            if memory and (not is_compiled or case.device != 'cpu'):
-                row['peak_mib'] = peak_memory(name, arch, case, model, image)
-            with torch.inference_mode():
-                maps = model.eval()(image)
-            if name.removesuffix(COMPILED) in (*OURS, *ports_of(arch)):
-                if first is None:
-                    first = maps
-                else:
-                    row['difference'] = difference(maps, first)
-            del maps
-            steps[name] = warmed_up(case.prepared(model), image, case)
-            if is_compiled:
-                row['graphs'], row['graph_breaks'] = (compilations() - compiled_before).tolist()
-        except (RuntimeError, MemoryError, AssertionError, TypeError, ValueError) as error:
+            runner = runners.of(way)
+            row['difference'] = min(difference(runner.results(), truth) for truth in truths)
+        except (RuntimeError, MemoryError, ImportError, AssertionError, TypeError) as error:
             row['failed'] = ' '.join(str(error).split())[:100]
-        check_difference(name, row, arch, case)
-    times = time_in_turns(steps, case, rounds)
-    for name, seconds in times.items():
-        base = next(iter(times.values()))
-        rows[name] |= {
-            'ms': 1e3 * statistics.median(seconds),
-            'rounds_ms': [1e3 * t for t in seconds],
-            'ratio': statistics.median(seconds) / statistics.median(base),
-            'ratio_spread': np.percentile(np.divide(seconds, base), [25, 75]).tolist(),
-        }
+            continue
+        if row['difference'] > TOLERANCES[way.dtype][case.step]:
+            row['failed'] = f'wrong: differs by {row["difference"]:.1e}'
+            row['is_wrong'] = True
+            continue
+        ready[way] = runner
+    if memory and case.step == 'training':
+        add_memory(case, {way: rows[way] for way in ready})
+    add_times(case, ready, rows, rounds, seconds)
     return list(rows.values())
 
 
-def check_difference(name: str, row: dict, arch: str, case: Case) -> None:
-    """Raise a `UserError` if maps differ from the first model's where they must not."""
-    if 'difference' not in row or not must_be_equal(arch, case):
-        return
-    found = row['difference']
-    if found is None or found > TOLERANCE:
-        raise UserError(
-            f'{case}: {name} must equal the first model within {TOLERANCE}, differs by '
-            f'{shown(found)}'
+def add_times(
+    case: Case,
+    runners: Mapping[Way, Runner],
+    rows: Mapping[Way, dict[str, Any]],
+    rounds: int,
+    seconds: float,
+) -> None:
+    """Let the models take turns, so that a slower machine is slower for all."""
+    times: dict[Way, list[Time]] = {way: [] for way in runners}
+    products = {(way.products, way.threads): Products(way.products, way.threads) for way in runners}
+    start = time.perf_counter()
+    for i in range(rounds):
+        say(f'{case}: round {i + 1} of {rounds}')
+        for way, runner in runners.items():
+            torch.set_num_threads(way.threads)
+            times[way].append(time_of(runner.run))
+        for product in products.values():
+            product.run()
+        if time.perf_counter() - start > seconds:
+            break
+    for way, of_way in times.items():
+        rows[way] |= {
+            'clock_seconds': [each.clock for each in of_way],
+            'processor_seconds': [each.processor for each in of_way],
+            'product_gflops': products[way.products, way.threads].gflops(),
+        }
+
+
+def add_memory(case: Case, rows: Mapping[Way, dict[str, Any]]) -> None:
+    """Measure each model and dtype once, in the first of the numbers of threads."""
+    found: dict[tuple[str, str], float] = {}
+    for way, row in rows.items():
+        key = (way.model, way.dtype)
+        if key not in found:
+            say(f'{case}: memory of {way}')
+            found[key] = in_process(peak_of_this_process, case, way)
+        row['peak_mib'] = found[key]
+
+
+def time_of(function: Callable[[], object]) -> Time:
+    clock = time.perf_counter()
+    processor = time.process_time()
+    function()
+    return Time(time.perf_counter() - clock, time.process_time() - processor)
+
+
+def operations(case: Case) -> int:
+    """Floating-point operations of the products and convolutions of a step of our plain model.
+
+    They are counted on the meta device, where fused attention counts as its two products.
+    """
+    with without_values():
+        model = CPVTPyramid(case.arch).train(case.step == 'training')
+    image = torch.empty(1, 3, case.height, case.width, device='meta')
+    with FlopCounterMode(display=False) as counter:
+        run_step(functools.partial(model, image), model, case.step)
+    return counter.get_total_flops()
+
+
+# Models
+
+
+class Runner:
+    """A model that turns an image into maps.
+
+    Args:
+        model: ours or a library's.
+        image: in the dtype of the weights.
+        step: one of STEPS.
+        autocast: compute in bfloat16 what torch.autocast does.
+    """
+
+    def __init__(self, model: nn.Module, image: Tensor, step: str, autocast: bool) -> None:
+        self.model = model
+        self.image = image
+        self.step = step
+        self.autocast = autocast
+
+    def maps(self) -> Sequence[Tensor]:
+        with torch.autocast('cpu', torch.bfloat16, enabled=self.autocast):
+            return self.model(self.image)
+
+    def run(self) -> None:
+        """Run a step; gradients are freed."""
+        run_step(self.maps, self.model, self.step)
+
+    def results(self) -> dict[str, Tensor]:
+        """The maps, and of a training step the gradients of the image and of all parameters."""
+        if self.step == 'inference':
+            with torch.inference_mode():
+                return named(self.maps())
+        self.image.requires_grad_()
+        try:
+            maps = self.maps()
+            loss_of(maps).backward()
+            found = named([x.detach() for x in maps])
+            for name, value in [('image', self.image), *self.model.named_parameters()]:
+                if value.grad is not None:
+                    found[f'gradient of {name}'] = value.grad
+        finally:
+            self.image.requires_grad_(False)
+            self.image.grad = None
+            self.model.zero_grad(set_to_none=True)
+        return found
+
+
+class OpenVINORunner:
+    """A model of OpenVINO.
+
+    Args:
+        graph: of OpenVINO, for one size.
+        image: in float32.
+        way: the dtype that it computes in, and the number of threads.
+    """
+
+    def __init__(self, graph: Any, image: Tensor, way: Way) -> None:
+        import openvino
+
+        settings = OPENVINO | {
+            'INFERENCE_NUM_THREADS': way.threads,
+            'INFERENCE_PRECISION_HINT': 'bf16' if way.dtype == 'bfloat16' else 'f32',
+        }
+        self.request = openvino.Core().compile_model(graph, 'CPU', settings).create_infer_request()
+        self.image = image.numpy()
+
+    def run(self) -> None:
+        self.request.infer([self.image], share_inputs=True, share_outputs=True)
+
+    def results(self) -> dict[str, Tensor]:
+        outputs = self.request.infer([self.image])
+        return named([torch.from_numpy(value) for value in outputs.values()])
+
+
+class Runners:
+    """The models of a case, each built once, all with the same random weights.
+
+    Args:
+        case: what they do.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        generator = torch.Generator().manual_seed(0)
+        self.image = torch.randn(1, 3, case.height, case.width, generator=generator)
+        self.tensors = ports.randomize(self.our_model()).state_dict()
+        self.modules: dict[tuple[str, torch.dtype], nn.Module] = {}
+        self.graph: Any = None
+
+    def of(self, way: Way) -> Runner | OpenVINORunner:
+        if way.model == 'openvino':
+            return OpenVINORunner(self.openvino_graph(), self.image, way)
+        key = (way.model, way.weights)
+        if key not in self.modules:
+            model = self.build(way.model).to(way.weights).train(self.case.step == 'training')
+            accelerated = way.model in ('accelerated', 'checkpointed')
+            self.modules[key] = accelerate(model) if accelerated else model
+        image = self.image.to(way.weights, copy=True)
+        return Runner(self.modules[key], image, self.case.step, way.dtype == 'autocast')
+
+    def truths(self) -> list[dict[str, Tensor]]:
+        """The results of our plain model in float32; if it has windows, also with windows that the
+        map does not fill treated as other libraries do."""
+        paddings = ['mask', 'zero'] if ARCHS[self.case.arch].window else ['mask']
+        found = []
+        for padding in paddings:
+            model = self.filled(self.our_model(window_padding=padding))
+            model.train(self.case.step == 'training')
+            found.append(Runner(model, self.image, self.case.step, autocast=False).results())
+        return found
+
+    def build(self, name: str) -> nn.Module:
+        if name in OURS:
+            return self.filled(self.our_model(with_cp=name == 'checkpointed'))
+        port = port_of(name, self.case.arch)
+        return ports.with_eps(
+            ports.build(port, self.case.arch, self.tensors, has_stage_norm(self.case.arch))
         )
 
+    def our_model(self, **options: Any) -> CPVTPyramid:
+        return CPVTPyramid(self.case.arch, stage_norm=has_stage_norm(self.case.arch), **options)
 
-def must_be_equal(arch: str, case: Case) -> bool:
-    """Whether all libraries agree: at sizes that need no padding, where each library does its
-    own."""
-    multiple = 32 * (ARCHS[arch].window or 1)
-    fits = not (case.height % multiple or case.width % multiple)
-    return fits and case.dtype == 'float32'
+    def filled(self, model: CPVTPyramid) -> nn.Module:
+        model.load_state_dict(self.tensors)
+        return ports.with_eps(model)
 
+    def openvino_graph(self) -> Any:
+        """Our plain model for OpenVINO, in the order of operations that it is fastest with."""
+        if self.graph is None:
+            import openvino
 
-def difference(maps: Sequence[Tensor], first: Sequence[Tensor]) -> float | None:
-    """The largest difference relative to the largest value; None if the shapes differ."""
-    if [x.shape for x in maps] != [x.shape for x in first]:
-        return None
-    return max(((x - y).abs().max() / y.abs().max()).item() for x, y in zip(maps, first))
-
-
-def shown(difference: float | None) -> str:
-    return 'in size' if difference is None else f'{difference:.0e}' if difference else '0'
-
-
-def compilations() -> np.ndarray:
-    """Graphs compiled in this process so far, and graph breaks."""
-    counters = torch._dynamo.utils.counters
-    return np.array([counters['stats']['unique_graphs'], sum(counters['graph_break'].values())])
+            model = self.build('plain').eval()
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter('ignore')  # of tracing, which is for one size
+                self.graph = openvino.convert_model(
+                    model, example_input=self.image, input=list(self.image.shape)
+                )
+            to_rows(self.graph)
+        return self.graph
 
 
-# Time
+def has_stage_norm(arch: str) -> bool:
+    """As in timm, SVT has none."""
+    return ARCHS[arch].stage_norm and not ARCHS[arch].window
 
 
-def run(model: nn.Module, image: Tensor, step: str) -> None:
+def run_step(maps_of: Callable[[], Sequence[Tensor]], model: nn.Module, step: str) -> None:
     """Run a step; gradients are freed."""
-    if step == 'forward':
+    if step == 'inference':
         with torch.inference_mode():
-            model(image)
+            maps_of()
         return
-    sum(x.float().square().mean() for x in model(image)).backward()
+    loss_of(maps_of()).backward()
     model.zero_grad(set_to_none=True)
 
 
-def warmed_up(model: nn.Module, image: Tensor, case: Case) -> Callable[[], None]:
-    """A step of a model that has been run."""
-    step = functools.partial(run, model, image, case.step)
-    for _ in range(WARM_UP):
-        elapsed(step, case.device)
-    return step
+def loss_of(maps: Sequence[Tensor]) -> Tensor:
+    return torch.stack([x.float().square().mean() for x in maps]).sum()
 
 
-def time_in_turns(
-    steps: Mapping[str, Callable[[], None]], case: Case, rounds: int
-) -> dict[str, list[float]]:
-    """The seconds of each step in each round. The steps take turns (A B C, A B C, ...), so that a
-    slower machine is slower for all."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for i in range(rounds):
-        for name, step in steps.items():
-            times[name].append(elapsed(step, case.device))
-        say(f'{case}: round {i + 1} of {rounds}')
-    return times
+def named(maps: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {f'map {i}': x for i, x in enumerate(maps)}
 
 
-def elapsed(function: Callable[[], object], device: str) -> float:
-    """Seconds that a call takes."""
-    synchronize(device)
-    start = time.perf_counter()
-    function()
-    synchronize(device)
-    return time.perf_counter() - start
+def difference(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> float:
+    """The largest difference of values, relative to the largest value of the same name; infinite
+    where shapes differ or a value is not finite."""
+    found = 0.0
+    for name in results.keys() & truth.keys():
+        value = results[name].float()
+        expected = truth[name]
+        if value.shape != expected.shape or not value.isfinite().all():
+            return math.inf
+        found = max(found, ((value - expected).abs().max() / expected.abs().max()).item())
+    return found
 
 
-def synchronize(device: str) -> None:
-    if device.startswith('cuda'):
-        torch.cuda.synchronize(device)
+# The limit
+
+
+class Products:
+    """The best rate of a matrix product in a dtype and a number of threads.
+
+    Args:
+        dtype: of the factors.
+        threads: that share a product.
+    """
+
+    def __init__(self, dtype: torch.dtype, threads: int) -> None:
+        self.threads = threads
+        self.times: dict[int, list[Time]] = {}  # by the number of operations
+        self.factors = []
+        for tokens, channels in PRODUCTS:
+            x = torch.randn(tokens, channels).to(dtype)
+            weight = torch.randn(4 * channels, channels).to(dtype)
+            self.factors.append((x, weight))
+            if torch.backends.mkldnn.is_available():  # PyTorch's default in float32 is MKL
+                self.factors.append((x.to_mkldnn(), weight.to_mkldnn()))
+
+    def run(self) -> None:
+        """Time each product; the first time prepares oneDNN's kernel."""
+        torch.set_num_threads(self.threads)
+        with torch.inference_mode():
+            for x, weight in self.factors:
+                operations = 2 * x.shape[0] * weight.shape[0] * weight.shape[1]
+                for _ in range(3):
+                    found = time_of(functools.partial(F.linear, x, weight))
+                    self.times.setdefault(operations, []).append(found)
+
+    def gflops(self) -> dict[str, float]:
+        """By the clock, and by the processor time of a thread."""
+        clock = 0.0
+        processor = 0.0
+        for operations, times in self.times.items():
+            clock = max(clock, operations / min(each.clock for each in times))
+            least = min(each.processor for each in times) / self.threads
+            processor = max(processor, operations / least)
+        return {'clock': clock / 1e9, 'processor': processor / 1e9}
 
 
 # Memory
 
 
-def peak_memory(name: str, arch: str, case: Case, model: nn.Module, image: Tensor) -> float:
-    """Peak memory of a step in MiB, beyond what is in use before it, after an identical step."""
-    if case.device.startswith('cuda'):
-        run(model, image, case.step)
-        before = torch.cuda.memory_allocated(case.device)
-        torch.cuda.reset_peak_memory_stats(case.device)
-        run(model, image, case.step)
-        return (torch.cuda.max_memory_allocated(case.device) - before) / MIB
-    return in_process(peak_of_this_process, name, arch, case, torch.get_num_threads())
-
-
 def in_process(function: Callable, *arguments: object) -> Any:
-    """What a function of a file in this folder returns in a process that runs nothing else."""
-    done = subprocess.run(
-        [sys.executable, '-c', CALL],
-        input=pickle.dumps(sys.path) + pickle.dumps((function, arguments)),
-        capture_output=True,
-    )
-    if done.returncode:
-        lines = done.stderr.decode().strip().splitlines()
-        raise MemoryError(lines[-1] if lines else f'killed by signal {-done.returncode}')
-    return pickle.loads(done.stdout)
+    """What a function returns in a process that runs nothing else."""
+    context = multiprocessing.get_context('forkserver')
+    context.set_forkserver_preload([__name__])  # imported once for all processes
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result()
 
 
-def peak_of_this_process(name: str, arch: str, case: Case, threads: int) -> float:
-    """`peak_memory` on a CPU, in a process that runs nothing else."""
+def peak_of_this_process(case: Case, way: Way) -> float:
+    """Peak memory of a step in MiB, beyond what is in use before it, after an identical step."""
     from cpvt_pyramid.app.tooling import memory
 
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    image = case.image()
-    model = case.prepared(build_all([name], arch)[name])
-    step = functools.partial(run, model, image, case.step)
-    step()
+    torch.set_num_threads(way.threads)
+    runner = Runners(case).of(way)
+    runner.run()
     gc.collect()
     malloc_trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)  # of glibc
     if malloc_trim:  # return freed heap to the OS, so that reuse shows up in the resident memory
         malloc_trim(0)
     memory.restart_peak()  # outside Linux, a step below the peak of building the model counts as 0
     before = memory.resident()
-    step()
+    runner.run()
     return max(memory.peak() - before, 0) / MIB

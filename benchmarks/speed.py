@@ -1,163 +1,153 @@
-"""Measures time and memory of our backbones and of other libraries'.
+"""Measures how close our backbones on a CPU come to its limit, and to other libraries' backbones.
 
     python -m benchmarks.speed
-    python -m benchmarks.speed --arch svt_small --sizes 448 --steps forward train --with-cp
-    python -m benchmarks.speed --models ours timm swin_tiny resnet50 --sizes 224 512 1024
+    python -m benchmarks.speed --archs mit_b2 --sizes 512 --dtypes bfloat16 --threads 1
+    python -m benchmarks.speed --steps training --sizes 512 --json training.json
 
-Every model turns an image into four maps. `ours`, `timm` and `mmseg` (Twins) and `mmdet` (PVT) are
-the same architecture with the same weights and LayerNorm eps, and their maps are compared before
-they are timed. The others are backbones of similar size; for a PCPVT, `mmdet` is one of them: the
-PVT of the same shape. `ours_accelerated` is ours after `accelerate`. As in timm, SVT has no stage
-norms. A training step is a forward pass, the mean square of all maps, and a backward pass; there is
-no optimizer. After a warm-up the models take turns in one process (A B C, A B C, ...).
+For each architecture, size and step it prints a table. All models have the same random weights and
+turn one image into four maps:
 
-    ms      median over the rounds
-    ratio   to the first model: ratio of the medians, and quartiles of the rounds' ratios
-    MiB     peak memory of a step beyond the model, after an identical step that loads and compiles
-            whatever happens only once. On a GPU, of torch's allocator; on a CPU, resident memory
-            of a separate process that runs nothing else; of compiled models on a GPU alone
-    differs maximum difference from the first model's maps / maximum value
-    graphs  number of graphs compiled for this size, and graph breaks; training needs one more, to
-            compare the maps
+    timm         timm's; it has no MiT, which is its PVTv2 in MiT's shape
+    openmmlab    MMSegmentation's or MMDetection's
+    plain        ours
+    accelerated  ours after `accelerate`
+    checkpointed accelerated, with activation checkpointing
+    openvino     OpenVINO's of our plain model, for this one size, in inference; `autocast` is
+                 compared with its bfloat16
 
-benchmarks.host counts what the host does for a model, benchmarks.gpu measures on a GPU.
+`bfloat16` are weights and image in bfloat16, `autocast` float32 under `torch.autocast`. A training
+step is a forward pass, the mean square of all maps, and a backward pass, without an optimizer.
+
+First each result is compared with float32 of our plain model: maps and, of a training step,
+gradients. A model that differs by more than rounding gets no time. Then the models take turns in
+one process (A B C, A B C, ...), with all dtypes and numbers of threads.
+
+    ms           median of the clock
+    cpu ms       least processor time of all threads, divided by their number. On a busy machine it
+                 is what counts; on an idle one both agree, but for threads that wait
+    x NAME       how many times as fast as NAME: its time / this time
+    x float32    than the same model in float32
+    x 1 thread   than the same model in one thread
+    share        of the best rate of a matrix product in this dtype and number of threads: five
+                 shapes (tokens x C) @ (C x 4C), by PyTorch's default and by oneDNN, in the same
+                 turns. The operations of a model are those of the matrix products and convolutions
+                 of our plain one; what else it does counts as none
+    MiB          peak memory of a training step beyond the model, in a process of its own
+    differs      largest difference / largest value, of all maps and gradients
+
+Ratios and shares are of `ms`, or with `--by processor` of `cpu ms`. The default takes ten minutes
+on two cores. benchmarks.host counts what the host does for a model, benchmarks.gpu measures on a
+GPU, and benchmarks.speed_tables writes the documentation's tables.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
 from typing import Literal
 
 from cpvt_pyramid.app.tooling.command import UserError, imports_of, prepare_for_torch, run_command
 from cpvt_pyramid.app.tooling.files import write_text
-from cpvt_pyramid.app.tooling.report import text_table
+from cpvt_pyramid.app.tooling.report import markdown_table, text_table
 
 prepare_for_torch()  # before torch is imported
 
 with imports_of('speed'):
     import torch
 
-    from benchmarks.machine import machine
+    from benchmarks.machine import machine, version
     from benchmarks.measuring import (
         DTYPES,
-        NAMES,
+        MODELS,
         STEPS,
         Case,
-        build_all,
+        Way,
         measure,
         parse_size,
         say,
-        shown,
+        ways_of,
     )
+    from benchmarks.speed_tables import HEAD, lines_of
     from cpvt_pyramid import ARCHS
-    from tests.models.ports import ports_of
 
-COLUMNS = {
-    'model': lambda row: row['model'],
-    'ms': lambda row: f'{row["ms"]:.1f}',
-    'images/s': lambda row: f'{1e3 * row["batch"] / row["ms"]:.1f}' if row['batch'] > 1 else '',
-    'ratio': lambda row: '{:.2f} ({:.2f} to {:.2f})'.format(row['ratio'], *row['ratio_spread']),
-    'MiB': lambda row: f'{row["peak_mib"]:.0f}',
-    'differs': lambda row: shown(row['difference']),
-    'graphs, breaks': lambda row: f'{row["graphs"]}, {row["graph_breaks"]}',
-    '': lambda row: row['failed'],
-}
+STRIDE = 32  # pixels. The libraries treat sizes that it does not divide differently.
 
 
 def speed(
     *,
-    models: Sequence[Literal[NAMES]] = (),
-    arch: str = 'pcpvt_small',
-    sizes: Sequence[str] = ('512',),
-    dtypes: Sequence[Literal[DTYPES]] = ('float32',),
-    steps: Sequence[Literal[STEPS]] = ('forward',),
-    batch: int = 1,
-    device: str = 'cpu',
-    threads: int | None = None,
-    rounds: int = 7,
-    compile: bool = False,
-    with_cp: bool = False,
+    archs: Sequence[str] = ('pcpvt_small', 'svt_small', 'pvt_v2_b2', 'mit_b2'),
+    models: Sequence[Literal[MODELS]] = ('timm', 'plain', 'accelerated', 'openvino'),
+    sizes: Sequence[str] = ('512', '800x1344'),
+    steps: Sequence[Literal[STEPS]] = ('inference',),
+    dtypes: Sequence[Literal[DTYPES]] = DTYPES,
+    threads: Sequence[int] = (1, 2),
+    rounds: int = 9,
+    seconds: float = 60,
+    by: Literal['clock', 'processor'] = 'clock',
     no_memory: bool = False,
+    markdown: bool = False,
     json: str | None = None,
 ) -> None:
-    """Measure all combinations of steps, dtypes and sizes, printing a table after each.
+    """Measure all combinations, printing a table for each architecture, size and step.
 
     Args:
-        models: ours, ours_cp, ours_accelerated, timm, mmseg, mmdet, pvt_v2_b2, swin_tiny,
-            convnext_tiny, resnet50; by default ours, on a CPU ours_accelerated, too, and all ports
-            of the architecture
-        arch: of ours and of the ports
-        sizes: of the images, in pixels, each as SIDE or HEIGHTxWIDTH
-        dtypes: of weights and images
+        archs: architectures of pyramids
+        models: what to compare
+        sizes: of the image, in pixels, each as SIDE or HEIGHTxWIDTH, in multiples of 32
         steps: what to measure
-        batch: images per step
-        device: torch device, for example cuda
-        threads: CPU threads; by default as many as torch takes
-        rounds: timed steps of each model
-        compile: add each model compiled, for each size
-        with_cp: add ours with activation checkpointing, as ours_cp
-        no_memory: measure time only
-        json: write machine, options and rows to this file, after each table
+        dtypes: float32, weights in bfloat16, or float32 weights under autocast
+        threads: numbers of threads
+        rounds: turns of each model, at most
+        seconds: of a table, after which no other round begins
+        by: what ratios and shares are of
+        no_memory: do not measure the memory of training steps
+        markdown: print tables in Markdown
+        json: write machine, commit and all times to this file, after each table
     """
     pixels = [parse_size(text) for text in sizes]
-    check(arch, batch, device, threads, rounds, json)
+    check(archs, pixels, threads, rounds, json)
     threads_before = torch.get_num_threads()
-    torch.set_num_threads(threads or threads_before)
-    first = ['ours', 'ours_cp'] if with_cp else []
-    accelerated = ['ours_accelerated'] if device == 'cpu' else []
-    names = list(dict.fromkeys([*first, *(models or ['ours', *accelerated, *ports_of(arch)])]))
-    torch.manual_seed(0)
-    rows = []
-    options = {'arch': arch, 'threads': torch.get_num_threads(), 'rounds': rounds}
-    results = {'machine': machine(device), 'options': options, 'rows': rows}
+    results: dict = {'machine': machine('cpu'), **version(), 'rows': []}
+    wrong = []
     try:
-        built = build_all(names, arch, compile)
-        for step, dtype, (height, width) in itertools.product(steps, dtypes, pixels):
-            case = Case(step, dtype, height, width, batch, device)
+        for arch, size, step in itertools.product(archs, pixels, steps):
+            case = Case(arch, step, *size)
             say(f'{case} ...')
-            new = measure(built, arch, case, rounds, not no_memory)
-            rows += new
-            print(f'{results["machine"]["processor"]}, {torch.get_num_threads()} threads')
-            print(table(case, new), flush=True)
+            ways = ways_of(case, models, dtypes, threads)
+            rows = measure(case, ways, rounds, seconds, memory=not no_memory)
+            results['rows'] += rows
+            print(f'\n{results["machine"]["processor"]}, {case}\n')
+            lines = lines_of(rows, by)
+            print((markdown_table if markdown else text_table)(HEAD, lines), flush=True)
             if json:
-                write_text(json, dumps(results, indent=1) + '\n')
+                write_text(json, dumps(results) + '\n')
+            for row in rows:
+                if row.get('is_wrong'):
+                    wrong.append(f'{case}, {Way.of(row)}: {row["failed"]}')
     finally:
         torch.set_num_threads(threads_before)
-
-
-def table(case: Case, rows: Sequence[dict]) -> str:
-    """The rows of a case in aligned columns, without empty columns."""
-    columns = []
-    for name, text_of in COLUMNS.items():
-        cells = [cell(text_of, row) for row in rows]
-        if any(cells):
-            columns.append([name, *cells])
-    head, *lines = zip(*columns)
-    return f'\n{case}\n{text_table(head, lines)}'
-
-
-def cell(text_of: Callable[[dict], str], row: dict) -> str:
-    try:
-        return text_of(row)
-    except KeyError:  # not measured
-        return ''
+    if wrong:
+        raise UserError('wrong results: ' + '; '.join(wrong))
 
 
 def check(
-    arch: str, batch: int, device: str, threads: int | None, rounds: int, file: str | None
+    archs: Sequence[str],
+    sizes: Sequence[tuple[int, int]],
+    threads: Sequence[int],
+    rounds: int,
+    file: str | None,
 ) -> None:
-    if arch not in ARCHS:
-        raise UserError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
-    if min(batch, rounds, threads or 1) < 1:
-        raise UserError('--batch, --rounds and --threads must be at least 1')
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f'no device {device}: {str(error).splitlines()[0]}') from error
+    for arch in archs:
+        if arch not in ARCHS:
+            raise UserError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
+    for height, width in sizes:
+        if height % STRIDE or width % STRIDE:
+            raise UserError(f'sizes must be multiples of {STRIDE}, got {height}x{width}')
+    if min(rounds, *threads) < 1:
+        raise UserError('--rounds and --threads must be at least 1')
     if file and Path(file).exists():
         raise UserError(f'{file} already exists; remove it or name another file')
     if file and not Path(file).parent.is_dir():

@@ -1,102 +1,127 @@
-"""speed.py, and its measurements."""
+"""speed.py, its measurements and its tables, with tiny models."""
 
-import functools
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import measuring
+from benchmarks import measuring, speed_tables
 from benchmarks import speed as tool
+from benchmarks.measuring import Case, Runner, Runners, Way
+
+OURS_AND_OTHERS = ['timm', 'plain', 'accelerated', 'openvino']
 
 
-@pytest.fixture
-def one_block_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    shallow = tool.ARCHS['pcpvt_nano']._replace(depths=(1, 1, 1, 1))
-    monkeypatch.setitem(tool.ARCHS, 'pcpvt_nano', shallow)
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block in each stage, and small products."""
+    for arch in ('pcpvt_nano', 'svt_small', 'pvt_v2_b0', 'mit_b0', 'pvt_tiny'):
+        shallow = tool.ARCHS[arch]._replace(depths=(1, 1, 1, 1))
+        monkeypatch.setitem(tool.ARCHS, arch, shallow)
+    monkeypatch.setattr(measuring, 'PRODUCTS', ((64, 16), (32, 32)))
 
 
 def rows_of(path: Path, **options) -> list[dict]:
-    """The rows of a round, by default of a small backbone."""
-    settings = dict(arch='pcpvt_nano', rounds=1, no_memory=True)
-    tool.speed(json=str(path / 'speed.json'), **settings | options)
-    return json.loads((path / 'speed.json').read_text())['rows']
+    settings = dict(archs=['pcpvt_nano'], sizes=['32x64'], rounds=1, threads=[1], no_memory=True)
+    file = path / 'speed.json'
+    tool.speed(json=str(file), **settings | options)
+    return json.loads(file.read_text())['rows']
 
 
-def test_rows(one_block_each, tmp_path, capsys):
-    steps = ['forward', 'train']
-    rows = rows_of(tmp_path, sizes=['32', '50x70'], steps=steps, rounds=2, with_cp=True)
+def test_inference(tmp_path, capsys):
+    rows = rows_of(tmp_path, threads=[1, 2], rounds=2)
     results = json.loads((tmp_path / 'speed.json').read_text())
-    assert set(results) == {'machine', 'options', 'rows'}
-    names = ['ours', 'ours_cp', 'ours_accelerated', 'timm', 'mmseg']
-    assert [row['model'] for row in rows] == names * 4
+    assert {'machine', 'commit', 'timm', 'openvino', 'rows'} == set(results)
+    in_float32 = [('float32', n, model) for n in (1, 2) for model in OURS_AND_OTHERS]
+    in_bfloat16 = [('bfloat16', n, model) for n in (1, 2) for model in OURS_AND_OTHERS]
+    autocast = [('autocast', n, model) for n in (1, 2) for model in OURS_AND_OTHERS[:-1]]
+    assert [Way.of(row) for row in rows] == in_float32 + in_bfloat16 + autocast
     for row in rows:
-        assert len(row['rounds_ms']) == 2 and row['ms'] > 0
-        low, high = row['ratio_spread']
-        assert 0 < low <= high
-        if row['model'] == 'ours':
-            assert row['ratio'] == low == high == 1
-        elif row['height'] == 32 or row['model'].startswith('ours'):
-            assert row['difference'] < measuring.TOLERANCE
-        else:  # libraries may differ
-            assert 'difference' in row
-    assert ' differs' in capsys.readouterr().out
+        assert len(row['clock_seconds']) == len(row['processor_seconds']) == 2
+        assert 0 < speed_tables.share(row, 'clock') and 0 < speed_tables.share(row, 'processor')
+        assert row['difference'] <= measuring.TOLERANCES[row['dtype']]['inference']
+    assert capsys.readouterr().out.count(' x OpenVINO ') == 1
 
 
-def test_compiled_models_follow_their_own(one_block_each, monkeypatch, tmp_path):
-    """In training there is a graph for each size, and one to compare the maps."""
-    monkeypatch.setattr(torch, 'compile', functools.partial(torch.compile, backend='eager'))
-    torch._dynamo.reset()
-    options = dict(models=['ours'], sizes=['96x128', '128x160'], steps=['train'], compile=True)
-    rows = rows_of(tmp_path, **options)
-    assert [row['model'] for row in rows] == ['ours', 'ours_compiled'] * 2
-    assert all(row.get('difference', 0) < measuring.TOLERANCE for row in rows)
-    assert [(row['graphs'], row['graph_breaks']) for row in rows[1::2]] == [(2, 0)] * 2
-    assert 'graphs' not in rows[0]
+@pytest.mark.parametrize('arch', ['svt_small', 'pvt_v2_b0', 'mit_b0', 'pvt_tiny'])
+def test_every_library_has_the_same_maps_and_gradients(arch, tmp_path):
+    """SVT's windows do not fill these maps."""
+    models = ['timm', 'openmmlab', 'plain', 'accelerated', 'checkpointed']
+    rows = rows_of(tmp_path, archs=[arch], models=models, steps=['training'], dtypes=['float32'])
+    expected = models[1:] if arch == 'pvt_tiny' else models
+    assert [row['model'] for row in rows] == expected
+    assert all(row['difference'] < 1e-4 and row['clock_seconds'] for row in rows)
 
 
-def test_maps_are_equal_only_because_the_weights_are():
-    image = torch.randn(1, 3, 64, 96)
+def test_a_wrong_result_has_no_time(monkeypatch, tmp_path, capsys):
+    def results(runner: Runner) -> dict[str, torch.Tensor]:
+        found = right_results(runner)
+        if runner.autocast:
+            found['map 3'] = found['map 3'].clone()
+            found['map 3'][..., -1] = math.nan
+        return found
+
+    right_results = Runner.results
+    monkeypatch.setattr(Runner, 'results', results)
+    options = '--archs pcpvt_nano --sizes 32 --models plain --threads 1 --rounds 1 --json'
+    file = tmp_path / 'a.json'
+    assert tool.main([*options.split(), str(file)]) == 2
+    out, error = capsys.readouterr()
+    assert 'pcpvt_nano, inference, 32x32, plain in autocast, 1 threads' in error
+    assert 'wrong: differs by inf' in out
+    right, _, wrong = json.loads(file.read_text())['rows']
+    assert 'clock_seconds' in right and 'clock_seconds' not in wrong
+
+
+def test_models_differ_where_their_weights_do():
+    case = Case('pcpvt_nano', 'training', 64, 64)
+    way = Way('float32', 1, 'timm')
+    runners = Runners(case)
+    (truth,) = runners.truths()
+    same = runners.of(way)
+    assert measuring.difference(same.results(), truth) < 1e-4
     with torch.no_grad():
-        ours, theirs = (m(image) for m in tool.build_all(['ours', 'mmdet'], 'pvt_tiny').values())
-        assert measuring.difference(ours, theirs) < measuring.TOLERANCE
-        assert measuring.difference(ours, measuring.build('mmdet', 'pvt_tiny')(image)) > 0.1
+        next(same.model.parameters()).mul_(1.1)
+    assert measuring.difference(same.results(), truth) > 1e-3
 
 
 def test_memory_of_a_process():
     """A step takes more memory than its image, and less than everything."""
-    case = tool.Case('train', 'float32', 64, 64, 2, 'cpu')
-    image = case.image().nbytes / measuring.MIB
-    assert image < measuring.peak_memory('ours', 'pcpvt_nano', case, None, None) < 1000
+    case = Case('pcpvt_nano', 'training', 128, 128)
+    way = Way('float32', 1, 'accelerated')
+    image = 3 * 128 * 128 * 4 / measuring.MIB
+    assert image < measuring.in_process(measuring.peak_of_this_process, case, way) < 1000
 
 
 def test_failures_are_rows_and_an_interrupt_keeps_finished_results(monkeypatch, capsys, tmp_path):
-    def peak_memory(name, arch, case, *_):
-        if case.height == 64:
+    def build(runners, name):
+        if runners.case.height == 64:
             raise KeyboardInterrupt
         if name == 'timm':
             raise MemoryError('too large')
-        return 7.0
+        return right_build(runners, name)
 
-    monkeypatch.setattr(measuring, 'peak_memory', peak_memory)
-    monkeypatch.chdir(tmp_path)
-    options = '--arch pcpvt_nano --models ours timm --sizes 32 64 --rounds 1 --json a.json'
-    assert tool.main(options.split()) == 130
-    out, err = capsys.readouterr()
-    assert 'too large' in out and 'interrupted' in err
-    ours, timm = json.loads(Path('a.json').read_text())['rows']
-    assert ours['peak_mib'] == 7 and 'ms' in ours
-    assert timm['failed'] == 'too large' and 'ms' not in timm
+    right_build = Runners.build
+    monkeypatch.setattr(Runners, 'build', build)
+    file = tmp_path / 'a.json'
+    options = '--archs pcpvt_nano --models timm plain --sizes 32 64 --rounds 1 --dtypes float32'
+    assert tool.main([*options.split(), '--threads', '1', '--json', str(file)]) == 130
+    out, error = capsys.readouterr()
+    assert 'too large' in out and 'interrupted' in error
+    timm, plain = json.loads(file.read_text())['rows']
+    assert 'clock_seconds' in plain
+    assert timm['failed'] == 'too large' and 'clock_seconds' not in timm
 
 
 @pytest.mark.parametrize(
     ('arguments', 'complaint'),
     [
-        ('--arch pcpvt_tiny', "unknown arch 'pcpvt_tiny'; one of pcpvt_nano"),
-        ('--arch svt_small --models ours mmdet', 'mmdet has no svt_small'),
+        ('--archs pcpvt_tiny', "unknown arch 'pcpvt_tiny'; one of pcpvt_nano"),
         ('--sizes 31', 'of at least 32 pixels, got 31'),
-        ('--device cuda:99', 'no device cuda:99'),
+        ('--sizes 64x100', 'multiples of 32, got 64x100'),
+        ('--threads 0', '--rounds and --threads must be at least 1'),
         ('--json there.json', 'there.json already exists'),
         ('--json nowhere/a.json', 'no such directory'),
     ],

@@ -1,5 +1,4 @@
-"""Models of other libraries, for the benchmarks and the tests: ports of our architectures, and
-backbones of similar size.
+"""Models of other libraries, for the benchmarks and the tests: ports of our architectures.
 
 `build` returns a model whose output is four maps, with our weights if given; the `of_*` functions
 return the libraries' own classes. All are in evaluation mode, without stochastic depth, and with
@@ -17,8 +16,6 @@ from torch import Tensor, nn
 from cpvt_pyramid import ARCHS, Arch
 from cpvt_pyramid.checkpoints.formats import to_format
 
-PORTS = ('timm', 'mmseg', 'mmdet')  # libraries that have some of our architectures
-OTHERS = ('pvt_v2_b2', 'swin_tiny', 'convnext_tiny', 'resnet50')
 STAGES = (0, 1, 2, 3)
 
 
@@ -35,8 +32,15 @@ class Maps(nn.Module):
 
 
 def ports_of(arch: str | Arch) -> tuple[str, ...]:
-    """The libraries that have a port of an architecture."""
-    return ('mmdet',) if find(arch).position == 'learned' else ('timm', 'mmseg')
+    """The libraries that have a port of an architecture, or whose PVTv2 can have its shape."""
+    a = find(arch)
+    if a.position == 'learned':
+        return ('mmdet',)
+    if not a.mlp_conv:
+        return ('timm', 'mmseg')
+    if a.linear:
+        return ('timm',)
+    return ('timm', 'mmdet' if len(set(a.mlp_ratios)) > 1 else 'mmseg')
 
 
 def build(
@@ -45,27 +49,32 @@ def build(
     tensors: dict[str, Tensor] | None = None,
     stage_norm: bool | None = None,
 ) -> nn.Module:
-    """A model whose output is four maps: a library's port of `arch`, or one of OTHERS.
+    """A library's port of `arch`, whose output is four maps.
 
-    mmdet, whose PVT has no PEG, stands in for a PCPVT with the PVT of its shape. timm's SVT has no
-    stage norms. `tensors` are the state dict of our model.
+    timm's SVT has no stage norms. `tensors` are the state dict of our model.
     """
-    if name in OTHERS:
-        return of_others(name)
-    if name not in ports_of(arch) and (name != 'mmdet' or find(arch).window):
+    if name not in ports_of(arch):
         raise ValueError(f'{name} has no {arch}; available in: {", ".join(ports_of(arch))}')
     if name == 'timm':
         model = of_timm(arch, num_classes=0)
-        model.norm = nn.Identity()  # the classifier's
+        if not find(arch).mlp_conv:
+            model.norm = nn.Identity()  # the classifier's
     else:
         model = of_mmseg(arch, stage_norm) if name == 'mmseg' else of_mmdet(arch)
     if tensors:
-        if name == 'timm':
-            tensors = {k: v for k, v in tensors.items() if not k.startswith('norm_list')}
-        model.load_state_dict(tensors if name == 'timm' else to_format(tensors, name))
+        model.load_state_dict(tensors_of(name, arch, tensors))
     if name == 'timm':
         model = Maps(model, lambda m, x: m.forward_intermediates(x, intermediates_only=True))
     return model.eval()
+
+
+def tensors_of(name: str, arch: str | Arch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Our state dict under a library's names."""
+    if find(arch).mlp_conv:
+        return to_format(tensors, 'timm_pvt_v2' if name == 'timm' else 'mm_pvt_v2')
+    if name == 'timm':  # whose SVT has no stage norms
+        return {k: v for k, v in tensors.items() if not k.startswith('norm_list')}
+    return to_format(tensors, name)
 
 
 def find(arch: str | Arch) -> Arch:
@@ -165,21 +174,6 @@ def of_mmdet(arch: str | Arch) -> nn.Module:
         sr_ratios=list(a.sr_ratios),
         drop_path_rate=0.0,
     ).eval()
-
-
-def of_others(name: str) -> nn.Module:
-    """torchvision's ResNet-50, or a backbone of timm, with four maps."""
-    if name == 'resnet50':
-        from torchvision.models import resnet50
-        from torchvision.models.feature_extraction import create_feature_extractor
-
-        model = create_feature_extractor(resnet50(), [f'layer{i}' for i in (1, 2, 3, 4)])
-        return Maps(model, lambda m, x: m(x).values()).eval()
-    import timm
-
-    options = dict(swin_tiny=dict(strict_img_size=False)).get(name, {})
-    full_name = dict(swin_tiny='swin_tiny_patch4_window7_224').get(name, name)
-    return timm.create_model(full_name, features_only=True, **options).eval()
 
 
 # Weights

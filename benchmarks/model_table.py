@@ -200,23 +200,23 @@ which finds it by its file name alone. If an address ends in the beginning of a 
 of parameters, in float32.
 
 {weights}
+### Weights in this package
+
+`cpvt://pcpvt_nano` needs no download. It is made for small detectors and segmentors that have
+little data or little time, and for tries without a network. The backbone has learned the feature
+maps and logits of EfficientNet-Lite0, which was trained on ImageNet-1k, on crops of 64 photographs
+without labels; it has seen no image of ImageNet. [Its card](../cpvt_pyramid/weights/README.md) says
+what it is good for, measured, and how it was made.
+
 ## Trained detectors and segmentors
 
-OpenMMLab has trained and published these models. They run with torch alone or, of detectors,
-torchvision: `pip install '.[torch]'`, no compiler. `cpvt models` prints the table.
-
-```bash
-cpvt infer retinanet_pvt_v2_b2_coco photos/
-cpvt app segformer_b0_ade20k --samples photos/
-```
+OpenMMLab has trained and published these models. They need torch and torchvision, but neither
+OpenMMLab nor a compiler: `pip install '.[torch]'`. `cpvt models` prints the table, and
+[`cpvt infer NAME`, `cpvt app NAME` and `Predictor(NAME)`](predict.md) run a model by its name.
 
 ```python
 import torch
 from cpvt_pyramid import load_trained
-from cpvt_pyramid.app.predict import Predictor
-
-predictor = Predictor('retinanet_pvt_v2_b2_coco', size=320)  # by default 800 pixels
-found = predictor('photo.jpg')  # boxes, scores and labels; found.draw(), found.to_coco()
 
 model = load_trained('segformer_b0_ade20k')  # an nn.Module in evaluation mode
 images = torch.rand(1, 3, 96, 128)  # RGB in [0, 1], of any size
@@ -438,7 +438,7 @@ def published_weights() -> Iterator[list[str]]:
         yield [f'`{name}`', model, source, licence, f'{megabytes:.0f} MB', f'`{form}`']
     for path in sorted(IN_PACKAGE.glob('*.safetensors')):
         megabytes = path.stat().st_size / 1e6
-        source = 'this package, [distilled](pretraining.md#distilled-weights)'
+        source = 'this package, [distilled](models.md#weights-in-this-package)'
         yield [
             f'`cpvt://{path.stem}`',
             f'`{path.stem}`',

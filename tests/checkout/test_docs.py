@@ -37,7 +37,7 @@ def build_site(folder: Path, **options: object) -> list[Path]:
 def test_site(tmp_path):
     pages = {str(path.relative_to(tmp_path)): path.read_text() for path in build_site(tmp_path)}
     assert {'index.html', 'api.html', 'recipes.html', 'source/NOTICE.html'} <= pages.keys()
-    assert 'drop_path_rate' in pages['api.html'] and 'href="deployment.html"' in pages['index.html']
+    assert 'drop_path_rate' in pages['api.html'] and 'href="predict.html"' in pages['index.html']
     assert 'href="source/configs/dino_cpvt_s.py.html"' in pages['models.html']
     assert '<h2 id="predict">' in pages['source/notebooks/cpvt_pyramid.ipynb.html']
     findings = pages['source/experiments/position/findings/encodings.html']

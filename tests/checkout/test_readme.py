@@ -99,12 +99,11 @@ PAGES = {
     page: indented_commands(page)
     for page in (
         'configs/README.md',
-        'docs/clusters.md',
-        'docs/deployment.md',
-        'docs/int8.md',
+        'docs/ecosystems.md',
+        'docs/export.md',
         'docs/invariance.md',
         'docs/own_data.md',
-        'docs/pretraining.md',
+        'docs/predict.md',
         'docs/training.md',
     )
 }

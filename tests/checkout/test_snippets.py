@@ -23,12 +23,12 @@ PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 # section: tests run them, too.
 ELSEWHERE = {
     ('README.md', None): 'checkout/test_readme.py',
-    ('docs/clusters.md', 'A model inside your own pipeline'): 'app/predict/test_ray.py',
-    ('docs/deployment.md', 'A graph of a backbone by torch.export'): 'core/test_export.py',
+    ('docs/export.md', 'A backbone in your own pipeline'): 'core/test_export.py',
     ('docs/ecosystems.md', 'transformers'): 'with_transformers/test_backbones.py',
     ('docs/mm.md', None): 'mm/test_pages.py',
     ('docs/performance.md', 'On a GPU'): 'cuda/test_core.py',
-    ('docs/results.md', None): 'app/predictions/test_kinds.py',
+    ('docs/predict.md', 'A model inside your own pipeline'): 'app/predict/test_ray.py',
+    ('docs/predict.md', 'From Python'): 'app/predictions/test_kinds.py',
 }
 
 BLOCK_OR_HEADING = re.compile(r'^ *```(\w*)\n(.*?)^ *```|^#+ ([^\n]*)', re.M | re.S)

@@ -57,7 +57,7 @@ def test_torch_export(name):
 
 
 def test_the_graph_of_the_docs_at_ten_sizes():
-    page = (ROOT / 'docs/deployment.md').read_text()
+    page = (ROOT / 'docs/export.md').read_text()
     (code,) = (b for b in re.findall(r'```python\n(.*?)```', page, re.S) if 'torch.export' in b)
     names = {'TINY': TINY_SVT}
     exec(code.replace("'svt_small'", 'TINY, out_indices=(0,)'), names)

@@ -394,7 +394,7 @@ def test_hard_distillation_is_deits():
 
 
 # Stands for the train.py of timm's repository, which is in no package: its parts, in its order,
-# with the import that docs/pretraining.md adds.
+# with the import that docs/ecosystems.md adds.
 TRAIN = """
 import cpvt_pyramid.timm_models
 import argparse

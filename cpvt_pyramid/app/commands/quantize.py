@@ -6,7 +6,7 @@
 
 Some of the images calibrate the model, and the others tell whether it is good enough. The
 result runs wherever OpenVINO does: `cpvt infer retinanet-int8.xml photo.jpg`. A report,
-NAME.report.json, is written next to it. docs/int8.md explains the options and the figures.
+NAME.report.json, is written next to it. docs/export.md explains the options and the figures.
 """
 
 from collections.abc import Sequence

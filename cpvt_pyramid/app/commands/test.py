@@ -31,7 +31,7 @@ def test(
         work_dir: folder for the log and the metrics; by default work_dirs/NAME/test.
         out: write the predictions, pickled.
         report: write an HTML page about them: metrics by class and size, kinds of errors, a
-            confusion matrix, the worst images; see docs/results.md.
+            confusion matrix, the worst images; see docs/training.md.
         tta: test-time augmentation: merge predictions at several sizes, flipped and not, by
             tta_model and tta_pipeline of the config.
         cfg_options: override settings of the config, for example

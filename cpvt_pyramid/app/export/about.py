@@ -1,4 +1,4 @@
-"""The metadata of an exported model; docs/file_format.md describes the keys."""
+"""The metadata of an exported model; docs/export.md describes the keys."""
 
 import hashlib
 from importlib.metadata import version

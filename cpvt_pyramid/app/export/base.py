@@ -61,7 +61,7 @@ class Exportable(nn.Module):
     """A model as it is exported: `forward` is the graph.
 
     A subclass defines `stages` and `reference`, and sets `task`, `output_names` and `details`.
-    docs/file_format.md describes the outputs. Nothing in `stages` may depend on the values of sizes
+    docs/export.md describes the outputs. Nothing in `stages` may depend on the values of sizes
     in Python: they are symbols while the graph is captured.
     """
 

@@ -48,7 +48,7 @@ class SessionModel:
     Args:
         path: of its file, or its name.
         session: runs it.
-        about: metadata, as in a file; docs/file_format.md lists the keys.
+        about: metadata, as in a file; docs/export.md lists the keys.
         threads: that will call `predict` at the same time.
         score_thr: boxes of a lower score are left out; None takes the threshold in the metadata.
 

@@ -1,6 +1,6 @@
 """The metadata of an exported model, checked when it is written and when it is read.
 
-docs/file_format.md describes the keys.
+docs/export.md describes the keys.
 """
 
 import json

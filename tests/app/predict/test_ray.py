@@ -25,7 +25,7 @@ from cpvt_pyramid.app.predict import Predictor, cluster
 
 ray = pytest.importorskip('ray', reason='install the extra ray')
 infer = load_tool('infer')
-PAGE = (ROOT / 'docs/clusters.md').read_text()
+PAGE = (ROOT / 'docs/predict.md').read_text()
 SIZES = ((90, 130), (64, 130), (120, 90), (90, 130), (64, 130), (70, 70))
 
 

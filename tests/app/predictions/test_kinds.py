@@ -151,11 +151,12 @@ def test_overlays_can_be_left_out(found):
     assert contents_of(Path('some')) == written
 
 
-PAGE = (ROOT / 'docs/results.md').read_text()
+PAGE = (ROOT / 'docs/predict.md').read_text()
+TRAINING = (ROOT / 'docs/training.md').read_text()
 
 
 def test_the_documented_example(capsys, monkeypatch):
-    (code,) = re.findall('```python\n(.*?)```', PAGE, re.S)
+    (code,) = re.findall('## From Python\n\n```python\n(.*?)```', PAGE, re.S)
     monkeypatch.setattr(Image.Image, 'save', lambda self, path: None)
     monkeypatch.chdir(ROOT)
     exec(code, {})
@@ -174,7 +175,9 @@ def test_the_documented_commands(untrained, sample_dataset):
         'IMAGES': str(min((sample_dataset / 'coco/val2017').iterdir())),
         'MODEL.onnx': str(ROOT / 'examples/trees.onnx'),
     }
-    for command in re.findall(r'^    (cpvt .*)$', PAGE, re.M):
+    commands = re.findall(r'^    (cpvt .* --(?:format|report) .*)$', PAGE + TRAINING, re.M)
+    assert len(commands) == 4
+    for command in commands:
         words = [given.get(word, word) for word in shlex.split(command)[1:]]
         assert main(words) == 0, command
     written = {path.suffix for path in Path('predictions').iterdir()}

@@ -2,10 +2,11 @@
 
 base.py, what an exportable model is; resizing.py, resizing and pooling as matrix products; nms.py,
 non-maximum suppression with a fixed number of results; labels.py, label maps; models.py, backbones,
-and the choice of the form; onnx_file.py, capture and translation; verification.py, the comparison
-with PyTorch; files.py, all of this; exporting.py, from what a user calls a model to the file. These
-need torch, onnx and onnxruntime alone. mm_model.py, what detectors and segmentors share, and a file
-for each kind of them need the mm packages.
+and the choice of the form; onnx_file.py, capture and translation; onnx_attention.py, attention in
+blocks of queries; verification.py, the comparison with PyTorch; files.py, all of this;
+exporting.py, from what a user calls a model to the file. These need torch, onnx and onnxruntime
+alone. mm_model.py, what detectors and segmentors share, and a file for each kind of them need the
+mm packages.
 
 Files on exported models need no torch: comparison.py compares outputs, self_test.py with those of
 PyTorch that a file carries; batches.py is for `cpvt verify`; quantization.py, openvino_graph.py and

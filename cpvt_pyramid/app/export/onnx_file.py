@@ -1,5 +1,6 @@
 """From an exportable model to an ONNX model: capture by torch.export, and translation."""
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,6 +16,7 @@ from ...versions import require_torch
 from .base import Exportable, Settings, as_arguments
 from .labels import best_of_classes
 from .nms import survives
+from .onnx_attention import attention_in_onnx
 
 require_torch((2, 7), 'cpvt export')
 
@@ -96,6 +98,21 @@ def nms_in_onnx(boxes: Any, scores: Any, iou_threshold: float) -> Any:
     return op.Cast(op.ScatterND(none, places, ones), to=onnx.TensorProto.BOOL)
 
 
+def gelu_in_onnx(x: Any, approximate: str = 'none') -> Any:
+    """`F.gelu`; that of erf in the order of operations that onnxruntime fuses."""
+
+    def number(value: float) -> Any:
+        return op.CastLike(op.Constant(value_float=value), x)
+
+    if approximate == 'tanh':
+        cube = op.Mul(op.Mul(x, x), x)
+        inner = op.Add(x, op.Mul(number(0.044715), cube))
+        bent = op.Tanh(op.Mul(number((2 / math.pi) ** 0.5), inner))
+    else:
+        bent = op.Erf(op.Div(x, number(2**0.5)))
+    return op.Mul(op.Mul(x, op.Add(bent, number(1.0))), number(0.5))
+
+
 @onnxscript.script(op, default_opset=op)
 def labels_in_onnx(scores: FLOAT, rows: FLOAT, columns: FLOAT, possible: BOOL, dtype: int) -> UINT8:
     """`labels.best_of_classes`."""
@@ -114,7 +131,12 @@ def labels_in_onnx(scores: FLOAT, rows: FLOAT, columns: FLOAT, possible: BOOL, d
     return best_label
 
 
-IN_ONNX = {survives._opoverload: nms_in_onnx, best_of_classes._opoverload: labels_in_onnx}
+IN_ONNX = {
+    torch.ops.aten.scaled_dot_product_attention.default: attention_in_onnx,
+    torch.ops.aten.gelu.default: gelu_in_onnx,
+    survives._opoverload: nms_in_onnx,
+    best_of_classes._opoverload: labels_in_onnx,
+}
 
 
 def tidy(model: onnx.ModelProto) -> None:

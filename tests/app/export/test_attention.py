@@ -1,0 +1,137 @@
+"""Attention and GELU in ONNX: as PyTorch, in blocks of queries, with bounded memory."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+
+from cpvt_pyramid.app.export import onnx_attention
+from cpvt_pyramid.app.export.onnx_file import translate
+from cpvt_pyramid.app.predict.sessions import openvino_core
+
+INPUTS = ('q', 'k', 'v', 'bias')
+
+
+class Attention(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, bias)
+
+
+def given(
+    batch: int, queries: int, keys: int, bias: str, channels: int = 12, seed: int = 0
+) -> tuple[Tensor, ...]:
+    """Queries, keys and values of 3 heads, and perhaps a bias."""
+    random = torch.Generator().manual_seed(seed)
+    q = 3 * torch.randn(batch, 3, queries, channels, generator=random)
+    k, v = torch.randn(2, batch, 3, keys, channels, generator=random)
+    if not bias:
+        return q, k, v
+    rows = queries if bias == 'of queries' else 1
+    hidden = torch.rand(batch, 1, rows, keys, generator=random) < 0.3
+    hidden[..., 0] = False
+    return q, k, v, ~hidden if bias == 'boolean' else -1e4 * hidden
+
+
+def attention_model(bias: str) -> onnx.ModelProto:
+    """`Attention` for every batch, number of queries and of keys."""
+    sizes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC}
+    shapes = [sizes] * 3
+    if bias:
+        shapes.append({0: Dim.DYNAMIC, 3: Dim.DYNAMIC})
+    if bias == 'of queries':
+        shapes[3][2] = Dim.DYNAMIC
+    arguments = given(2, 40, 30, bias)
+    program = torch.export.export(Attention(), arguments, dynamic_shapes=tuple(shapes))
+    return translate(program, ['y'])
+
+
+def run_in_both(model: onnx.ModelProto, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """The output in onnxruntime and in OpenVINO."""
+    arrays = {name: x.numpy() for name, x in inputs.items()}
+    file = model.SerializeToString()
+    session = onnxruntime.InferenceSession(file, providers=['CPUExecutionProvider'])
+    found = session.run(None, arrays)
+    settings = {'INFERENCE_PRECISION_HINT': 'f32'}
+    core = openvino_core()
+    compiled = core.compile_model(core.read_model(file), 'CPU', settings)
+    found.append(compiled(arrays)[0])
+    return [torch.from_numpy(np.array(x)) for x in found]
+
+
+@pytest.mark.parametrize('bias', ['', 'of keys', 'boolean', 'of queries'])
+def test_attention_is_that_of_pytorch(bias, monkeypatch):
+    """Less than a block, one, several that divide the queries or not, blocks of a query."""
+    monkeypatch.setattr(onnx_attention, 'SCORES', 200)
+    model = attention_model(bias)
+    loops = [node for node in model.graph.node if node.op_type == 'If']
+    assert len(loops) == (bias != 'of queries')
+    for batch, queries, keys in [(1, 5, 7), (2, 20, 10), (1, 60, 10), (3, 83, 17), (2, 3, 250)]:
+        arguments = given(batch, queries, keys, bias)
+        expected = Attention()(*arguments)
+        for found in run_in_both(model, dict(zip(INPUTS, arguments))):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_attention_in_float16(monkeypatch):
+    monkeypatch.setattr(onnx_attention, 'SCORES', 200)
+    arguments = [x.half() for x in given(2, 83, 17, 'of keys')]
+    sizes = {2: Dim.DYNAMIC}
+    program = torch.export.export(Attention(), tuple(arguments), dynamic_shapes=(sizes, {}, {}, {}))
+    model = translate(program, ['y'])
+    expected = Attention()(*(x.float() for x in arguments))
+    found = run_in_both(model, dict(zip(INPUTS, arguments)))[0]
+    torch.testing.assert_close(found.float(), expected, rtol=0.01, atol=0.01)
+
+
+def test_small_attention_of_known_size_has_no_branches():
+    program = torch.export.export(Attention(), given(2, 49, 49, ''))  # of windows
+    assert {'If', 'Loop'}.isdisjoint(node.op_type for node in translate(program, ['y']).graph.node)
+
+
+MEASURE = """
+import resource, sys
+import numpy, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])
+q = numpy.ones((1, 3, 9000, 12), numpy.float32)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+session.run(None, {'q': q, 'k': q, 'v': q})
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_there_is_no_matrix_of_all_queries_and_keys(tmp_path: Path):
+    onnx.save(attention_model(''), path := tmp_path / 'model.onnx')
+    command = [sys.executable, '-c', MEASURE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    matrix = 3 * 9000 * 9000 * 4
+    assert int(done.stdout) * 1024 < matrix / 5  # ru_maxrss is in KiB
+
+
+@pytest.mark.parametrize('approximate', ['none', 'tanh'])
+def test_gelu_is_that_of_pytorch(approximate):
+    x = torch.linspace(-6, 6, 301)[None]
+    layer = nn.GELU(approximate)
+    model = translate(torch.export.export(layer, (x,)), ['y'])
+    for found in run_in_both(model, {'input': x}):
+        torch.testing.assert_close(found, layer(x), rtol=1e-5, atol=1e-5)
+
+
+def test_onnxruntime_fuses_a_gelu(tmp_path: Path):
+    layers = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    model = translate(torch.export.export(layers, (torch.rand(2, 5, 8),)), ['y'])
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / 'optimized.onnx')
+    options.log_severity_level = 3
+    providers = ['CPUExecutionProvider']
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers)
+    used = [node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node]
+    assert {'Gelu', 'BiasGelu'} & set(used) and 'Erf' not in used

@@ -19,7 +19,7 @@ def machine(device: str) -> dict:
     return dict(
         processor=torch.cuda.get_device_name(device) if cuda else processor(),
         cores=usable_cores(),
-        system=platform.platform(),
+        system=f'{platform.system()} {platform.machine()}',
         torch=torch.__version__,
     )
 

@@ -161,10 +161,11 @@ def measure(
         torch.set_num_threads(way.threads)
         try:
             runner = runners.of(way)
-            row['difference'] = min(difference(runner.results(), truth) for truth in truths)
+            results = runner.results()
         except (RuntimeError, MemoryError, ImportError, AssertionError, TypeError) as error:
             row['failed'] = ' '.join(str(error).split())[:100]
             continue
+        row['difference'] = min(difference(results, truth) for truth in truths)
         if row['difference'] > TOLERANCES[way.dtype][case.step]:
             row['failed'] = f'wrong: differs by {row["difference"]:.1e}'
             row['is_wrong'] = True
@@ -198,8 +199,8 @@ def add_times(
             break
     for way, of_way in times.items():
         rows[way] |= {
-            'clock_seconds': [each.clock for each in of_way],
-            'processor_seconds': [each.processor for each in of_way],
+            'clock_seconds': [round(each.clock, 6) for each in of_way],
+            'processor_seconds': [round(each.processor, 6) for each in of_way],
             'product_gflops': products[way.products, way.threads].gflops(),
         }
 
@@ -452,7 +453,7 @@ class Products:
             clock = max(clock, operations / min(each.clock for each in times))
             least = min(each.processor for each in times) / self.threads
             processor = max(processor, operations / least)
-        return {'clock': clock / 1e9, 'processor': processor / 1e9}
+        return {'clock': round(clock / 1e9, 1), 'processor': round(processor / 1e9, 1)}
 
 
 # Memory

@@ -110,7 +110,8 @@ def speed(
     pixels = [parse_size(text) for text in sizes]
     check(archs, pixels, threads, rounds, json)
     threads_before = torch.get_num_threads()
-    results: dict = {'machine': machine('cpu'), **version(), 'rows': []}
+    about = {'machine': machine('cpu'), **version(), 'by': by}
+    done: list[dict] = []
     wrong = []
     try:
         for arch, size, step in itertools.product(archs, pixels, steps):
@@ -118,12 +119,12 @@ def speed(
             say(f'{case} ...')
             ways = ways_of(case, models, dtypes, threads)
             rows = measure(case, ways, rounds, seconds, memory=not no_memory)
-            results['rows'] += rows
-            print(f'\n{results["machine"]["processor"]}, {case}\n')
+            done += rows
+            print(f'\n{about["machine"]["processor"]}, {case}\n')
             lines = lines_of(rows, by)
             print((markdown_table if markdown else text_table)(HEAD, lines), flush=True)
             if json:
-                write_text(json, dumps(results) + '\n')
+                write_text(json, as_json(about, done))
             for row in rows:
                 if row.get('is_wrong'):
                     wrong.append(f'{case}, {Way.of(row)}: {row["failed"]}')
@@ -152,6 +153,12 @@ def check(
         raise UserError(f'{file} already exists; remove it or name another file')
     if file and not Path(file).parent.is_dir():
         raise UserError(f'{file}: no such directory')
+
+
+def as_json(about: dict, rows: Sequence[dict]) -> str:
+    """A line for each row, so that a later measurement can be compared."""
+    lines = ',\n'.join(dumps(row) for row in rows)
+    return f'{dumps(about)[:-1]}, "rows": [\n{lines}\n]}}\n'
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -33,7 +33,7 @@ def rows_of(path: Path, **options) -> list[dict]:
 def test_inference(tmp_path, capsys):
     rows = rows_of(tmp_path, threads=[1, 2], rounds=2)
     results = json.loads((tmp_path / 'speed.json').read_text())
-    assert {'machine', 'commit', 'timm', 'openvino', 'rows'} == set(results)
+    assert {'machine', 'commit', 'timm', 'openvino', 'by', 'rows'} == set(results)
     in_float32 = [('float32', n, model) for n in (1, 2) for model in OURS_AND_OTHERS]
     in_bfloat16 = [('bfloat16', n, model) for n in (1, 2) for model in OURS_AND_OTHERS]
     autocast = [('autocast', n, model) for n in (1, 2) for model in OURS_AND_OTHERS[:-1]]

@@ -153,8 +153,17 @@ def tidy(model: onnx.ModelProto) -> None:
                 dim.dim_param = symbols[dim.dim_param]
             elif dim.dim_param:  # a formula, which the format has no room for
                 dim.Clear()
-    del model.graph.value_info[:]
-    graph = model.graph
+    remove_notes(model.graph)
+
+
+def remove_notes(graph: onnx.GraphProto) -> None:
+    """Remove the shapes of values, the metadata and the texts of a graph and of those inside."""
+    del graph.value_info[:]
     for part in (graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
         del part.metadata_props[:]
         part.doc_string = ''
+    for node in graph.node:
+        for attribute in node.attribute:
+            attribute.doc_string = ''
+            if attribute.HasField('g'):  # the body of a loop or a branch
+                remove_notes(attribute.g)

@@ -111,13 +111,15 @@ PAGES = {
 
 @pytest.mark.parametrize('command', [*filter(IS_OURS.match, commands()), *sum(PAGES.values(), [])])
 def test_tools_understand(command, tmp_path):
-    """A fake interpreter says what the shell scripts start."""
+    """A fake interpreter, or a fake srun, says what the shell scripts start."""
     words = shlex.split(re.sub(r'^([A-Z_]+=\S+ )+|^python ', '', command))
     if words[0].endswith('.sh'):
-        fake, said = tmp_path / 'py', tmp_path / 'said'
-        fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {said}')
-        fake.chmod(0o755)
-        environment = os.environ | {'PYTHON': str(fake)}
+        fake, srun, said = tmp_path / 'py', tmp_path / 'srun', tmp_path / 'said'
+        for program in (fake, srun):
+            program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {said}')
+            program.chmod(0o755)
+        path = f'{tmp_path}:{os.environ["PATH"]}'
+        environment = os.environ | {'PYTHON': str(fake), 'PATH': path}
         subprocess.run(['bash', '-c', command], cwd=ROOT, env=environment, check=True)
         words = said.read_text().splitlines()
         tools = 'train.py', 'test.py', 'infer.py'

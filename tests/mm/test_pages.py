@@ -1,4 +1,4 @@
-"""The configs in docs/mm.md and the README, on top of those that they start from; settings of pages."""
+"""The configs in docs/mm.md and the README, on top of those that they start from."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,8 @@ from mmengine.registry import (
 )
 from support import ROOT
 
-import cpvt_pyramid.mm.detection  # noqa: F401 (it registers classes)
+import cpvt_pyramid.app.training.hooks
+import cpvt_pyramid.mm.detection  # noqa: F401 (they register classes)
 from cpvt_pyramid import ARCHS
 from cpvt_pyramid.app.config.load import load_config
 from tests.models.samples import random_data
@@ -27,7 +28,9 @@ from tests.models.samples import random_data
 MM = (ROOT / 'docs/mm.md').read_text()
 README = (ROOT / 'README.md').read_text()
 EDITED, SEGMENTOR, FINE_TUNING = re.findall(r'```python\n(.*?)```', MM, re.S)
-(DETECTOR,) = (code for code in re.findall(r'```python\n(.*?)```', README, re.S) if '_base_' in code)
+(DETECTOR,) = (
+    code for code in re.findall(r'```python\n(.*?)```', README, re.S) if '_base_' in code
+)
 DETECTORS = Path(mmdet.__file__).parent / '.mim/configs'
 SEGMENTORS = Path(mmseg.__file__).parent / '.mim/configs'
 RETINANET = DETECTORS / 'retinanet/retinanet_r50_fpn_1x_coco.py'

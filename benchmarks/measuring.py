@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from cpvt_pyramid import ARCHS, CPVTPyramid, accelerate
-from cpvt_pyramid.app.export.openvino_graph import to_rows
+from cpvt_pyramid.app.predict.openvino_graph import to_rows
 from cpvt_pyramid.app.tooling.command import UserError
 from tests.models import ports
 from tests.models.meta import without_values

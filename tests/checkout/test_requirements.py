@@ -26,7 +26,6 @@ EXTRAS = {
     'cpvt_pyramid/app/demo/': ['demo'],
     'cpvt_pyramid/app/doctor.py': [],
     'cpvt_pyramid/app/export/quantization.py': ['quantize'],
-    'cpvt_pyramid/app/export/openvino_graph.py': ['quantize'],
     'cpvt_pyramid/app/export/accuracy.py': ['quantize'],
     'cpvt_pyramid/app/export/': ['export'],
     'cpvt_pyramid/app/images/': [],

@@ -9,6 +9,6 @@ alone. mm_model.py, what detectors and segmentors share, and a file for each kin
 mm packages.
 
 Files on exported models need no torch: comparison.py compares outputs, self_test.py with those of
-PyTorch that a file carries; batches.py is for `cpvt verify`; quantization.py, openvino_graph.py and
-accuracy.py are for `cpvt quantize`.
+PyTorch that a file carries; batches.py is for `cpvt verify`; quantization.py and accuracy.py are
+for `cpvt quantize`.
 """

@@ -61,6 +61,7 @@ def write_verified(
     try:
         with atomic_write(path) as partial:
             file = with_all_stages(graph, settings)
+            add_metadata(file, about)  # OpenVINO runs our files in another form
             onnx.save(file, partial)
             runners = {'onnxruntime': OnnxRuntime(partial, CPU).run}
             if find_spec('openvino'):

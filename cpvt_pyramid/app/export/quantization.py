@@ -28,6 +28,7 @@ import numpy as np
 from ..images.inputs import find_images
 from ..images.reading import load_image
 from ..predict.exported import ExportedModel
+from ..predict.openvino_graph import is_quantized, to_rows
 from ..predict.sessions import KEY, TEST_KEY, OpenVino, padded_inputs, read_openvino
 from ..predictions.kinds import Detections, Prediction
 from ..tooling.command import UserError, one_line, optional_package
@@ -35,7 +36,6 @@ from ..tooling.files import check_file
 from ..tooling.report import text_table
 from ..tooling.threads import usable_cores
 from .accuracy import Agreement, CocoTruth, LabelTruth, Truth, agreement_of
-from .openvino_graph import to_rows
 from .self_test import own_test
 
 # Always in float32: they clip coordinates, of which 8 bits would tell 256 apart.
@@ -52,17 +52,6 @@ class Measured(NamedTuple):
 
     agreement: float  # with the float32 model, from 0 to 1
     accuracy: Optional[float] = None  # AP or mIoU in percent, of annotated images
-
-
-def is_quantized(model: Any) -> bool:
-    """Whether a model has 8-bit weights or quantized values already."""
-    for node in model.get_ordered_ops():
-        if node.get_type_name() == 'FakeQuantize':
-            return True
-        if node.get_type_name() == 'Constant' and len(node.get_output_shape(0)) > 1:
-            if node.get_element_type().get_type_name() in ('i8', 'u8'):
-                return True
-    return False
 
 
 def float32_model(path: Path) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from ...padding.batching import padded_size
 from ..tooling.command import UserError, one_line
 from ..tooling.threads import usable_cores
+from .openvino_graph import is_quantized, join_blocks, to_rows
 
 KEY, TEST_KEY = 'cpvt_pyramid', 'cpvt_pyramid_test'  # of the metadata and the test data
 # Execution providers of onnxruntime
@@ -128,6 +129,9 @@ class OpenVino:
         model = read_openvino(path)
         self.metadata = _entry(model, KEY)
         self.test = _entry(model, TEST_KEY)
+        # The constants of quantized models must not be folded; sums of others may broadcast.
+        if self.metadata is not None and not is_quantized(model):
+            to_rows(model)
         core = openvino_core()
         device = device or 'CPU'
         check_device('openvino', device, core.available_devices)
@@ -166,12 +170,15 @@ class OpenVino:
 
 
 def read_openvino(path: Path) -> Any:
-    """An `openvino.Model` from an ONNX file or OpenVINO's own format."""
+    """An `openvino.Model` from an ONNX file or OpenVINO's own format, with attention that OpenVINO
+    fuses."""
     from openvino.frontend import FrontEndManager
 
     # `Core.read_model` tries all of its formats on a damaged file, and some print to stderr.
     reader = FrontEndManager().load_by_framework('ir' if path.suffix == '.xml' else 'onnx')
-    return reader.convert(reader.load(str(path)))
+    model = reader.convert(reader.load(str(path)))
+    join_blocks(model)
+    return model
 
 
 @cache

@@ -16,7 +16,7 @@ from torch.export import Dim
 
 from cpvt_pyramid.app.export import onnx_attention
 from cpvt_pyramid.app.export.onnx_file import translate
-from cpvt_pyramid.app.predict.sessions import openvino_core
+from cpvt_pyramid.app.predict.sessions import openvino_core, read_openvino
 
 INPUTS = ('q', 'k', 'v', 'bias')
 
@@ -114,6 +114,22 @@ def test_there_is_no_matrix_of_all_queries_and_keys(tmp_path: Path):
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
     matrix = 3 * 9000 * 9000 * 4
     assert int(done.stdout) * 1024 < matrix / 5  # ru_maxrss is in KiB
+
+
+@pytest.mark.parametrize('bias', ['', 'of keys'])
+def test_openvino_takes_all_queries_at_once(bias, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(onnx_attention, 'SCORES', 200)
+    onnx.save(attention_model(bias), path := tmp_path / 'model.onnx')
+    model = read_openvino(path)
+    kinds = [node.get_type_name() for node in model.get_ordered_ops()]
+    assert 'If' not in kinds and kinds.count('Softmax') == 1
+    assert [output.get_any_name() for output in model.outputs] == ['y']
+    arguments = given(2, 83, 17, bias)
+    settings = {'INFERENCE_PRECISION_HINT': 'f32'}
+    compiled = openvino_core().compile_model(model, 'CPU', settings)
+    found = compiled({name: x.numpy() for name, x in zip(INPUTS, arguments)})['y']
+    expected = Attention()(*arguments)
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('approximate', ['none', 'tanh'])

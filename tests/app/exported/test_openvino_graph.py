@@ -1,14 +1,16 @@
 """Graphs for OpenVINO: the same results from other shapes, or in another precision."""
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import onnx
 import pytest
 
-from cpvt_pyramid.app.export.openvino_graph import to_rows
 from cpvt_pyramid.app.export.quantization import to_float32
-from cpvt_pyramid.app.predict.sessions import openvino_core, read_openvino
+from cpvt_pyramid.app.predict import sessions
+from cpvt_pyramid.app.predict.openvino_graph import to_rows
+from cpvt_pyramid.app.predict.sessions import KEY, openvino_core, read_openvino
 
 DIM = 6
 # A residual branch of a norm and a product, for maps (B, H, W, C), and a sum that broadcasts.
@@ -93,3 +95,20 @@ def test_float16_becomes_float32():
     types = {node.get_output_element_type(0).get_type_name() for node in model.get_ordered_ops()}
     assert types == {'f32', 'i64'}
     np.testing.assert_allclose(run(model, x), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('is_ours', [True, False])
+def test_only_our_files_run_in_rows(is_ours):
+    """The sums of others may broadcast."""
+    path = write(f'B,H,W,{DIM}')
+    x = np.random.default_rng(1).normal(size=(1, 5, 7, DIM)).astype(np.float32)
+    expected = run(read_openvino(path), x)
+    if is_ours:
+        model = onnx.load(path)
+        onnx.helper.set_model_props(model, {KEY: '{}'})
+        onnx.save(model, path)
+    with mock.patch.object(sessions, 'to_rows', wraps=to_rows) as changes:
+        session = sessions.OpenVino(path)
+    assert changes.called == is_ours
+    (found,) = session.run({'images': x}).values()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

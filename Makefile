@@ -117,8 +117,9 @@ lint: packages  ## check the style, the spelling and the types
 	git ls-files -z '*.sh' .ci/run | xargs -0 .venv/bin/shellcheck
 	.venv/bin/mypy --cache-dir build/mypy
 
-table: setup  ## update the README's table of models and docs/models.md
+table: setup  ## update the README's tables of models and of speed, docs/models.md and docs/performance.md
 	$(PY) -m benchmarks.model_table --write
+	$(PY) -m benchmarks.speed_tables --write
 
 lock: packages  ## update the pinned versions in requirements/requirements.txt
 	.venv/bin/uv pip compile --quiet --universal --python-version 3.10 --no-emit-index-url \

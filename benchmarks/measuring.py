@@ -31,13 +31,9 @@ OURS = ('plain', 'accelerated', 'checkpointed')
 MODELS = ('timm', 'openmmlab', *OURS, 'openvino')
 STEPS = ('inference', 'training')
 DTYPES = ('float32', 'bfloat16', 'autocast')
-# Largest differences of maps and of gradients from float32, relative to the largest value: of
-# rounding, with room for other orders of sums.
-TOLERANCES = {
-    'float32': {'inference': 1e-4, 'training': 1e-3},
-    'bfloat16': {'inference': 0.05, 'training': 0.2},
-    'autocast': {'inference': 0.05, 'training': 0.2},
-}
+# Largest differences of maps and gradients from float32, relative to the largest value, that are
+# rounding.
+TOLERANCES = {'float32': 1e-4, 'bfloat16': 0.05, 'autocast': 0.05}
 # Tokens and channels of the products (tokens x C) @ (C x 4C) whose best rate is the limit: those of
 # the MLPs of a backbone, each in parts of some MiB, so that none is limited by memory.
 PRODUCTS = ((16384, 64), (4096, 128), (1024, 320), (4096, 320), (1024, 512))
@@ -48,6 +44,7 @@ OPENVINO = dict(
     ENABLE_CPU_PINNING=False,  # of threads that PyTorch uses, too
 )
 MIB = 2**20
+RESOLUTION = time.get_clock_info('process_time').resolution  # seconds
 
 
 class Case(NamedTuple):
@@ -165,8 +162,13 @@ def measure(
         except (RuntimeError, MemoryError, ImportError, AssertionError, TypeError) as error:
             row['failed'] = ' '.join(str(error).split())[:100]
             continue
+        if way.dtype != 'float32':
+            # PyTorch sums the gradients of LayerNorm's parameters in bfloat16 on a CPU: they lose
+            # up to nine tenths of their value where there are many tokens. No model is to blame.
+            norms = {name: results.pop(name) for name in list(results) if is_of_norm(name)}
+            row['norm_difference'] = min(difference(norms, truth) for truth in truths)
         row['difference'] = min(difference(results, truth) for truth in truths)
-        if row['difference'] > TOLERANCES[way.dtype][case.step]:
+        if row['difference'] > TOLERANCES[way.dtype]:
             row['failed'] = f'wrong: differs by {row["difference"]:.1e}'
             row['is_wrong'] = True
             continue
@@ -226,14 +228,17 @@ def time_of(function: Callable[[], object]) -> Time:
 def operations(case: Case) -> int:
     """Floating-point operations of the products and convolutions of a step of our plain model.
 
-    They are counted on the meta device, where fused attention counts as its two products.
+    They are counted on the meta device, where fused attention counts as its two products. For each
+    product a backward pass has two, of the gradients of both factors: it is not counted, because
+    PyTorch's counter takes gradients of depthwise convolutions for those of dense ones.
     """
     with without_values():
-        model = CPVTPyramid(case.arch).train(case.step == 'training')
+        model = CPVTPyramid(case.arch).eval()
     image = torch.empty(1, 3, case.height, case.width, device='meta')
-    with FlopCounterMode(display=False) as counter:
-        run_step(functools.partial(model, image), model, case.step)
-    return counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(image)
+    forward = counter.get_total_flops()
+    return forward if case.step == 'inference' else 3 * forward
 
 
 # Models
@@ -400,6 +405,11 @@ def named(maps: Sequence[Tensor]) -> dict[str, Tensor]:
     return {f'map {i}': x for i, x in enumerate(maps)}
 
 
+def is_of_norm(name: str) -> bool:
+    """Whether a result is the gradient of a parameter of one of our layer norms."""
+    return name.startswith('gradient of') and 'norm' in name
+
+
 def difference(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> float:
     """The largest difference of values, relative to the largest value of the same name; infinite
     where shapes differ or a value is not finite."""
@@ -452,7 +462,7 @@ class Products:
         for operations, times in self.times.items():
             clock = max(clock, operations / min(each.clock for each in times))
             least = min(each.processor for each in times) / self.threads
-            processor = max(processor, operations / least)
+            processor = max(processor, operations / max(least, RESOLUTION))
         return {'clock': round(clock / 1e9, 1), 'processor': round(processor / 1e9, 1)}
 
 

@@ -499,9 +499,14 @@ def formats() -> Iterator[list[str]]:
 
 def with_table(text: str) -> str:
     """The README's text with the current table between the markers."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return before + BEGIN + readme_table() + END + after
+    return with_section(text, BEGIN, END, readme_table())
+
+
+def with_section(text: str, begin: str, end: str, section: str) -> str:
+    """A text with another section between two markers."""
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    return before + begin + section + end + after
 
 
 DATA = {'CocoDataset': 'COCO', 'ADE20KDataset': 'ADE20K', 'CityscapesDataset': 'Cityscapes'}

@@ -12,8 +12,9 @@ turn one image into four maps:
     plain        ours
     accelerated  ours after `accelerate`
     checkpointed accelerated, with activation checkpointing
-    openvino     OpenVINO's of our plain model, for this one size, in inference; `autocast` is
-                 compared with its bfloat16
+    openvino     our plain model converted by OpenVINO for this one size, with layer norms and sums
+                 as rows (`cpvt_pyramid.app.predict.openvino_graph`), which it is fastest with; in
+                 inference alone. `autocast` is compared with its bfloat16
 
 `bfloat16` are weights and image in bfloat16, `autocast` float32 under `torch.autocast`. A training
 step is a forward pass, the mean square of all maps, and a backward pass, without an optimizer.
@@ -25,19 +26,25 @@ one process (A B C, A B C, ...), with all dtypes and numbers of threads.
     ms           median of the clock
     cpu ms       least processor time of all threads, divided by their number. On a busy machine it
                  is what counts; on an idle one both agree, but for threads that wait
-    x NAME       how many times as fast as NAME: its time / this time
+    x port       how many times as fast as timm's, or OpenMMLab's if timm's was not measured
+    x OpenVINO   than OpenVINO's
     x float32    than the same model in float32
     x 1 thread   than the same model in one thread
     share        of the best rate of a matrix product in this dtype and number of threads: five
                  shapes (tokens x C) @ (C x 4C), by PyTorch's default and by oneDNN, in the same
                  turns. The operations of a model are those of the matrix products and convolutions
-                 of our plain one; what else it does counts as none
+                 of our plain one, and three times as many in training; what else it does counts
+                 as none
     MiB          peak memory of a training step beyond the model, in a process of its own
     differs      largest difference / largest value, of all maps and gradients
+    norms        the same of the gradients of our layer norms' parameters, if not in float32.
+                 PyTorch sums them in bfloat16 on a CPU, so that they lose up to nine tenths: they
+                 are shown, and do not make a result wrong
 
-Ratios and shares are of `ms`, or with `--by processor` of `cpu ms`. The default takes ten minutes
-on two cores. benchmarks.host counts what the host does for a model, benchmarks.gpu measures on a
-GPU, and benchmarks.speed_tables writes the documentation's tables.
+Ratios and shares are of `ms`, or with `--by processor` of `cpu ms`. The default takes some ten
+minutes on two idle cores; training takes several times as long. benchmarks.speed_tables writes the
+documentation's tables. benchmarks.host counts what the host does for a model, benchmarks.gpu
+measures on a GPU.
 """
 
 from __future__ import annotations
@@ -85,7 +92,7 @@ def speed(
     dtypes: Sequence[Literal[DTYPES]] = DTYPES,
     threads: Sequence[int] = (1, 2),
     rounds: int = 9,
-    seconds: float = 60,
+    seconds: float = 40,
     by: Literal['clock', 'processor'] = 'clock',
     no_memory: bool = False,
     markdown: bool = False,
@@ -101,7 +108,7 @@ def speed(
         dtypes: float32, weights in bfloat16, or float32 weights under autocast
         threads: numbers of threads
         rounds: turns of each model, at most
-        seconds: of a table, after which no other round begins
+        seconds: of the rounds of a table, after which no other one begins
         by: what ratios and shares are of
         no_memory: do not measure the memory of training steps
         markdown: print tables in Markdown

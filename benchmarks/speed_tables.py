@@ -1,10 +1,39 @@
-"""The tables of what benchmarks.speed measured."""
+"""Prints the documentation's tables of what benchmarks.speed measured.
+
+    python -m benchmarks.speed --models timm openmmlab plain accelerated openvino \\
+        --steps inference training --json new.json
+    mv new.json benchmarks/speed.json
+    python -m benchmarks.speed_tables --write
+
+With --write it updates those of README.md and docs/performance.md. They are of
+benchmarks/speed.json, and name its commit and its machine.
+"""
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from json import loads
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import ROOT
+from benchmarks.model_table import with_section
+from benchmarks.published import BACKBONES
+from cpvt_pyramid.app.tooling.report import markdown_table
+
+MEASURED = ROOT / 'benchmarks' / 'speed.json'
+README = ROOT / 'README.md'
+PAGE = ROOT / 'docs' / 'performance.md'
+BEGIN = '<!-- speed: benchmarks/speed_tables.py -->\n'
+END = '<!-- end of speed -->'
+BY = {
+    'clock': 'medians of the clock, on an otherwise idle machine',
+    'processor': 'least processor time of a thread, on a busy machine',
+}
+OTHERS = {'timm': 'timm', 'openmmlab': 'OpenMMLab', 'openvino': 'OpenVINO'}
+README_SIZE = (512, 512)
 
 Row = Mapping[str, Any]  # what benchmarks.measuring.measure returns
 
@@ -21,6 +50,7 @@ HEAD = (
     'share',
     'MiB',
     'differs',
+    'norms',
     '',
 )
 
@@ -33,8 +63,9 @@ def lines_of(rows: Sequence[Row], by: str) -> list[list[str]]:
 def line_of(row: Row, rows: Sequence[Row], by: str) -> list[str]:
     title = [row['dtype'], str(row['threads']), row['model']]
     differs = f'{row["difference"]:.0e}' if 'difference' in row else ''
+    norms = f'{row["norm_difference"]:.0e}' if row.get('norm_difference') else ''
     if 'clock_seconds' not in row:
-        return [*title, *[''] * (len(HEAD) - 5), differs, row['failed']]
+        return [*title, *[''] * (len(HEAD) - 6), differs, norms, row['failed']]
     port = find(rows, row, model='timm') or find(rows, row, model='openmmlab')
     runtime = 'float32' if row['dtype'] == 'float32' else 'bfloat16'
     others = [
@@ -51,6 +82,7 @@ def line_of(row: Row, rows: Sequence[Row], by: str) -> list[str]:
         f'{share(row, by):.0%}',
         f'{row["peak_mib"]:.0f}' if 'peak_mib' in row else '',
         differs,
+        norms,
         '',
     ]
 
@@ -82,3 +114,201 @@ def ratio(other: Row | None, row: Row, by: str) -> str:
 def share(row: Row, by: str) -> float:
     """Of the best rate of a product."""
     return row['gflops'] / seconds_of(row, by) / row['product_gflops'][by]
+
+
+# Of the documentation
+
+
+class Measured(NamedTuple):
+    """What benchmarks.speed wrote."""
+
+    rows: list[Row]
+    by: str  # what times are of: 'clock' or 'processor'
+    about: str  # the commit, the versions and the machine
+
+    def find(self, row: Row, **changes: object) -> Row | None:
+        return find(self.rows, row, **changes)
+
+    def ms(self, row: Row | None) -> str:
+        return f'{1e3 * seconds_of(row, self.by):.0f}' if row else ''
+
+    def share(self, row: Row | None) -> str:
+        return f'{share(row, self.by):.0%}' if row else ''
+
+
+def read(path: Path = MEASURED) -> Measured:
+    found = loads(path.read_text())
+    machine = found['machine']
+    about = (
+        f'commit {found["commit"]}, {machine["processor"]}, {machine["cores"]} cores, '
+        f'torch {machine["torch"]}, timm {found["timm"]}, OpenVINO {found["openvino"]}; '
+        f'{BY[found["by"]]}'
+    )
+    return Measured(found['rows'], found['by'], about)
+
+
+def readme_section(measured: Measured) -> str:
+    """Our accelerated models in one thread, beside the others."""
+    columns = []
+    for row in measured.rows:
+        size = (row['height'], row['width'])
+        if size == README_SIZE and is_first(row, 'inference') and row['threads'] == 1:
+            columns.append(row)
+    lines = []
+    for step, dtype in (
+        ('inference', 'float32'),
+        ('inference', 'bfloat16'),
+        ('training', 'float32'),
+    ):
+        rows = [measured.find(column, step=step, dtype=dtype) for column in columns]
+        title = 'inference' if step == 'inference' else 'training step'
+        lines.append([f'{title}, {dtype}', *[f'{measured.ms(row)} ms' for row in rows]])
+        names = ['timm', 'openmmlab', 'openvino'] if step == 'inference' else ['timm', 'openmmlab']
+        title = ' / '.join(OTHERS[name] for name in names)
+        lines.append([title, *[multiples(measured, row, names, time_ratio) for row in rows]])
+    lines.append(['peak memory of the step', *[f'{row["peak_mib"]:.0f} MiB' for row in rows]])
+    lines.append([title, *[multiples(measured, row, names, memory_ratio) for row in rows]])
+    height, width = README_SIZE
+    head = [f'one image of {height} x {width}, one CPU thread', *map(name_of, columns)]
+    caption = (
+        'Ours are accelerated; the others are multiples of ours. bfloat16 are the weights, in\n'
+        f'OpenVINO its hint. Measured by `benchmarks.speed`: {measured.about}.\n'
+    )
+    return f'{markdown_table(head, lines)}\n{caption}'
+
+
+def is_first(row: Row, step: str) -> bool:
+    """Whether a row stands for its architecture and size in the documentation."""
+    wanted = {'step': step, 'dtype': 'float32', 'model': 'accelerated'}
+    return all(row[key] == value for key, value in wanted.items())
+
+
+def name_of(row: Row) -> str:
+    name, *_ = BACKBONES[row['arch']].name.split(', ')
+    return name
+
+
+def multiples(measured: Measured, row: Row, names: Sequence[str], ratio_of: Any) -> str:
+    """Other models' times or memory as multiples of a row's."""
+    others = [measured.find(row, model=name) for name in names]
+    return ' / '.join(ratio_of(measured, other, row) for other in others)
+
+
+def time_ratio(measured: Measured, other: Row | None, row: Row) -> str:
+    return ratio(other, row, measured.by) or '-'
+
+
+def memory_ratio(measured: Measured, other: Row | None, row: Row) -> str:
+    return f'{other["peak_mib"] / row["peak_mib"]:.2f}' if other else '-'
+
+
+def page_section(measured: Measured) -> str:
+    """All that was measured, of inference and of training steps."""
+    tables = [f'{measured.about[0].upper()}{measured.about[1:]}.\n']
+    for step, title, table in (
+        ('inference', 'Inference', inference_table),
+        ('training', 'A training step', training_table),
+    ):
+        rows = [row for row in measured.rows if is_first(row, step)]
+        if rows:
+            tables.append(f'{title}:\n')
+            tables.append(table(measured, rows))
+    return '\n'.join(tables)
+
+
+def inference_table(measured: Measured, rows: Sequence[Row]) -> str:
+    """Milliseconds, and the share of the best product; a line for each row."""
+    head = (
+        *('model', 'size', 'threads'),
+        *('float32: timm', 'OpenMMLab', 'plain', 'accelerated', 'OpenVINO', 'share'),
+        *('bfloat16: timm', 'accelerated', 'autocast', 'OpenVINO', 'share'),
+    )
+    lines = []
+    for row in rows:
+        half = measured.find(row, dtype='bfloat16')
+        float32 = [
+            measured.find(row, model=model)
+            for model in ('timm', 'openmmlab', 'plain', 'accelerated', 'openvino')
+        ]
+        bfloat16 = [
+            measured.find(row, dtype='bfloat16', model='timm'),
+            half,
+            measured.find(row, dtype='autocast'),
+            measured.find(row, dtype='bfloat16', model='openvino'),
+        ]
+        lines.append(
+            [
+                *start_of(row),
+                *map(measured.ms, float32),
+                measured.share(row),
+                *map(measured.ms, bfloat16),
+                measured.share(half),
+            ]
+        )
+    return markdown_table(head, lines)
+
+
+def training_table(measured: Measured, rows: Sequence[Row]) -> str:
+    """Milliseconds, and MiB of peak memory; a line for each row."""
+    head = (
+        *('model', 'size', 'threads'),
+        *('float32: timm', 'OpenMMLab', 'plain', 'accelerated', 'share'),
+        *('bfloat16: accelerated', 'autocast'),
+        *('MiB in float32: timm', 'OpenMMLab', 'plain', 'accelerated'),
+    )
+    lines = []
+    for row in rows:
+        float32 = [
+            measured.find(row, model=model)
+            for model in ('timm', 'openmmlab', 'plain', 'accelerated')
+        ]
+        others = [measured.find(row, dtype=dtype) for dtype in ('bfloat16', 'autocast')]
+        lines.append(
+            [
+                *start_of(row),
+                *map(measured.ms, float32),
+                measured.share(row),
+                *map(measured.ms, others),
+                *[f'{other["peak_mib"]:.0f}' if other else '' for other in float32],
+            ]
+        )
+    return markdown_table(head, lines)
+
+
+def start_of(row: Row) -> list[str]:
+    return [name_of(row), f'{row["height"]} x {row["width"]}', str(row['threads'])]
+
+
+def readme(text: str, measured: Measured) -> str:
+    """The README's text with the current table between the markers."""
+    return with_section(text, BEGIN, END, readme_section(measured))
+
+
+def page(text: str, measured: Measured) -> str:
+    """The text of docs/performance.md with the current tables between the markers."""
+    return with_section(text, BEGIN, END, page_section(measured))
+
+
+def speed_tables(*, write: bool = False) -> None:
+    """Print the tables.
+
+    Args:
+        write: write README.md and docs/performance.md instead
+    """
+    measured = read()
+    if not write:
+        print(readme_section(measured))
+        print(page_section(measured), end='')
+        return
+    README.write_text(readme(README.read_text(), measured))
+    PAGE.write_text(page(PAGE.read_text(), measured))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    from cpvt_pyramid.app.tooling.command import run_command
+
+    return run_command(speed_tables, argv)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import measuring, speed_tables
+from benchmarks import measuring, model_table, speed_tables
 from benchmarks import speed as tool
 from benchmarks.measuring import Case, Runner, Runners, Way
 
@@ -41,7 +41,7 @@ def test_inference(tmp_path, capsys):
     for row in rows:
         assert len(row['clock_seconds']) == len(row['processor_seconds']) == 2
         assert 0 < speed_tables.share(row, 'clock') and 0 < speed_tables.share(row, 'processor')
-        assert row['difference'] <= measuring.TOLERANCES[row['dtype']]['inference']
+        assert row['difference'] <= measuring.TOLERANCES[row['dtype']]
     assert capsys.readouterr().out.count(' x OpenVINO ') == 1
 
 
@@ -53,6 +53,14 @@ def test_every_library_has_the_same_maps_and_gradients(arch, tmp_path):
     expected = models[1:] if arch == 'pvt_tiny' else models
     assert [row['model'] for row in rows] == expected
     assert all(row['difference'] < 1e-4 and row['clock_seconds'] for row in rows)
+
+
+def test_training_in_bfloat16(tmp_path):
+    rows = rows_of(tmp_path, steps=['training'], dtypes=['bfloat16', 'autocast'])
+    assert [row['model'] for row in rows] == 2 * OURS_AND_OTHERS[:-1]
+    for row in rows:
+        assert row['difference'] < measuring.TOLERANCES[row['dtype']] and row['clock_seconds']
+        assert (row['norm_difference'] > 0) == (row['model'] != 'timm')  # which has other names
 
 
 def test_a_wrong_result_has_no_time(monkeypatch, tmp_path, capsys):
@@ -75,6 +83,14 @@ def test_a_wrong_result_has_no_time(monkeypatch, tmp_path, capsys):
     assert 'clock_seconds' in right and 'clock_seconds' not in wrong
 
 
+def test_operations_of_an_image():
+    """Those of the table of models, which counts multiply-additions."""
+    *_, gflops, _, _ = model_table.pyramid_row('pvt_v2_b1')
+    forward = measuring.operations(Case('pvt_v2_b1', 'inference', 224, 224))
+    assert f'{forward / 2e9:.1f}' == gflops
+    assert measuring.operations(Case('pvt_v2_b1', 'training', 224, 224)) == 3 * forward
+
+
 def test_models_differ_where_their_weights_do():
     case = Case('pcpvt_nano', 'training', 64, 64)
     way = Way('float32', 1, 'timm')
@@ -85,6 +101,57 @@ def test_models_differ_where_their_weights_do():
     with torch.no_grad():
         next(same.model.parameters()).mul_(1.1)
     assert measuring.difference(same.results(), truth) > 1e-3
+
+
+def cells(table: str) -> list[list[str]]:
+    lines = [line for line in table.splitlines() if line.startswith('| ')]
+    return [line[2:-2].split(' | ') for line in lines]
+
+
+def test_tables():
+    """Of models whose times and memory are a number times those of the accelerated one."""
+    numbers = dict(timm=4, openmmlab=3, plain=2, accelerated=1, openvino=5)
+    rows = []
+    for step in measuring.STEPS:
+        case = Case('svt_small', step, 512, 512)
+        for way in measuring.ways_of(case, list(numbers), measuring.DTYPES, [1, 2]):
+            number = numbers[way.model]
+            row = {**case._asdict(), **way._asdict(), 'difference': 0.0}
+            row['clock_seconds'] = [0.008 * number / way.threads, 0.01 * number / way.threads, 9]
+            row['processor_seconds'] = [0.016 * number, 0.008 * number]  # of all threads
+            row['peak_mib'] = 10 * number
+            row['gflops'] = 1.0
+            row['product_gflops'] = {'clock': 200.0 * way.threads, 'processor': 250.0}
+            rows.append(row)
+    by_clock = speed_tables.Measured(rows, 'clock', 'commit 1')
+
+    assert cells(speed_tables.readme_section(by_clock)) == [
+        ['one image of 512 x 512, one CPU thread', 'Twins-SVT-S'],
+        ['---', '---'],
+        ['inference, float32', '10 ms'],
+        ['timm / OpenMMLab / OpenVINO', '4.00 / 3.00 / 5.00'],
+        ['inference, bfloat16', '10 ms'],
+        ['timm / OpenMMLab / OpenVINO', '4.00 / 3.00 / 5.00'],
+        ['training step, float32', '10 ms'],
+        ['timm / OpenMMLab', '4.00 / 3.00'],
+        ['peak memory of the step', '10 MiB'],
+        ['timm / OpenMMLab', '4.00 / 3.00'],
+    ]
+    found = cells(speed_tables.page_section(by_clock))
+    size = ['Twins-SVT-S', '512 x 512']
+    of_one = ['40', '30', '20', '10', '50', '50%', '40', '10', '10', '50', '50%']
+    of_two = ['20', '15', '10', '5', '25', '50%', '20', '5', '5', '25', '50%']
+    assert found[2:4] == [[*size, '1', *of_one], [*size, '2', *of_two]]
+    of_one = ['40', '30', '20', '10', '50%', '10', '10', '40', '30', '20', '10']
+    assert found[6] == [*size, '1', *of_one]
+
+    of_inference = [row for row in rows if row['step'] == 'inference']
+    lines = speed_tables.lines_of(of_inference, 'processor')
+    found = {tuple(line[:3]): line[3:] for line in lines}
+    ratios = ['4.00', '5.00', '', '', '50%']
+    assert found['float32', '1', 'accelerated'] == ['10.0', '8.0', *ratios, '10', '0e+00', '', '']
+    ratios = ['4.00', '5.00', '1.00', '2.00', '100%']  # whose limit does not rise here
+    assert found['autocast', '2', 'accelerated'] == ['5.0', '4.0', *ratios, '10', '0e+00', '', '']
 
 
 def test_memory_of_a_process():

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from support import ROOT, load_tool, pyproject
 
-from benchmarks import model_table
+from benchmarks import model_table, speed_tables
 from cpvt_pyramid import ARCHS
 from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.app.tooling.command import parser_of
@@ -168,3 +168,10 @@ def test_tables_of_models_are_current():
     assert model_table.with_table(README) == README
     assert model_table.models_page() == (ROOT / 'docs/models.md').read_text()
     assert model_table.metafile() == (ROOT / 'configs/metafile.yml').read_text()
+
+
+def test_tables_of_speed_are_those_that_were_measured():
+    measured = speed_tables.read()
+    assert speed_tables.readme(README, measured) == README
+    page = (ROOT / 'docs/performance.md').read_text()
+    assert speed_tables.page(page, measured) == page

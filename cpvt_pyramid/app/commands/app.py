@@ -22,6 +22,7 @@ def app(
     *,
     samples: Optional[str] = None,
     backend: Optional[Literal['onnxruntime', 'openvino']] = None,
+    dtype: Literal['float32', 'bfloat16'] = 'float32',
     host: str = '127.0.0.1',
     port: int = 7860,
 ) -> None:
@@ -33,13 +34,14 @@ def app(
         samples: folder of images to pick from, which everyone who opens the page sees; by
             default the folder with the model's name, or else the model's folder.
         backend: what runs an exported model; by default onnxruntime.
+        dtype: of a trained model, or of an exported one in OpenVINO.
         host: address to listen on; 0.0.0.0 lets other machines in, without a password.
         port: port to listen on; 0 takes a free one.
     """
     with imports_of('cpvt app', extra='app'):
         from ..page.start import serve
 
-    serve(model, samples=samples, backend=backend, host=host, port=port)
+    serve(model, samples=samples, backend=backend, dtype=dtype, host=host, port=port)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

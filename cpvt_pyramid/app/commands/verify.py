@@ -2,6 +2,7 @@
 
     cpvt verify MODEL.onnx [--device cuda]
     cpvt verify MODEL.onnx --backend openvino --device gpu
+    cpvt verify MODEL.onnx --backend openvino --dtype bfloat16
 
 The file may be of any exporter: a detector, segmentor or classifier that takes images in batches of
 any size. It runs on synthetic images alone and in batches, twice, in reverse order, and on copies
@@ -21,6 +22,7 @@ def verify(
     *,
     backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
     device: Optional[str] = None,
+    dtype: Literal['float32', 'bfloat16'] = 'float32',
     size: Optional[tuple[int, int]] = None,
     value_range: tuple[float, float] = (0.0, 1.0),
     batch_size: int = 8,
@@ -34,12 +36,13 @@ def verify(
         backend: what runs the model.
         device: cpu, cuda (onnxruntime), gpu (OpenVINO), or another execution provider of
             onnxruntime or device of OpenVINO; by default a GPU if onnxruntime finds one.
+        dtype: in which OpenVINO computes.
         size: height and width of the images; by default 256 320, or those that the file has.
         value_range: of the pixels; not of integers and files of this package, whose
             pixels are 0 to 255.
         batch_size: images of the largest batch of one size; smaller ones are tried, too.
         tolerance: of the largest difference / scale of a value; by default 0.0001, 0.01 for files
-            in float16, 0.05 for quantized ones.
+            in float16, 0.05 for quantized ones and bfloat16.
         bitwise: only the same bits pass in a batch of one size.
 
     Returns:
@@ -54,7 +57,7 @@ def verify(
     check_at_least('--tolerance', tolerance, 0)
     if not value_range[0] < value_range[1]:
         raise UserError(f'--value-range must rise, got {value_range[0]} {value_range[1]}')
-    options = VerifyOptions(size, value_range, batch_size, tolerance, bitwise)
+    options = VerifyOptions(size, value_range, batch_size, tolerance, bitwise, dtype)
     return int(not verify_file(model, backend, device, options))
 
 

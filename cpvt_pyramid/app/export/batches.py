@@ -17,7 +17,8 @@ from .comparison import HEAD, verdict
 from .self_test import draw, verify_session
 
 SIZE = (256, 320)  # height and width where the file takes any
-TOLERANCES = {'float16': 1e-2, 'int8': 5e-2}  # by the precision of the file; others TOLERANCE
+# By the precision of the file, or that of OpenVINO; others TOLERANCE
+TOLERANCES = {'float16': 1e-2, 'int8': 5e-2, 'bfloat16': 5e-2}
 SMALLER = (192, 256)  # in a padded batch with the others
 CHANNELS = (1, 3, 4)  # that tell images (B, C, H, W) from (B, H, W, C)
 
@@ -36,6 +37,7 @@ class VerifyOptions(NamedTuple):
     batch_size: int = 8
     tolerance: Optional[float] = None
     bitwise: bool = False
+    dtype: str = 'float32'
 
 
 def verify_file(model: str, backend: str, device: Optional[str], options: VerifyOptions) -> bool:
@@ -46,19 +48,19 @@ def verify_file(model: str, backend: str, device: Optional[str], options: Verify
         UserError: the file cannot be run, or nothing can be compared.
     """
     path = local_path(model)
-    session = open_session(path, backend, device)
-    is_as_in_pytorch = compare_with_pytorch(path, session)
+    session = open_session(path, backend, device, dtype=options.dtype)
+    is_as_in_pytorch = compare_with_pytorch(path, session, options.dtype)
     is_invariant = compare_with_batches(path, session, options)
     return is_as_in_pytorch and is_invariant
 
 
-def compare_with_pytorch(path: Path, session: Session) -> bool:
+def compare_with_pytorch(path: Path, session: Session, dtype: str) -> bool:
     """Run the test data in a file; true if it has none."""
     if session.test is None:
         if session.metadata is not None:
             print(f'{path} has no outputs of PyTorch to compare with; export it again for that\n')
         return True
-    checks = verify_session(path, session)
+    checks = verify_session(path, session, dtype)
     print(text_table(HEAD, [check.cells for check in checks]))
     reference = reference_name(parse_metadata(path, session))
     print(f'{path}, {session.device}: {verdict(checks, reference)}\n')
@@ -72,7 +74,10 @@ def compare_with_batches(path: Path, session: Session, options: VerifyOptions) -
     value_range = (0, 255) if is_ours else options.value_range
     images = file.images(options.batch_size, options.size, value_range)
     sizes = 'valid' if 'valid' in file.sizes else None
-    tolerance = file.tolerance if options.tolerance is None else options.tolerance
+    tolerance = options.tolerance
+    if tolerance is None:
+        is_given = options.dtype != 'float32'
+        tolerance = TOLERANCES[options.dtype] if is_given else file.tolerance
     try:
         report = batch_report(
             file, images, sizes=sizes, tolerance=tolerance, bitwise=options.bitwise

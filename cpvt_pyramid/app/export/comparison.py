@@ -27,12 +27,13 @@ class Tolerances(NamedTuple):
     missing: float = 0.0  # share of the boxes without counterpart
 
 
-TOLERANCES = {  # by the dtype in the metadata
+TOLERANCES = {  # by the dtype in the metadata, or that of OpenVINO
     'float32': Tolerances(maps=1e-3, boxes=0.1, scores=1e-3, pixels=1e-3, noise=0.01),
     'float16': Tolerances(maps=5e-2, boxes=2.0, scores=2e-2, pixels=2e-2, noise=1.0),
     # Of a file's own outputs on other processors: a value at the border of two steps of 8 bits
     # falls to either side.
     'int8': Tolerances(maps=1e-1, boxes=4.0, scores=5e-2, pixels=2e-2, noise=1.0, missing=0.1),
+    'bfloat16': Tolerances(maps=1e-1, boxes=4.0, scores=5e-2, pixels=2e-2, noise=1.0, missing=0.1),
 }
 HEAD = ('images', 'stage', 'difference', 'tolerance', 'unit', '', 'runtime', 'passed')
 

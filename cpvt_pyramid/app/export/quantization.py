@@ -29,7 +29,14 @@ from ..images.inputs import find_images
 from ..images.reading import load_image
 from ..predict.exported import ExportedModel
 from ..predict.openvino_graph import is_quantized, to_rows
-from ..predict.sessions import KEY, TEST_KEY, OpenVino, padded_inputs, read_openvino
+from ..predict.sessions import (
+    KEY,
+    TEST_KEY,
+    OpenVino,
+    has_bfloat16,
+    padded_inputs,
+    read_openvino,
+)
 from ..predictions.kinds import Detections, Prediction
 from ..tooling.command import UserError, one_line, optional_package
 from ..tooling.files import check_file
@@ -273,30 +280,35 @@ class Latency(NamedTuple):
 
     float32: float
     int8: float
+    bfloat16: Optional[float]  # None: the processor has none
     size: tuple[int, int]  # height and width of the image
     cores: int
 
 
-def measure_latency(
-    original: ExportedModel, quantized: ExportedModel, image: np.ndarray
-) -> Latency:
-    """Measure two models on one image, in turns."""
+def measure_latency(models: Mapping[str, ExportedModel], image: np.ndarray) -> Latency:
+    """Measure the models in 'float32', 'int8' and perhaps 'bfloat16' on one image, in turns."""
+    original = models['float32']
     resized = original.to_input_size(image)
-    sessions = [original.session, quantized.session]
     inputs = padded_inputs([resized], original.session.shapes, [image.shape[:2]])
-    times: list[list[float]] = [[], []]
+    times: dict[str, list[float]] = {name: [] for name in models}
     end = time.monotonic() + SECONDS
     for turn in range(ROUNDS + 1):
-        for session, measured in zip(sessions, times):
+        for name, model in models.items():
             start = time.perf_counter()
-            session.run(inputs)
+            model.session.run(inputs)
             if turn:  # after the first, which allocates memory
-                measured.append(1000 * (time.perf_counter() - start))
+                times[name].append(1000 * (time.perf_counter() - start))
         if turn > 1 and time.monotonic() > end:
             break
     height, width = resized.shape[:2]
-    float32, int8 = (statistics.median(measured) for measured in times)
-    return Latency(float32, int8, (height, width), usable_cores())
+    medians = {name: statistics.median(measured) for name, measured in times.items()}
+    return Latency(
+        medians['float32'],
+        medians['int8'],
+        medians.get('bfloat16'),
+        (height, width),
+        usable_cores(),
+    )
 
 
 class Limits(NamedTuple):
@@ -398,8 +410,13 @@ def quantize_file(
             entries[TEST_KEY] = own_test(OpenVino(untested), original.session.test)
         partial = folder / out.name
         save(model, partial, entries)
+        models = {'float32': original, 'int8': ExportedModel(partial)}
+        in_bfloat16 = None
+        if has_bfloat16():
+            models['bfloat16'] = ExportedModel(path, 'openvino', dtype='bfloat16')
+            in_bfloat16 = measure(models['bfloat16'], expected, truth)
         first = next(iter(expected.predictions))
-        latency = measure_latency(original, ExportedModel(partial), load_image(first))
+        latency = measure_latency(models, load_image(first))
         results = {
             'model': out.name,
             'from': path.name,
@@ -407,6 +424,7 @@ def quantize_file(
             'compared_images': len(expected.predictions),
             'agreement': measured.agreement,
             'accuracy': accuracies(measured, expected, truth),
+            'bfloat16': in_bfloat16 and in_bfloat16._asdict(),
             'latency_ms': latency._asdict(),
             'bytes': {'float32': path.stat().st_size, 'int8': bytes_of(partial)},
             'versions': {name: version(name) for name in ('nncf', 'openvino')},
@@ -509,32 +527,38 @@ def summary(results: Mapping[str, Any]) -> str:
     megabytes = {name: size / 1e6 for name, size in results['bytes'].items()}
     height, width = latency['size']
     cores = 'core' if latency['cores'] == 1 else 'cores'
-    rows = [
-        [
-            f'ms per image, {height}x{width}, {latency["cores"]} {cores}',
-            f'{latency["float32"]:.1f}',
-            f'{latency["int8"]:.1f}',
-            f'{latency["float32"] / latency["int8"]:.2f} times as fast',
-        ],
-        ['MB', f'{megabytes["float32"]:.1f}', f'{megabytes["int8"]:.1f}', ''],
-        ['agreement', '', f'{results["agreement"]:.2%}', ''],
-    ]
+    head = ['', 'float32', 'int8']
+    times = [f'ms per image, {height}x{width}, {latency["cores"]} {cores}']
+    times += [f'{latency["float32"]:.1f}', f'{latency["int8"]:.1f}']
+    speeds = ['times as fast', '', f'{latency["float32"] / latency["int8"]:.2f}']
+    sizes = ['MB', f'{megabytes["float32"]:.1f}', f'{megabytes["int8"]:.1f}']
+    shares = ['agreement', '', f'{results["agreement"]:.2%}']
+    rows = [times, speeds, sizes, shares]
     accuracy = results['accuracy']
     if accuracy is not None:
-        change = f'{accuracy["int8"] - accuracy["float32"]:+.2f}'
-        rows.append(
-            [accuracy['measure'], f'{accuracy["float32"]:.2f}', f'{accuracy["int8"]:.2f}', change]
-        )
-    return text_table(['', 'float32', 'int8', ''], rows)
+        points = [accuracy['measure'], f'{accuracy["float32"]:.2f}', f'{accuracy["int8"]:.2f}']
+        rows.append(points)
+    in_bfloat16 = results['bfloat16']
+    if in_bfloat16 is not None:  # the float32 file runs in it
+        head.append('bfloat16')
+        times.append(f'{latency["bfloat16"]:.1f}')
+        speeds.append(f'{latency["float32"] / latency["bfloat16"]:.2f}')
+        sizes.append(f'{megabytes["float32"]:.1f}')
+        shares.append(f'{in_bfloat16["agreement"]:.2%}')
+        if accuracy is not None:
+            points.append(f'{in_bfloat16["accuracy"]:.2f}')
+    return text_table(head, rows)
 
 
 def speed_warning(results: Mapping[str, Any]) -> str:
-    """A line for a model that 8 bits make slower; empty for one that they do not."""
+    """A line for a model that 8 bits make slower than it is otherwise; empty for others."""
     latency = results['latency_ms']
-    ratio = latency['float32'] / latency['int8']
+    fastest = 'float32'
+    advice = f'use {results["from"]} here'
+    if latency['bfloat16'] is not None and latency['bfloat16'] < latency['float32']:
+        fastest = 'bfloat16'
+        advice += ' with --backend openvino --dtype bfloat16'
+    ratio = latency[fastest] / latency['int8']
     if ratio >= 1:
         return ''
-    return (
-        f'INT8 is slower than float32 on this machine, {ratio:.2f} times as fast: use '
-        f'{results["from"]} here'
-    )
+    return f'INT8 is slower than {fastest} on this machine, {ratio:.2f} times as fast: {advice}'

@@ -102,9 +102,10 @@ def unpack(text: str) -> list[Sample]:
     return list(samples.values())
 
 
-def verify_session(path: Path, session: Session) -> list[Check]:
+def verify_session(path: Path, session: Session, dtype: str = 'float32') -> list[Check]:
     """Compare the outputs of an opened file with those of PyTorch: of each image alone, and of each
-    batch of images whose padded sizes are equal, or else of an image twice.
+    batch of images whose padded sizes are equal, or else of an image twice. The dtype is that in
+    which the session was opened.
 
     Raises:
         UserError: the file has no test data, or cannot be run.
@@ -115,7 +116,7 @@ def verify_session(path: Path, session: Session) -> list[Check]:
     try:
         samples = unpack(session.test)
         images = [drawn(sample) for sample in samples]
-        tolerances = TOLERANCES[about['dtype']]
+        tolerances = TOLERANCES[about['dtype'] if dtype == 'float32' else dtype]
         stride = int(about['stride'])
     except Exception as error:  # of base64, zipfile, zlib and NumPy
         raise UserError(f'{path}: damaged test data: {one_line(error)}') from error

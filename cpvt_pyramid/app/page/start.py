@@ -11,7 +11,13 @@ from .server import Page, Server, check_report, printable, read_samples
 
 
 def serve(
-    model: str, *, samples: Optional[str], backend: Optional[str], host: str, port: int
+    model: str,
+    *,
+    samples: Optional[str],
+    backend: Optional[str],
+    dtype: str,
+    host: str,
+    port: int,
 ) -> None:
     """Serve the page until it is interrupted; see `cpvt app` for the arguments."""
     files, _ = resolve_model(model)
@@ -19,7 +25,7 @@ def serve(
         check_report(files.exported, backend or 'onnxruntime')
     elif files.trained is None:
         raise UserError(f'{model} is a checkpoint; export it to a .onnx file with cpvt export')
-    opened = open_model(files, backend=backend)
+    opened = open_model(files, backend=backend, dtype=dtype)
     assert isinstance(opened, SessionModel)
     folder = Path(samples) if samples else samples_of(opened.path)
     if not folder.is_dir():

@@ -332,6 +332,7 @@ class ExportedModel(SessionModel):
         threads: that will call `predict` at the same time, each with its share of the cores. Other
             devices than CPUs serve one at a time.
         score_thr: boxes of a lower score are left out; None takes the threshold in the file.
+        dtype: in which OpenVINO computes, 'float32' or 'bfloat16'.
     """
 
     def __init__(
@@ -341,6 +342,7 @@ class ExportedModel(SessionModel):
         device: Optional[str] = None,
         threads: int = 1,
         score_thr: Optional[float] = None,
+        dtype: str = 'float32',
     ) -> None:
-        session = open_session(path, backend, device, threads)
+        session = open_session(path, backend, device, threads, dtype)
         super().__init__(path, session, read_metadata(path, session), threads, score_thr)

@@ -84,7 +84,7 @@ def open_model(
             own.
         backend: of an exported model, 'onnxruntime' or 'openvino'.
         threads: that will call `predict` of an exported model at the same time.
-        dtype: of a model in PyTorch, float32 or bfloat16.
+        dtype: float32 or, of a model in PyTorch or OpenVINO, bfloat16.
         cfg_options: override settings of a config.
 
     Raises:
@@ -93,14 +93,12 @@ def open_model(
     check_score_thr(score_thr)
     model: Model
     if files.exported is not None:
-        if dtype != 'float32' or cfg_options:
-            raise UserError(
-                f'dtype and cfg_options are for models in PyTorch; {files.exported} is exported'
-            )
+        if cfg_options:
+            raise UserError(f'cfg_options are for configs; {files.exported} is exported')
         if backend == 'onnxruntime' and files.exported.suffix == '.xml':
             raise UserError(f'{files.exported} is a model of OpenVINO; leave out onnxruntime')
         backend = backend or 'onnxruntime'
-        exported = ExportedModel(files.exported, backend, device, threads, score_thr)
+        exported = ExportedModel(files.exported, backend, device, threads, score_thr, dtype)
         model = exported if size is None else exported.with_size(size)
     elif files.trained is not None:
         if backend is not None or cfg_options:

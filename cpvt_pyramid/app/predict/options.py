@@ -21,8 +21,8 @@ class InferOptions:
         device: cpu, cuda:1 or another device of torch, or, for an exported model, an execution
             provider of onnxruntime or a device of OpenVINO; by default a GPU if there is one.
         backend: of an exported model; by default onnxruntime, and openvino for .xml.
-        dtype: of the backbone, the neck and the heads of segmentors of OpenMMLab; boxes are
-            float32.
+        dtype: of the backbone, the neck and the heads of segmentors of OpenMMLab, whose boxes are
+            float32; of an exported model in OpenVINO.
         batch_size: images or frames at a time, of which none is padded by another, so that
             results do not depend on it, but for rounding; tiles that are queued on a GPU.
         score_thr: leave out boxes with a lower score; by default the threshold of an exported

@@ -1,7 +1,7 @@
 """A model for Python programs."""
 
 from pathlib import Path
-from typing import Any, Optional, Union, overload
+from typing import Any, Literal, Optional, Union, overload
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class Predictor:
             training.
         device: 'cpu', or what PyTorch, onnxruntime or OpenVINO call a device, such as 'cuda:1',
             'CUDAExecutionProvider' or 'GPU'.
+        dtype: 'float32' or, for a model in PyTorch or with the backend 'openvino', 'bfloat16'.
         workers: threads of an exported model that predict from the images of a list, each with its
             share of the cores. Results are the same. With 1, each image has all cores.
 
@@ -53,6 +54,7 @@ class Predictor:
         score_thr: Optional[float] = None,
         size: Optional[int] = None,
         device: Optional[str] = None,
+        dtype: Literal['float32', 'bfloat16'] = 'float32',
         workers: int = 1,
     ) -> None:
         for name, value in (('batch_size', batch_size), ('size', size), ('workers', workers)):
@@ -69,6 +71,7 @@ class Predictor:
             size=size,
             backend=backend,
             threads=workers,
+            dtype=dtype,
         )
         self._arguments = {
             'model': model,
@@ -78,6 +81,7 @@ class Predictor:
             'score_thr': score_thr,
             'size': size,
             'device': device,
+            'dtype': dtype,
             'workers': workers,
         }
 

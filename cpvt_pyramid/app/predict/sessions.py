@@ -117,14 +117,15 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """A model compiled by OpenVINO in float32, from ONNX or OpenVINO's own format. The device is by
-    default the CPU; others, such as 'GPU', serve one thread."""
+    """A model compiled by OpenVINO, from ONNX or OpenVINO's own format, that computes in float32 or
+    bfloat16. The device is by default the CPU; others, such as 'GPU', serve one thread."""
 
     def __init__(
         self,
         path: Path,
         device: Optional[str] = None,
         requests: int = 1,
+        dtype: str = 'float32',
     ) -> None:
         model = read_openvino(path)
         self.metadata = _entry(model, KEY)
@@ -137,8 +138,13 @@ class OpenVino:
         check_device('openvino', device, core.available_devices)
         self.place = device
         self.device = f'openvino on {device}'
+        if dtype != 'float32':
+            self.device += f' in {dtype}'
+        if dtype == 'bfloat16' and not has_bfloat16(device):
+            raise UserError(f'OpenVINO has no bfloat16 on {device} here; leave out --dtype')
         # On processors with bfloat16, OpenVINO's default is less precise.
-        settings: dict[str, object] = {'INFERENCE_PRECISION_HINT': 'f32'}
+        hint = {'float32': 'f32', 'bfloat16': 'bf16'}[dtype]
+        settings: dict[str, object] = {'INFERENCE_PRECISION_HINT': hint}
         self.requests = requests if device == 'CPU' else 1
         if self.requests > 1:
             settings['PERFORMANCE_HINT'] = 'THROUGHPUT'
@@ -190,6 +196,11 @@ def openvino_core() -> Any:
     return openvino.Core()
 
 
+def has_bfloat16(device: str = 'CPU') -> bool:
+    """Whether OpenVINO computes in bfloat16 on a device, rather than ignore that it is wanted."""
+    return 'BF16' in openvino_core().get_property(device, 'OPTIMIZATION_CAPABILITIES')
+
+
 def _entry(model: Any, key: str) -> Optional[str]:
     """An entry of the metadata of a file; None if it has none."""
     place = ['framework', key]
@@ -217,19 +228,22 @@ def check_device(backend: str, device: str, available: Sequence[str]) -> None:
 
 
 def open_session(
-    path: Path, backend: str, device: Optional[str] = None, requests: int = 1
+    path: Path,
+    backend: str,
+    device: Optional[str] = None,
+    requests: int = 1,
+    dtype: str = 'float32',
 ) -> Session:
     """Open a model file in 'onnxruntime' or 'openvino', which an .xml file always needs, for this
     number of threads that will run it at the same time. The device is 'cpu', or a name that the
-    backend knows; see `OnnxRuntime` and `OpenVino`.
+    backend knows; see `OnnxRuntime` and `OpenVino`. In OpenVINO, it may compute in 'bfloat16'.
 
     Raises:
         UserError: no such file, backend, device or package, or a model that it cannot open.
         PermissionError: the file cannot be read.
     """
-    kinds: dict[str, Any] = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}
-    if backend not in kinds:
-        raise UserError(f'backend must be one of {", ".join(kinds)}, got {backend!r}')
+    if backend not in DEVICES:
+        raise UserError(f'backend must be one of {", ".join(DEVICES)}, got {backend!r}')
     if not path.is_file():
         raise UserError(f'no model at {path}')
     path.open('rb').close()  # the backends take a file without permission for a damaged one
@@ -237,7 +251,14 @@ def open_session(
         backend = 'openvino' if path.suffix == '.xml' else backend
         if device is not None:
             device = DEVICES[backend].get(device, device)
-        return kinds[backend](path, device, requests)
+        if backend == 'openvino':
+            return OpenVino(path, device, requests, dtype)
+        if dtype != 'float32':
+            raise UserError(
+                f'onnxruntime does not compute in {dtype}; add --backend openvino, or leave out '
+                '--dtype'
+            )
+        return OnnxRuntime(path, device, requests)
     except UserError:
         raise
     except ImportError as error:

@@ -178,7 +178,7 @@ def test_a_segmentor(photos, capsys):
 
     report = json.loads(Path('model-int8.report.json').read_text())
     assert report['agreement'] > 0.9 and report['accuracy'] is None
-    assert report['latency_ms'].keys() == {'float32', 'int8', 'size', 'cores'}
+    assert report['latency_ms'].keys() == {'float32', 'int8', 'bfloat16', 'size', 'cores'}
     expected = Predictor(path)('photos/3.png')
     predictor = Predictor('model-int8.xml')
     assert agreement_of(predictor('photos/3.png'), expected).share > 0.9
@@ -265,10 +265,16 @@ def test_a_model_that_loses_too_much_is_not_written(photos, capsys):
 
 def test_a_model_that_8_bits_make_slower_is_told_in_the_last_line(photos, capsys, monkeypatch):
     write_segmentor()
+    in_bfloat16 = 'use model.onnx here with --backend openvino --dtype bfloat16'
     for times, ending in (
-        (Latency(84.0, 100.0, (50, 50), 1), '0.84 times as fast: use model.onnx here'),
-        (Latency(100.0, 84.0, (50, 50), 1), 'model-int8.report.json'),
+        (Latency(84.0, 100.0, None, (50, 50), 1), '0.84 times as fast: use model.onnx here'),
+        (Latency(100.0, 84.0, None, (50, 50), 1), 'model-int8.report.json'),
+        (Latency(100.0, 84.0, 90.0, (50, 50), 1), 'model-int8.report.json'),
+        (Latency(100.0, 84.0, 42.0, (50, 50), 1), f'0.50 times as fast: {in_bfloat16}'),
+        (Latency(84.0, 100.0, 90.0, (50, 50), 1), '0.84 times as fast: use model.onnx here'),
     ):
+        has_bfloat16 = times.bfloat16 is not None
+        monkeypatch.setattr(quantization, 'has_bfloat16', lambda known=has_bfloat16: known)
         monkeypatch.setattr(quantization, 'measure_latency', lambda *_, times=times: times)
         assert tool.main(['model.onnx', 'photos', '--agreement', '0']) == 0
         assert capsys.readouterr().out.splitlines()[-1].endswith(ending)

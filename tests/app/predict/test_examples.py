@@ -3,7 +3,8 @@
 from support import ROOT
 
 from cpvt_pyramid.__main__ import main
-from cpvt_pyramid.app.predict import Predictor
+from cpvt_pyramid.app.predict import Predictor, sessions
+from cpvt_pyramid.app.predict.sessions import has_bfloat16
 
 EXAMPLES = ROOT / 'examples'
 # Trees that anyone sees in the photographs, and a place without one, by their (x, y) in pixels.
@@ -37,3 +38,14 @@ def test_the_example_verifies_itself():
     """It has test data, so that any machine can compare itself with PyTorch."""
     small = ['--size', '128', '160', '--batch-size', '3']
     assert main(['verify', str(EXAMPLES / 'trees.onnx'), *small]) == 0
+
+
+def test_the_example_in_bfloat16(monkeypatch, capsys):
+    monkeypatch.setattr(sessions, 'has_bfloat16', lambda device: True)  # else OpenVINO ignores it
+    small = ['--size', '128', '160', '--batch-size', '3']
+    options = ['--backend', 'openvino', '--dtype', 'bfloat16', *small]
+    assert main(['verify', str(EXAMPLES / 'trees.onnx'), *options]) == 0
+    assert 'openvino on CPU in bfloat16: passed' in capsys.readouterr().out
+    predictor = opened('trees.onnx', backend='openvino', dtype='bfloat16')
+    hint = predictor.model.session.model.get_property('INFERENCE_PRECISION_HINT')
+    assert hint.to_string() == 'bf16' or not has_bfloat16()

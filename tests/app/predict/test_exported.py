@@ -23,7 +23,7 @@ from cpvt_pyramid.app.commands.infer import main
 from cpvt_pyramid.app.images.inputs import OWNERS
 from cpvt_pyramid.app.images.rasters import ReadError
 from cpvt_pyramid.app.images.reading import ORIENTATION
-from cpvt_pyramid.app.predict import Predictor, infer, running
+from cpvt_pyramid.app.predict import Predictor, infer, running, sessions
 from cpvt_pyramid.app.predict.exported import INPUT_BYTES, ExportedModel
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime
 from cpvt_pyramid.app.predict.tiles import Suppression
@@ -229,7 +229,12 @@ def test_mistakes(model, folder, monkeypatch, capfd):
         ('torn.onnx in --backend openvino', 'torn.onnx is not a complete model: '),
         ('foreign.onnx in', 'foreign.onnx has no metadata cpvt_pyramid; export'),
         ('https://host/a.onnx in', 'got the address https://host/a.onnx; download it'),
-        ('detection.onnx in --dtype bfloat16', 'dtype and cfg_options are for models in PyTorch'),
+        ('detection.onnx in --cfg-options a=1', 'cfg_options are for configs; detection.onnx is'),
+        (
+            'detection.onnx in --dtype bfloat16',
+            'onnxruntime does not compute in bfloat16;',
+        ),
+        ('detection.onnx in --backend openvino --dtype bfloat16', 'has no bfloat16 on CPU here'),
         ('box.xml in/a.png --backend onnxruntime', 'box.xml is a model of OpenVINO; leave out'),
         ('detection.onnx in --device tpu', 'onnxruntime cannot use tpu; choose from'),
         ('labels.onnx in --score-thr 0.5', 'the model predicts labels; leave it out'),
@@ -240,6 +245,8 @@ def test_mistakes(model, folder, monkeypatch, capfd):
         ('detection.onnx in', 'pip install onnxruntime'),
         ('detection.onnx in --backend openvino', 'pip install openvino'),
     ):
+        if 'no bfloat16' in complaint:
+            monkeypatch.setattr(sessions, 'has_bfloat16', lambda device: False)
         if 'pip install' in complaint:
             for module in ('onnxruntime', 'openvino', 'openvino.frontend'):
                 monkeypatch.setitem(sys.modules, module, None)

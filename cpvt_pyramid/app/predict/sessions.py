@@ -176,14 +176,15 @@ class OpenVino:
 
 
 def read_openvino(path: Path) -> Any:
-    """An `openvino.Model` from an ONNX file or OpenVINO's own format, with attention that OpenVINO
-    fuses."""
+    """An `openvino.Model` from an ONNX file or OpenVINO's own format; ours without the blocks into
+    which attention and MLPs are divided."""
     from openvino.frontend import FrontEndManager
 
     # `Core.read_model` tries all of its formats on a damaged file, and some print to stderr.
     reader = FrontEndManager().load_by_framework('ir' if path.suffix == '.xml' else 'onnx')
     model = reader.convert(reader.load(str(path)))
-    join_blocks(model)
+    if _entry(model, KEY) is not None:
+        join_blocks(model)
     return model
 
 

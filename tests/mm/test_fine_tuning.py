@@ -15,7 +15,7 @@ from support import ROOT
 from tiny_mm import write_configs
 
 import cpvt_pyramid.mm.detection  # noqa: F401 (it registers classes)
-from cpvt_pyramid.checkpoints.downloads import downloads_folder
+from cpvt_pyramid.checkpoints import downloads
 from cpvt_pyramid.trained import TRAINED
 from tests.models.ports import randomize
 from tests.models.samples import random_data
@@ -26,6 +26,12 @@ CLASS_HEAD = {'bbox_head.retina_cls.weight', 'bbox_head.retina_cls.bias'}
 NAMED = "load_from = 'retinanet_pvt_v2_b2_coco'"
 LATERAL = 'lateral_convs.0.conv.weight'
 BOX = (8, 10, 50, 60)
+
+
+@pytest.fixture(autouse=True)
+def _random_weights(monkeypatch):
+    """The files have random weights, and so not the hashes in their names."""
+    monkeypatch.setattr(downloads, 'checked', lambda path: path)
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def save_trained(cfg: Config, classes: int) -> dict[str, torch.Tensor]:
 
 def save_as_published(name: str, tensors: dict[str, torch.Tensor], classes: int) -> None:
     """Write weights to where a download of this name would be."""
-    path = downloads_folder() / Path(urlsplit(TRAINED[name].url).path).name
+    path = downloads.downloads_folder() / Path(urlsplit(TRAINED[name].url).path).name
     path.parent.mkdir(parents=True)
     torch.save({'meta': {'CLASSES': ('a',) * classes}, 'state_dict': tensors}, path)
 

@@ -4,7 +4,7 @@ The GELU of an MLP lies between its two widest maps, and autograd saves both: th
 GELU, the second for the linear layer after it. `gelu_linear` saves the first and recomputes the
 second.
 
-Names that are private to PyTorch, all of them in `gelu_linear` and `is_plain_linear`:
+Names that are private to PyTorch, all of them in `gelu_linear` and `acts_alone`:
 - `torch.ops.aten.gelu_backward`: the gradient of a GELU in one pass, differentiable itself.
 - `Module._forward_hooks`, `_global_forward_hooks` and their like: read, to call layers that have
   hooks.
@@ -94,9 +94,13 @@ def is_plain_linear(layer: nn.Module) -> bool:
     It does more if it has hooks, if it is of another class, as adapters are, or if its weight or
     bias is computed from other parameters, as by pruning, weight and spectral norm.
     """
-    if type(layer) not in PLAIN_LINEAR or 'forward' in vars(layer):
-        return False
-    if type(layer.weight) is not nn.Parameter:
+    return type(layer) in PLAIN_LINEAR and acts_alone(layer)
+
+
+def acts_alone(layer: nn.Module) -> bool:
+    """True if a layer has a weight and a bias, or None, of its own, and the `forward` of its class,
+    and if no hooks are called with it."""
+    if 'forward' in vars(layer) or type(layer.weight) is not nn.Parameter:
         return False
     if layer.bias is not None and type(layer.bias) is not nn.Parameter:
         return False

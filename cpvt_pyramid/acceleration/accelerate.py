@@ -20,8 +20,10 @@ from ..model import (
 from ..recompute import is_plain_linear
 from ..versions import VERSION
 from .attention import GlobalAttentionInParts, LinearAttentionInParts, SelfAttentionInParts
+from .conv_mlp import FusedConvMLP
+from .memory import keep_freed_memory
 from .patches import PatchConv
-from .products import FusedConvMLP, FusedMLP, OneDNNLinear, is_plain_parameter
+from .products import FusedMLP, OneDNNLinear, is_plain_parameter
 from .windows import BorderWindowAttention
 from .winograd import FEWEST_CHANNELS, WinogradConv2d
 
@@ -87,6 +89,7 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     if reason := what_is_missing():
         warnings.warn(f'the model is not accelerated: {reason}', stacklevel=2)
         return model
+    keep_freed_memory()
     # Found before the first class changes, since what an MLP becomes depends on its layers.
     found = list(replacements(model))
     with torch.inference_mode(False):  # a transformed weight serves outside of it, too

@@ -16,7 +16,7 @@ from ..columnar import SelfAttention
 from ..grid import Grid
 from ..model import Attention, GlobalAttention, LinearAttention
 from .processor import mkl_is_slow
-from .products import AT_A_TIME, affine, is_computed_here, is_differentiated, summed_outer
+from .products import AT_A_TIME, affine, cast, computed_dtype, is_differentiated, summed_outer
 
 # From this number of scores of a head on, products of oneDNN are faster than PyTorch's fused
 # kernel, which uses MKL, where MKL is slow. Elsewhere they never are: on Zen 4 the fused kernel
@@ -36,8 +36,10 @@ class AttentionInParts(Attention):
     """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        if not is_simple(self, grid) or not is_computed_here(q):
+        dtype = computed_dtype(q)
+        if dtype is None or not is_simple(self, grid):
             return super().attend(q, k, v, grid)
+        q, k, v = cast(dtype, q, k, v)
         trains = torch.is_grad_enabled()
         if mkl_is_slow() and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:
             bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(q.dtype)

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .products import affine, gradients, is_computed_here
+from .products import affine, cast, computed_dtype, gradients
 
 
 class PatchConv(nn.Conv2d):
@@ -21,14 +21,15 @@ class PatchConv(nn.Conv2d):
             return super().forward(input)
         if input.shape[2] % k or input.shape[3] % k:
             return super().forward(input)
-        if not is_computed_here(input, self.weight, self.bias):
+        dtype = computed_dtype(input, self.weight, self.bias)
+        if dtype is None:
             return super().forward(input)
-        x = input.permute(0, 2, 3, 1)
+        x, weight, bias = cast(dtype, input.permute(0, 2, 3, 1), self.weight, self.bias)
         b, height, width, _ = x.shape
         if torch.is_grad_enabled():
-            rows = PatchProduct.apply(x, self.weight, self.bias)
+            rows = PatchProduct.apply(x, weight, bias)
         else:
-            rows = affine(split_patches(x, k), linear_weight(self.weight), self.bias)
+            rows = affine(split_patches(x, k), linear_weight(weight), bias)
         return rows.view(b, height // k, width // k, -1).permute(0, 3, 1, 2)
 
 

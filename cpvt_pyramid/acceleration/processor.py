@@ -5,6 +5,8 @@ import platform
 import re
 from pathlib import Path
 
+import torch
+
 
 @functools.cache
 def processor() -> tuple[str, int]:
@@ -31,3 +33,9 @@ def mkl_is_slow() -> bool:
     families are treated as Zen 4; they were not measured.
     """
     return processor() == ('AuthenticAMD', 26)
+
+
+@functools.cache
+def has_bfloat16() -> bool:
+    """True if oneDNN has products in bfloat16 for this processor."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -17,29 +17,51 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.overrides import has_torch_function_unary
 
 from ..grid import Grid
-from ..model import MLP, ConvMLP
+from ..model import MLP
 from ..recompute import PLAIN_LINEAR, is_plain_linear
-from ..versions import is_compiling
-from .processor import mkl_is_slow
+from ..versions import cpu_autocast_dtype, is_compiling
+from .processor import has_bfloat16, mkl_is_slow
 
 # Values of a wide map that are computed at a time: 8 MiB of float32, which stay in the cache. The
 # fastest of the powers of two that were tried.
 AT_A_TIME = 2**21
 
 
-def is_computed_here(x: Tensor, *parameters: Optional[Tensor]) -> bool:
-    """True if the functions of this folder compute with x and the weights and biases of a layer.
+def computed_dtype(x: Tensor, *parameters: Optional[Tensor]) -> Optional[torch.dtype]:
+    """The dtype in which this folder computes with x and the weights and biases of a layer.
 
-    They take ordinary float32 tensors with values on a CPU, without autocast, and parameters:
-    other weights are computed by hooks, or stand for a parameter in a call of `torch.func`. Of
-    anything else, and where something sees or transforms PyTorch's operations, these are called.
+    That is float32 or, where oneDNN has it, bfloat16: the dtype of ordinary tensors with values on
+    a CPU, and of parameters, or that of autocast. Other weights are computed by hooks, or stand for
+    a parameter in a call of `torch.func`.
+
+    Returns:
+        The dtype; `cast` brings tensors to it. None: PyTorch's functions are to compute, because
+        of what the tensors are, or because something sees or transforms these functions.
     """
-    if is_compiling() or type(x) is not Tensor or x.dtype != torch.float32 or not x.is_cpu:
-        return False
+    if is_compiling() or type(x) is not Tensor or not x.is_cpu or x.numel() == 0:
+        return None
+    autocast_dtype = cpu_autocast_dtype()
+    dtype = autocast_dtype or x.dtype
+    if not is_supported(dtype) or not is_supported(x.dtype):
+        return None
     for parameter in parameters:
-        if parameter is not None and not is_plain_parameter(parameter):
-            return False
-    return x.numel() > 0 and not torch.is_autocast_enabled('cpu') and not is_watched(x)
+        if parameter is None:
+            continue
+        if not is_plain_parameter(parameter):
+            return None
+        if parameter.dtype != dtype and autocast_dtype is None:
+            return None
+    return None if is_watched(x) else dtype
+
+
+def cast(dtype: torch.dtype, *tensors: Optional[Tensor]) -> tuple[Any, ...]:
+    """Tensors in a dtype, as autocast casts them, and None for None."""
+    return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
+
+
+def is_supported(dtype: torch.dtype) -> bool:
+    """True for the dtypes in which oneDNN's products are fast on this processor."""
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and has_bfloat16())
 
 
 def is_watched(x: Tensor) -> bool:
@@ -58,10 +80,10 @@ def is_watched(x: Tensor) -> bool:
 
 
 def is_plain_parameter(parameter: object) -> bool:
-    """True for an ordinary parameter in float32 on a CPU."""
+    """True for an ordinary parameter in a supported dtype on a CPU."""
     if type(parameter) is not nn.Parameter or parameter.is_inference():
         return False
-    return parameter.dtype == torch.float32 and parameter.is_cpu
+    return is_supported(parameter.dtype) and parameter.is_cpu
 
 
 class OneDNNLinear(nn.Linear):
@@ -71,14 +93,16 @@ class OneDNNLinear(nn.Linear):
         # A parametrized layer, of a derived class, computes its weight each time that it is read.
         if type(self) is not OneDNNLinear or input.dim() < 2:
             return super().forward(input)
-        if not is_computed_here(input, self.weight, self.bias):
+        dtype = computed_dtype(input, self.weight, self.bias)
+        if dtype is None:
             return super().forward(input)
+        x, weight, bias = cast(dtype, input, self.weight, self.bias)
         if not torch.is_grad_enabled():
-            return affine(input, self.weight, self.bias)
+            return affine(x, weight, bias)
         # A function's result that is a view, as oneDNN's of three axes are, cannot be changed in
         # place: the product of rows is none.
-        rows = OneDNNProduct.apply(input.flatten(0, -2), self.weight, self.bias)
-        return rows.view(*input.shape[:-1], -1)
+        rows = OneDNNProduct.apply(x.flatten(0, -2), weight, bias)
+        return rows.view(*x.shape[:-1], -1)
 
 
 PLAIN_LINEAR.add(OneDNNLinear)
@@ -97,22 +121,11 @@ class FusedMLP(MLP):
         drops = self.drop is not None and self.drop.training
         if drops or not (is_plain_linear(fc1) and is_plain_linear(fc2)):
             return super().forward(x, grid)
-        if not is_computed_here(x, fc1.weight, fc1.bias, fc2.weight, fc2.bias):
+        layers = (fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+        dtype = computed_dtype(x, *layers)
+        if dtype is None:
             return super().forward(x, grid)
-        return fused_mlp(x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
-
-
-class FusedConvMLP(ConvMLP):
-    """A `ConvMLP` whose GELU and second layer are one function, if it recomputes the GELU."""
-
-    def contract(self, x: Tensor) -> Tensor:
-        fc2 = self.fc2
-        if not self.recomputes() or not is_plain_linear(fc2):
-            return super().contract(x)
-        if not is_computed_here(x, fc2.weight, fc2.bias):
-            return super().contract(x)
-        rows = GELUProduct.apply(x.flatten(0, -2), fc2.weight, fc2.bias)
-        return rows.view(*x.shape[:-1], -1)
+        return fused_mlp(*cast(dtype, x, *layers))
 
 
 def fused_mlp(x: Tensor, *layers: Tensor) -> Tensor:
@@ -124,17 +137,18 @@ def fused_mlp(x: Tensor, *layers: Tensor) -> Tensor:
             results.append(PartOfMLP.apply(part, *layers, len(parts) == 1))
         else:
             weight1, bias1, weight2, bias2 = layers
-            hidden = affine(part, weight1, bias1, gelu=True)
+            hidden = affine(part, weight1, bias1, 'gelu')
             results.append(affine(hidden, weight2, bias2))
     out = torch.cat(results) if len(results) > 1 else results[0]
     return out.unflatten(0, x.shape[:-1])
 
 
-def affine(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False) -> Tensor:
-    """x @ weight.T + bias by oneDNN, then a GELU if asked for; without gradient."""
-    if gelu:
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'gelu', [], 'none')
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
+def affine(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: str = 'none'
+) -> Tensor:
+    """x @ weight.T + bias by oneDNN, then 'gelu' or 'relu' if asked for; without gradient."""
+    algorithm = 'none' if activation == 'gelu' else ''
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], algorithm)
 
 
 class OneDNNProduct(torch.autograd.Function):
@@ -150,23 +164,6 @@ class OneDNNProduct(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         x, weight = ctx.saved_tensors
         return gradients(grad, x, weight, ctx.needs_input_grad)
-
-
-class GELUProduct(torch.autograd.Function):
-    """`affine` of the GELU of rows (T, C), with its gradient, for which the GELU is recomputed."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return affine(F.gelu(x), weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
-        x, weight = ctx.saved_tensors
-        activated = F.gelu(x) if ctx.needs_input_grad[1] else None
-        grad_activated, *others = gradients(grad, activated, weight, ctx.needs_input_grad)
-        grad_x = None if grad_activated is None else gelu_gradient(grad_activated, x)
-        return grad_x, *others
 
 
 class PartOfMLP(torch.autograd.Function):
@@ -190,7 +187,7 @@ class PartOfMLP(torch.autograd.Function):
             hidden = affine(x, weight1, bias1)
             activated = F.gelu(hidden)
         else:
-            activated = affine(x, weight1, bias1, gelu=True)
+            activated = affine(x, weight1, bias1, 'gelu')
         ctx.save_for_backward(x, weight1, bias1, weight2, hidden)
         return affine(activated, weight2, bias2)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..padding.batching import ceil_div
-from .products import AT_A_TIME, affine, is_computed_here
+from .products import AT_A_TIME, affine, computed_dtype
 
 FEWEST_CHANNELS = 128  # with fewer, the transforms take longer than the products that they save
 
@@ -78,7 +78,9 @@ class WinogradConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         # A parametrized layer has a derived class, see `OneDNNLinear`.
-        if type(self) is not WinogradConv2d or not is_computed_here(input, self.weight, self.bias):
+        if type(self) is not WinogradConv2d:
+            return super().forward(input)
+        if computed_dtype(input, self.weight, self.bias) != torch.float32:
             return super().forward(input)
         if torch.is_grad_enabled():
             self.forget()

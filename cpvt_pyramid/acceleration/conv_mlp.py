@@ -1,0 +1,311 @@
+"""The MLP of PVTv2 and MiT, with a depthwise convolution between its layers, as one function.
+
+These models spend most of their time on it. Its two wide maps, before and after the convolution,
+do not fit into the processor's cache. So some rows of a map pass through all of it at a time. The
+rows next to them, which the convolution reads, are computed again.
+
+Shapes: B batch, H x W map, h some of its rows, C channels, K wide channels.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..grid import Grid
+from ..model import ConvMLP
+from ..padding.batching import ceil_div
+from ..recompute import acts_alone, is_plain_linear
+from .products import affine, cast, computed_dtype, gelu_gradient, is_differentiated, summed_outer
+
+# Values of a wide map that are computed at a time. There are two such maps: 8 MiB of float32.
+AT_A_TIME = 2**20
+FEWEST_ROWS = 8  # of a part: with fewer, too many are computed twice
+
+
+class FusedConvMLP(ConvMLP):
+    """A `ConvMLP` computed as one function, part by part.
+
+    Training saves the wide map before the convolution if there is one part, else no wide map. The
+    backward pass recomputes the others.
+    """
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        fc1, conv, fc2 = self.fc1, self.dwconv, self.fc2
+        drops = self.drop is not None and self.drop.training
+        # In bfloat16 PyTorch's convolution is wrong on a map of one row or column.
+        if drops or min(grid.height, grid.width) == 1:
+            return super().forward(x, grid)
+        if not (is_plain_linear(fc1) and is_plain_linear(fc2) and is_plain_depthwise(conv)):
+            return super().forward(x, grid)
+        values = (fc1.weight, fc1.bias, conv.weight, conv.bias, fc2.weight, fc2.bias)
+        dtype = computed_dtype(x, *values)
+        if dtype is None:
+            return super().forward(x, grid)
+        x, *values = cast(dtype, x, *values)
+        outside = None if grid.padding is None else grid.padding.outside
+        if torch.is_grad_enabled():
+            return ConvMLPInParts.apply(x, outside, self.relu, *values)
+        out, _ = conv_mlp_in_parts(x, outside, self.relu, Layers(*values))
+        return out
+
+
+def is_plain_depthwise(conv: nn.Module) -> bool:
+    """True for a 3x3 depthwise convolution that does nothing but apply its own weights."""
+    if type(conv) is not nn.Conv2d or not acts_alone(conv) or conv.padding_mode != 'zeros':
+        return False
+    shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation)
+    is_depthwise = conv.in_channels == conv.out_channels == conv.groups
+    return is_depthwise and shape == ((3, 3), (1, 1), (1, 1), (1, 1))
+
+
+class Layers(NamedTuple):
+    """Weights and biases of an MLP; a bias may be None."""
+
+    weight1: Tensor  # (K, C)
+    bias1: Optional[Tensor]
+    kernel: Tensor  # (K, 1, 3, 3)
+    kernel_bias: Optional[Tensor]
+    weight2: Tensor  # (C, K)
+    bias2: Optional[Tensor]
+
+
+class Part(NamedTuple):
+    """Some rows of some images of a map: their indices, and those of the rows around them.
+
+    Attributes:
+        images: the images.
+        rows: the rows that are computed.
+        near: these and the next row at each side, where the map has it.
+        far: these and the next two.
+    """
+
+    images: slice
+    rows: slice
+    near: slice
+    far: slice
+
+
+def parts_of(x: Tensor, width: int) -> Iterator[Part]:
+    """Split a map (B, H, W, C), of which a wide map has `width` channels, into parts that stay in
+    the cache: images, or rows of one image."""
+    batch, height, columns, _ = x.shape
+    of_row = columns * width
+    images = max(AT_A_TIME // (height * of_row), 1)
+    count = 1  # of the parts of an image
+    if height * of_row > AT_A_TIME:
+        count = ceil_div(height, max(AT_A_TIME // of_row, FEWEST_ROWS))
+    for image in range(0, batch, images):
+        for i in range(count):
+            top = i * height // count
+            bottom = (i + 1) * height // count
+            rows, near, far = [
+                slice(max(top - more, 0), min(bottom + more, height)) for more in range(3)
+            ]
+            yield Part(slice(image, image + images), rows, near, far)
+
+
+def inside(rows: slice, more: slice) -> slice:
+    """Where rows are among more rows."""
+    return slice(rows.start - more.start, rows.stop - more.start)
+
+
+def conv_mlp_in_parts(
+    x: Tensor, outside: Optional[Tensor], relu: bool, layers: Layers
+) -> tuple[Tensor, Optional[Tensor]]:
+    """The MLP of tokens (B, H, W, C), without gradient.
+
+    Args:
+        x: the tokens.
+        outside: (B, H, W, 1), True in the padding of the batch. None: there is none.
+        relu: a ReLU before the convolution.
+        layers: of the MLP.
+
+    Returns:
+        Tokens in the same shape; and the wide map before the convolution, if there is one part.
+    """
+    parts = list(parts_of(x, len(layers.weight1)))
+    results = []
+    for part in parts:
+        wide = expand(x, outside, relu, layers, part.images, part.near)
+        activated = convolve(wide, layers.kernel, layers.kernel_bias, 'gelu')
+        activated = activated[:, inside(part.rows, part.near)]
+        results.append(affine(activated, layers.weight2, layers.bias2))
+    if len(parts) == 1:
+        return results[0], wide
+    return torch.cat([result.flatten(0, 2) for result in results]).view(x.shape), None
+
+
+def expand(
+    x: Tensor, outside: Optional[Tensor], relu: bool, layers: Layers, images: slice, rows: slice
+) -> Tensor:
+    """Some rows of the wide map before the convolution, (B, h, W, K)."""
+    activation = 'relu' if relu else 'none'
+    wide = affine(x[images, rows], layers.weight1, layers.bias1, activation)
+    if outside is not None:
+        wide.masked_fill_(outside[images, rows], 0)
+    return wide
+
+
+def convolve(
+    x: Tensor, kernel: Tensor, bias: Optional[Tensor] = None, activation: str = 'none'
+) -> Tensor:
+    """A zero-padded depthwise convolution of a wide map (B, h, W, K), and an activation."""
+    algorithm = 'none' if activation == 'gelu' else ''
+    out = torch.ops.mkldnn._convolution_pointwise(
+        x.permute(0, 3, 1, 2),
+        kernel,
+        bias,
+        [1, 1],  # padding
+        [1, 1],  # stride
+        [1, 1],  # dilation
+        len(kernel),
+        activation,
+        [],
+        algorithm,
+    )
+    return out.permute(0, 2, 3, 1)
+
+
+class ConvMLPInParts(torch.autograd.Function):
+    """`conv_mlp_in_parts` with its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, outside: Optional[Tensor], relu: bool, *values: Optional[Tensor]
+    ) -> Tensor:
+        out, wide = conv_mlp_in_parts(x, outside, relu, Layers(*values))
+        ctx.save_for_backward(x, outside, wide, *values)
+        ctx.relu = relu
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+        x, outside, wide, *values = ctx.saved_tensors
+        need_x, _, _, *need_values = ctx.needs_input_grad
+        layers = Layers(*values)
+        if is_differentiated(grad):
+            found = differentiable_gradients(
+                grad, x, outside, ctx.relu, layers, [need_x, *need_values]
+            )
+            return found[0], None, None, *found[1:]
+        grad = grad.contiguous()
+        grad_x = torch.empty_like(x) if need_x else None
+        sums = None
+        if any(need_values):
+            sums = Layers(*[None if value is None else zeros_like(value) for value in values])
+        for part in parts_of(x, len(layers.weight1)):
+            add_gradients(grad, x, outside, wide, ctx.relu, layers, part, grad_x, sums)
+        if sums is None:
+            return grad_x, None, None, *[None] * len(values)
+        of_values = [
+            total.to(value.dtype) if is_needed else None
+            for total, value, is_needed in zip(sums, values, need_values)
+        ]
+        return grad_x, None, None, *of_values
+
+
+def zeros_like(value: Tensor) -> Tensor:
+    """A sum of gradients, in float32: there may be many parts."""
+    return torch.zeros_like(value, dtype=torch.float32)
+
+
+def add_gradients(
+    grad: Tensor,
+    x: Tensor,
+    outside: Optional[Tensor],
+    wide: Optional[Tensor],
+    relu: bool,
+    layers: Layers,
+    part: Part,
+    grad_x: Optional[Tensor],
+    sums: Optional[Layers],
+) -> None:
+    """Write the gradient of x in a part, and add those of weights and biases by its rows.
+
+    Args:
+        grad: that of the output, (B, H, W, C).
+        x: the input of the MLP.
+        outside: as in `conv_mlp_in_parts`.
+        wide: the wide map before the convolution. None: it is recomputed.
+        relu: a ReLU before the convolution.
+        layers: of the MLP.
+        part: the part.
+        grad_x: the gradient of x. None: it is not needed.
+        sums: those of the layers. None: they are not needed.
+    """
+    images, rows, near, far = part
+    if wide is None:
+        wide = expand(x, outside, relu, layers, images, far)
+    # The gradient of a row of the wide map is that of the convolution's results near it.
+    convolved = convolve(wide, layers.kernel, layers.kernel_bias)[:, inside(near, far)]
+    wide = wide[:, inside(near, far)]
+    here = inside(rows, near)
+    activated = F.gelu(convolved[:, here]) if sums is not None else None
+    grad_convolved = gelu_gradient(affine(grad[images, near], layers.weight2.t()), convolved)
+    grad_wide = convolve(grad_convolved, layers.kernel.flip(2, 3))[:, here]
+    if relu:
+        grad_wide = grad_wide * (wide[:, here] > 0)
+    if outside is not None:
+        grad_wide.masked_fill_(outside[images, rows], 0)
+    if grad_x is not None:
+        grad_x[images, rows] = affine(grad_wide, layers.weight1.t())
+    if sums is None:
+        return
+    add_linear(grad[images, rows], activated, sums.weight2, sums.bias2)
+    add_linear(grad_wide, x[images, rows], sums.weight1, sums.bias1)
+    # Each row counts in its own part.
+    grad_convolved[:, : here.start].zero_()
+    grad_convolved[:, here.stop :].zero_()
+    _, grad_kernel, grad_bias = torch.ops.aten.convolution_backward(
+        grad_convolved.permute(0, 3, 1, 2),
+        wide.permute(0, 3, 1, 2),
+        layers.kernel,
+        [len(layers.kernel)],
+        [1, 1],  # stride
+        [1, 1],  # padding
+        [1, 1],  # dilation
+        False,
+        [0, 0],
+        len(layers.kernel),
+        [False, True, sums.kernel_bias is not None],
+    )
+    sums.kernel.add_(grad_kernel)
+    if sums.kernel_bias is not None:
+        sums.kernel_bias.add_(grad_bias)
+
+
+def add_linear(grad: Tensor, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> None:
+    """Add the gradients of a linear layer's weight and bias, of maps (B, h, W, channels)."""
+    grad = grad.flatten(0, 2)
+    weight.add_(summed_outer(grad, x.flatten(0, 2)))
+    if bias is not None:
+        bias.add_(grad.sum(0))
+
+
+def differentiable_gradients(
+    grad: Tensor,
+    x: Tensor,
+    outside: Optional[Tensor],
+    relu: bool,
+    layers: Layers,
+    needed: list[bool],
+) -> list[Optional[Tensor]]:
+    """The gradients of x and the layers, where needed, by functions of PyTorch."""
+    with torch.enable_grad():
+        wide = F.linear(x, layers.weight1, layers.bias1)
+        if relu:
+            wide = F.relu(wide)
+        if outside is not None:
+            wide = wide.masked_fill(outside, 0)
+        wide = wide.permute(0, 3, 1, 2)
+        convolved = F.conv2d(
+            wide, layers.kernel, layers.kernel_bias, padding=1, groups=len(layers.kernel)
+        )
+        activated = F.gelu(convolved.permute(0, 2, 3, 1))
+        out = F.linear(activated, layers.weight2, layers.bias2)
+        inputs = [value for value, is_needed in zip((x, *layers), needed) if is_needed]
+        found = iter(torch.autograd.grad(out, inputs, grad, create_graph=True))
+    return [next(found) if is_needed else None for is_needed in needed]

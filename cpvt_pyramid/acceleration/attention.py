@@ -99,8 +99,8 @@ class PartsOfAttention(torch.autograd.Function):
         grad_q = q.new_empty(q.transpose(1, 2).shape).transpose(1, 2)
         k = scaled(k).contiguous()
         v = v.contiguous()
-        grad_k = torch.zeros_like(k)
-        grad_v = torch.zeros_like(v)
+        grad_k = torch.zeros_like(k, dtype=torch.float32)  # sums of many parts
+        grad_v = torch.zeros_like(v, dtype=torch.float32)
         for b, head, rows in query_parts(q, k):
             part_q = q[b, head, rows].contiguous()
             part_grad = grad[b, rows, head].contiguous()
@@ -111,7 +111,7 @@ class PartsOfAttention(torch.autograd.Function):
             )
             grad_k[b, head] += summed_outer(grad_scores, part_q)
             grad_q[b, head, rows] = affine(grad_scores, k[b, head].t())
-        return grad_q, scaled(grad_k), grad_v, None
+        return grad_q, scaled(grad_k).to(k.dtype), grad_v.to(v.dtype), None
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Optional[Tensor], image: int) -> Tensor:

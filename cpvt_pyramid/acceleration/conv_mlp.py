@@ -47,9 +47,10 @@ class FusedConvMLP(ConvMLP):
         x, *values = cast(dtype, x, *values)
         outside = None if grid.padding is None else grid.padding.outside
         if torch.is_grad_enabled():
-            return ConvMLPInParts.apply(x, outside, self.relu, *values)
-        out, _ = conv_mlp_in_parts(x, outside, self.relu, Layers(*values))
-        return out
+            rows = ConvMLPInParts.apply(x, outside, self.relu, *values)
+        else:
+            rows, _ = conv_mlp_in_parts(x, outside, self.relu, Layers(*values))
+        return rows.view(x.shape)  # a function's result that is a view cannot be changed in place
 
 
 def is_plain_depthwise(conv: nn.Module) -> bool:
@@ -124,18 +125,18 @@ def conv_mlp_in_parts(
         layers: of the MLP.
 
     Returns:
-        Tokens in the same shape; and the wide map before the convolution, if there is one part.
+        Rows (B * H * W, C); and the wide map before the convolution, if there is one part.
     """
     parts = list(parts_of(x, len(layers.weight1)))
     results = []
     for part in parts:
         wide = expand(x, outside, relu, layers, part.images, part.near)
         activated = convolve(wide, layers.kernel, layers.kernel_bias, 'gelu')
-        activated = activated[:, inside(part.rows, part.near)]
+        activated = activated[:, inside(part.rows, part.near)].flatten(0, 2)
         results.append(affine(activated, layers.weight2, layers.bias2))
     if len(parts) == 1:
         return results[0], wide
-    return torch.cat([result.flatten(0, 2) for result in results]).view(x.shape), None
+    return torch.cat(results), None
 
 
 def expand(
@@ -186,12 +187,12 @@ class ConvMLPInParts(torch.autograd.Function):
         x, outside, wide, *values = ctx.saved_tensors
         need_x, _, _, *need_values = ctx.needs_input_grad
         layers = Layers(*values)
+        grad = grad.reshape(x.shape)
         if is_differentiated(grad):
             found = differentiable_gradients(
                 grad, x, outside, ctx.relu, layers, [need_x, *need_values]
             )
             return found[0], None, None, *found[1:]
-        grad = grad.contiguous()
         grad_x = torch.empty_like(x) if need_x else None
         sums = None
         if any(need_values):

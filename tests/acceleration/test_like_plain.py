@@ -14,9 +14,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from cpvt_pyramid import accelerate
-from cpvt_pyramid.acceleration import attention, products
+from cpvt_pyramid.acceleration import attention, conv_mlp, products
+from cpvt_pyramid.acceleration.conv_mlp import FusedConvMLP
 from cpvt_pyramid.acceleration.patches import PatchConv
-from cpvt_pyramid.acceleration.products import FusedConvMLP, FusedMLP, OneDNNLinear
+from cpvt_pyramid.acceleration.products import FusedMLP, OneDNNLinear
 from cpvt_pyramid.acceleration.winograd import FEWEST_CHANNELS, WinogradConv2d
 from cpvt_pyramid.grid import Grid, grid_of_windows
 from cpvt_pyramid.model import MLP, ConvMLP, GlobalAttention, PatchEmbed, WindowAttention
@@ -73,6 +74,8 @@ def layers(request, monkeypatch):
     monkeypatch.setattr(attention, 'mkl_is_slow', lambda: True)
     monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
     monkeypatch.setattr(attention, 'AT_A_TIME', 40)
+    monkeypatch.setattr(conv_mlp, 'AT_A_TIME', 40)
+    monkeypatch.setattr(conv_mlp, 'FEWEST_ROWS', 1)
     build, shape, kind = LAYERS[request.param]
     plain = randomize(build())
     fast = accelerate(copy.deepcopy(plain))

@@ -37,39 +37,42 @@ def pair(kind=MLP, **options):
     return plain, frugal
 
 
-@pytest.mark.parametrize('accelerated', [False, True], ids=['plain', 'accelerated'])
 @pytest.mark.parametrize('autocast', [False, True], ids=['float32', 'autocast'])
 @pytest.mark.parametrize('kind', [MLP, ConvMLP])
-def test_one_wide_map_is_saved(kind, autocast, accelerated):
+def test_one_wide_map_is_saved(kind, autocast):
+    """By an accelerated MLP in any case."""
     x = torch.randn(2, 9, 7, 8, requires_grad=True)
-    found = []
-    for mlp in pair(kind):
-        if accelerated:
-            accelerate(mlp)
+
+    def saved(mlp):
         own = [x, *mlp.parameters()]
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-            found.append(saved_bytes(mlp, x, Grid(*x.shape[1:3]), but_for=own))
+            return saved_bytes(mlp, x, Grid(*x.shape[1:3]), but_for=own)
+
+    plain, frugal = pair(kind)
     wide_map = x.numel() * 4 * (2 if autocast else 4)
-    if accelerated and not autocast and kind is MLP:
-        assert found == [wide_map, wide_map]  # `FusedMLP` always saves one of them
-    else:
-        assert found[0] - found[1] == wide_map
+    biases = 2 * 2 * (32 + 8)  # autocast's copies
+    assert saved(plain) - saved(frugal) == wide_map
+    for mlp in (plain, frugal):
+        assert saved(accelerate(mlp)) <= saved(pair(kind)[1]) + biases
 
 
-@pytest.mark.parametrize('accelerated', [False, True], ids=['plain', 'accelerated'])
 @pytest.mark.parametrize('build', [pcpvt, pvt_v2])
-def test_a_model_under_autocast_saves_less(build, accelerated):
-    """As much accelerated as plain."""
+def test_a_model_under_autocast_saves_less(build):
+    """And an accelerated one as little in any case."""
     image = torch.randn(1, 3, 64, 64)
-    found = []
-    for recompute_gelu in (False, True):
+
+    def saved(recompute_gelu, accelerated):
         model = build(recompute_gelu=recompute_gelu).train()
         if accelerated:
             accelerate(model)
         with torch.autocast('cpu', torch.bfloat16):
-            found.append(saved_bytes(model, image, but_for=model.parameters()))
+            return saved_bytes(model, image, but_for=model.parameters())
+
     wide = sum(wide_values(build(), image))
-    assert wide and found[0] - found[1] >= 2 * wide
+    least = saved(True, accelerated=False)
+    assert wide and saved(False, accelerated=False) - least >= 2 * wide
+    for recompute_gelu in (False, True):
+        assert saved(recompute_gelu, accelerated=True) <= 1.01 * least  # biases in bfloat16
 
 
 def wide_values(model, image):

@@ -5,8 +5,12 @@ Names that are private to PyTorch, all of them in this folder:
   `F.linear` takes MKL, and the GELU is another pass.
 - `torch.ops.aten.gelu_backward`, `torch.ops.aten._softmax_backward_data` (products, attention): the
   gradients of GELU and softmax, in one pass each.
-- `torch._C._are_functorch_transforms_active`, `torch._C._functorch.is_legacy_batchedtensor` and
-  `torch._C._len_torch_dispatch_stack` (products): whether something sees or transforms PyTorch's
+- `torch.ops.mkldnn._convolution_pointwise` and `torch.ops.aten.convolution_backward` (conv_mlp): a
+  depthwise convolution with its GELU, and the gradient of its weight alone.
+- `torch.ops.mkldnn._is_mkldnn_bf16_supported` (processor): whether there are products in bfloat16.
+- `torch._C._are_functorch_transforms_active`, `torch._C._functorch.is_legacy_batchedtensor`,
+  `torch._C._len_torch_dispatch_stack`, `torch._C._len_torch_function_stack` and
+  `torch._C._get_function_stack_at` (products): whether something sees or transforms PyTorch's
   operations, so that these must be called.
 - `Tensor._version` (winograd): how many times a weight has been changed in place.
 """

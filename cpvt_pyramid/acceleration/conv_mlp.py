@@ -18,10 +18,16 @@ from ..grid import Grid
 from ..model import ConvMLP
 from ..padding.batching import ceil_div
 from ..recompute import acts_alone, is_plain_linear
-from .products import affine, cast, computed_dtype, gelu_gradient, is_differentiated, summed_outer
+from .products import (
+    AT_A_TIME,
+    affine,
+    cast,
+    fast_dtype,
+    gelu_gradient,
+    is_differentiated,
+    summed_outer,
+)
 
-# Values of a wide map that are computed at a time. There are two such maps: 8 MiB of float32.
-AT_A_TIME = 2**20
 FEWEST_ROWS = 8  # of a part: with fewer, too many are computed twice
 
 
@@ -41,7 +47,7 @@ class FusedConvMLP(ConvMLP):
         if not (is_plain_linear(fc1) and is_plain_linear(fc2) and is_plain_depthwise(conv)):
             return super().forward(x, grid)
         values = (fc1.weight, fc1.bias, conv.weight, conv.bias, fc2.weight, fc2.bias)
-        dtype = computed_dtype(x, *values)
+        dtype = fast_dtype(x, *values)
         if dtype is None:
             return super().forward(x, grid)
         x, *values = cast(dtype, x, *values)
@@ -49,7 +55,7 @@ class FusedConvMLP(ConvMLP):
         if torch.is_grad_enabled():
             rows = ConvMLPInParts.apply(x, outside, self.relu, *values)
         else:
-            rows, _ = conv_mlp_in_parts(x, outside, self.relu, Layers(*values))
+            rows, _ = conv_mlp_in_parts(x, outside, self.relu, ConvMLPLayers(*values))
         return rows.view(x.shape)  # a function's result that is a view cannot be changed in place
 
 
@@ -62,7 +68,7 @@ def is_plain_depthwise(conv: nn.Module) -> bool:
     return is_depthwise and shape == ((3, 3), (1, 1), (1, 1), (1, 1))
 
 
-class Layers(NamedTuple):
+class ConvMLPLayers(NamedTuple):
     """Weights and biases of an MLP; a bias may be None."""
 
     weight1: Tensor  # (K, C)
@@ -73,7 +79,7 @@ class Layers(NamedTuple):
     bias2: Optional[Tensor]
 
 
-class Part(NamedTuple):
+class RowsOfMap(NamedTuple):
     """Some rows of some images of a map: their indices, and those of the rows around them.
 
     Attributes:
@@ -89,7 +95,7 @@ class Part(NamedTuple):
     far: slice
 
 
-def parts_of(x: Tensor, width: int) -> Iterator[Part]:
+def rows_in_parts(x: Tensor, width: int) -> Iterator[RowsOfMap]:
     """Split a map (B, H, W, C), of which a wide map has `width` channels, into parts that stay in
     the cache: images, or rows of one image."""
     batch, height, columns, _ = x.shape
@@ -105,16 +111,16 @@ def parts_of(x: Tensor, width: int) -> Iterator[Part]:
             rows, near, far = [
                 slice(max(top - more, 0), min(bottom + more, height)) for more in range(3)
             ]
-            yield Part(slice(image, image + images), rows, near, far)
+            yield RowsOfMap(slice(image, image + images), rows, near, far)
 
 
-def inside(rows: slice, more: slice) -> slice:
+def rows_within(rows: slice, more: slice) -> slice:
     """Where rows are among more rows."""
     return slice(rows.start - more.start, rows.stop - more.start)
 
 
 def conv_mlp_in_parts(
-    x: Tensor, outside: Optional[Tensor], relu: bool, layers: Layers
+    x: Tensor, outside: Optional[Tensor], relu: bool, layers: ConvMLPLayers
 ) -> tuple[Tensor, Optional[Tensor]]:
     """The MLP of tokens (B, H, W, C), without gradient.
 
@@ -127,12 +133,12 @@ def conv_mlp_in_parts(
     Returns:
         Rows (B * H * W, C); and the wide map before the convolution, if there is one part.
     """
-    parts = list(parts_of(x, len(layers.weight1)))
+    parts = list(rows_in_parts(x, len(layers.weight1)))
     results = []
     for part in parts:
         wide = expand(x, outside, relu, layers, part.images, part.near)
-        activated = convolve(wide, layers.kernel, layers.kernel_bias, 'gelu')
-        activated = activated[:, inside(part.rows, part.near)].flatten(0, 2)
+        activated = depthwise_conv(wide, layers.kernel, layers.kernel_bias, 'gelu')
+        activated = activated[:, rows_within(part.rows, part.near)].flatten(0, 2)
         results.append(affine(activated, layers.weight2, layers.bias2))
     if len(parts) == 1:
         return results[0], wide
@@ -140,7 +146,12 @@ def conv_mlp_in_parts(
 
 
 def expand(
-    x: Tensor, outside: Optional[Tensor], relu: bool, layers: Layers, images: slice, rows: slice
+    x: Tensor,
+    outside: Optional[Tensor],
+    relu: bool,
+    layers: ConvMLPLayers,
+    images: slice,
+    rows: slice,
 ) -> Tensor:
     """Some rows of the wide map before the convolution, (B, h, W, K)."""
     activation = 'relu' if relu else 'none'
@@ -150,7 +161,7 @@ def expand(
     return wide
 
 
-def convolve(
+def depthwise_conv(
     x: Tensor, kernel: Tensor, bias: Optional[Tensor] = None, activation: str = 'none'
 ) -> Tensor:
     """A zero-padded depthwise convolution of a wide map (B, h, W, K), and an activation."""
@@ -177,7 +188,7 @@ class ConvMLPInParts(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, outside: Optional[Tensor], relu: bool, *values: Optional[Tensor]
     ) -> Tensor:
-        out, wide = conv_mlp_in_parts(x, outside, relu, Layers(*values))
+        out, wide = conv_mlp_in_parts(x, outside, relu, ConvMLPLayers(*values))
         ctx.save_for_backward(x, outside, wide, *values)
         ctx.relu = relu
         return out
@@ -186,7 +197,7 @@ class ConvMLPInParts(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         x, outside, wide, *values = ctx.saved_tensors
         need_x, _, _, *need_values = ctx.needs_input_grad
-        layers = Layers(*values)
+        layers = ConvMLPLayers(*values)
         grad = grad.reshape(x.shape)
         if is_differentiated(grad):
             found = differentiable_gradients(
@@ -196,8 +207,8 @@ class ConvMLPInParts(torch.autograd.Function):
         grad_x = torch.empty_like(x) if need_x else None
         sums = None
         if any(need_values):
-            sums = Layers(*[None if value is None else zeros_like(value) for value in values])
-        for part in parts_of(x, len(layers.weight1)):
+            sums = ConvMLPLayers(*[None if value is None else zero_sum(value) for value in values])
+        for part in rows_in_parts(x, len(layers.weight1)):
             add_gradients(grad, x, outside, wide, ctx.relu, layers, part, grad_x, sums)
         if sums is None:
             return grad_x, None, None, *[None] * len(values)
@@ -208,7 +219,7 @@ class ConvMLPInParts(torch.autograd.Function):
         return grad_x, None, None, *of_values
 
 
-def zeros_like(value: Tensor) -> Tensor:
+def zero_sum(value: Tensor) -> Tensor:
     """A sum of gradients, in float32: there may be many parts."""
     return torch.zeros_like(value, dtype=torch.float32)
 
@@ -219,10 +230,10 @@ def add_gradients(
     outside: Optional[Tensor],
     wide: Optional[Tensor],
     relu: bool,
-    layers: Layers,
-    part: Part,
+    layers: ConvMLPLayers,
+    part: RowsOfMap,
     grad_x: Optional[Tensor],
-    sums: Optional[Layers],
+    sums: Optional[ConvMLPLayers],
 ) -> None:
     """Write the gradient of x in a part, and add those of weights and biases by its rows.
 
@@ -241,12 +252,12 @@ def add_gradients(
     if wide is None:
         wide = expand(x, outside, relu, layers, images, far)
     # The gradient of a row of the wide map is that of the convolution's results near it.
-    convolved = convolve(wide, layers.kernel, layers.kernel_bias)[:, inside(near, far)]
-    wide = wide[:, inside(near, far)]
-    here = inside(rows, near)
+    convolved = depthwise_conv(wide, layers.kernel, layers.kernel_bias)[:, rows_within(near, far)]
+    wide = wide[:, rows_within(near, far)]
+    here = rows_within(rows, near)
     activated = F.gelu(convolved[:, here]) if sums is not None else None
     grad_convolved = gelu_gradient(affine(grad[images, near], layers.weight2.t()), convolved)
-    grad_wide = convolve(grad_convolved, layers.kernel.flip(2, 3))[:, here]
+    grad_wide = depthwise_conv(grad_convolved, layers.kernel.flip(2, 3))[:, here]
     if relu:
         grad_wide = grad_wide * (wide[:, here] > 0)
     if outside is not None:
@@ -291,7 +302,7 @@ def differentiable_gradients(
     x: Tensor,
     outside: Optional[Tensor],
     relu: bool,
-    layers: Layers,
+    layers: ConvMLPLayers,
     needed: list[bool],
 ) -> list[Optional[Tensor]]:
     """The gradients of x and the layers, where needed, by functions of PyTorch."""

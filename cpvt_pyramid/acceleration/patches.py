@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .products import affine, cast, computed_dtype, gradients
+from .products import affine, cast, fast_dtype, gradients
 
 
 class PatchConv(nn.Conv2d):
@@ -21,7 +21,7 @@ class PatchConv(nn.Conv2d):
             return super().forward(input)
         if input.shape[2] % k or input.shape[3] % k:
             return super().forward(input)
-        dtype = computed_dtype(input, self.weight, self.bias)
+        dtype = fast_dtype(input, self.weight, self.bias)
         if dtype is None:
             return super().forward(input)
         x, weight, bias = cast(dtype, input.permute(0, 2, 3, 1), self.weight, self.bias)

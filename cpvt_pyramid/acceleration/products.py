@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
-from torch.overrides import has_torch_function_unary
 
 from ..grid import Grid
 from ..model import MLP
 from ..recompute import PLAIN_LINEAR, is_plain_linear
+from ..small_convolutions import SmallConvolutionsInFloat32
 from ..versions import cpu_autocast_dtype, is_compiling
 from .processor import has_bfloat16, mkl_is_slow
 
@@ -27,7 +27,7 @@ from .processor import has_bfloat16, mkl_is_slow
 AT_A_TIME = 2**21
 
 
-def computed_dtype(x: Tensor, *parameters: Optional[Tensor]) -> Optional[torch.dtype]:
+def fast_dtype(x: Tensor, *parameters: Optional[Tensor]) -> Optional[torch.dtype]:
     """The dtype in which this folder computes with x and the weights and biases of a layer.
 
     That is float32 or, where oneDNN has it, bfloat16: the dtype of ordinary tensors with values on
@@ -69,14 +69,21 @@ def is_watched(x: Tensor) -> bool:
 
     It may be `torch.jit.trace`, a function of `torch.func`, forward-mode AD, or a mode: of
     functions, such as `torch.device` as a context, or of operations, such as a counter of FLOPs.
+    The mode that corrects PyTorch's convolutions leaves other operations alone.
     """
     return (
         torch.jit.is_tracing()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0
-        or has_torch_function_unary(x)
+        or any(type(mode) is not SmallConvolutionsInFloat32 for mode in function_modes())
         or unpack_dual(x).tangent is not None
     )
+
+
+def function_modes() -> list[object]:
+    """The modes of functions that are active."""
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(i) for i in range(count)]
 
 
 def is_plain_parameter(parameter: object) -> bool:
@@ -93,7 +100,7 @@ class OneDNNLinear(nn.Linear):
         # A parametrized layer, of a derived class, computes its weight each time that it is read.
         if type(self) is not OneDNNLinear or input.dim() < 2:
             return super().forward(input)
-        dtype = computed_dtype(input, self.weight, self.bias)
+        dtype = fast_dtype(input, self.weight, self.bias)
         if dtype is None:
             return super().forward(input)
         x, weight, bias = cast(dtype, input, self.weight, self.bias)
@@ -122,7 +129,7 @@ class FusedMLP(MLP):
         if drops or not (is_plain_linear(fc1) and is_plain_linear(fc2)):
             return super().forward(x, grid)
         layers = (fc1.weight, fc1.bias, fc2.weight, fc2.bias)
-        dtype = computed_dtype(x, *layers)
+        dtype = fast_dtype(x, *layers)
         if dtype is None:
             return super().forward(x, grid)
         return fused_mlp(*cast(dtype, x, *layers))

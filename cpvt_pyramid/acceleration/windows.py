@@ -11,7 +11,7 @@ from torch import Tensor
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
 from .attention import is_simple
-from .products import computed_dtype
+from .products import fast_dtype
 
 
 class BorderWindowAttention(WindowAttention):
@@ -32,7 +32,7 @@ class BorderWindowAttention(WindowAttention):
             return True
         if grid.windows is None or not is_simple(self, grid.windows):
             return True
-        return computed_dtype(x) is None
+        return fast_dtype(x) is None
 
     def attend_in_parts(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Attention of a map (B, H, W, 3 C), in up to four parts with windows of one size each.

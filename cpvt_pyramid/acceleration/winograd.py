@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..padding.batching import ceil_div
-from .products import AT_A_TIME, affine, computed_dtype
+from .products import AT_A_TIME, affine, fast_dtype
 
 FEWEST_CHANNELS = 128  # with fewer, the transforms take longer than the products that they save
 
@@ -80,7 +80,7 @@ class WinogradConv2d(nn.Conv2d):
         # A parametrized layer has a derived class, see `OneDNNLinear`.
         if type(self) is not WinogradConv2d:
             return super().forward(input)
-        if computed_dtype(input, self.weight, self.bias) != torch.float32:
+        if fast_dtype(input, self.weight, self.bias) != torch.float32:
             return super().forward(input)
         if torch.is_grad_enabled():
             self.forget()

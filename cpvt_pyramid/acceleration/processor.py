@@ -36,6 +36,6 @@ def mkl_is_slow() -> bool:
 
 
 @functools.cache
-def has_bfloat16() -> bool:
+def multiplies_bfloat16() -> bool:
     """True if oneDNN has products in bfloat16 for this processor."""
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()

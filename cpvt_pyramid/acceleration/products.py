@@ -20,7 +20,7 @@ from ..model import MLP
 from ..recompute import PLAIN_LINEAR, is_plain_linear
 from ..small_convolutions import SmallConvolutionsInFloat32
 from ..versions import cpu_autocast_dtype, is_compiling
-from .processor import has_bfloat16, mkl_is_slow
+from .processor import multiplies_bfloat16, mkl_is_slow
 
 # Values of a wide map that are computed at a time: 8 MiB of float32, which stay in the cache. The
 # fastest of the powers of two that were tried.
@@ -61,7 +61,7 @@ def cast(dtype: torch.dtype, *tensors: Optional[Tensor]) -> tuple[Any, ...]:
 
 def is_supported(dtype: torch.dtype) -> bool:
     """True for the dtypes in which oneDNN's products are fast on this processor."""
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and has_bfloat16())
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bfloat16())
 
 
 def is_watched(x: Tensor) -> bool:

@@ -20,7 +20,7 @@ from ..model import MLP
 from ..recompute import PLAIN_LINEAR, is_plain_linear
 from ..small_convolutions import SmallConvolutionsInFloat32
 from ..versions import cpu_autocast_dtype, is_compiling
-from .processor import multiplies_bfloat16, mkl_is_slow
+from .processor import mkl_is_slow, multiplies_bfloat16
 
 # Values of a wide map that are computed at a time: 8 MiB of float32, which stay in the cache. The
 # fastest of the powers of two that were tried.

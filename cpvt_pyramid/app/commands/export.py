@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from ..tooling.command import run_command
+from ..tooling.command import imports_of, run_command
 
 UNFIT = 3  # exit status: the file was written, but must not be used in one of the runtimes
 
@@ -53,8 +53,9 @@ def export(
     Returns:
         The exit status: 3 if the file was written but gives other results in OpenVINO, else 0.
     """
-    from ..export.about import Settings
-    from ..export.exporting import export_file, parse_size
+    with imports_of('cpvt export', extra='export'):
+        from ..export.about import Settings
+        from ..export.exporting import export_file, parse_size
 
     settings = Settings(parse_size(size) if size else None, half, not no_valid)
     files, unfit = export_file(

@@ -218,3 +218,14 @@ def test_refusals(options, message, command, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and message in lines[0]
     assert [path.name for path in Path().iterdir()] == ['weights.pth']
+
+
+def test_without_its_packages_the_command_says_what_to_install(command, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'onnx', None)
+    for name in ('exporting', 'files', 'onnx_file', 'onnx_mlp', 'onnx_attention'):
+        monkeypatch.delitem(sys.modules, f'cpvt_pyramid.app.export.{name}', raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        tool.main([*command, 'model.onnx'])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 2
+    assert line.startswith('cpvt export: ') and line.endswith("; pip install '.[export]'")

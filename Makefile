@@ -6,7 +6,7 @@ SEGMENTATION := configs/demo/pages_semantic_fpn_cpvt_nano.py
 
 .PHONY: help setup packages demo demo-trees demo-seg test coverage test-torch \
 	test-original-mm test-foreign test-timm test-transformers test-page docs docs-deploy dist release \
-	test-core lint lock table drift-table gpu-report fuzz
+	test-core test-extras lint lock table drift-table gpu-report fuzz
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -103,12 +103,16 @@ dist: packages  ## build the wheel and the source archive in dist/, and try them
 	$(PY) -m twine check --strict dist/*
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/release.py dist
 
-release:  ## `make dist`, if the tag TAG=v... is this version and the changelog has its date
+release:  ## `make test-extras`, if the tag TAG=v... is this version and the changelog has its date
 	@python3 tests/release.py tag "$$TAG"
-	@$(MAKE) dist
+	@$(MAKE) test-extras
 
 test-core: dist  ## try the core of the wheel with the newest torch and nothing else
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/release.py dist --torch
+
+# Half an hour; MMCV_WHEEL=... saves compiling mmcv.
+test-extras: dist  ## install each extra of the wheel into an environment of its own, and use it
+	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/extras.py dist
 
 lint: packages  ## check the style, the spelling and the types
 	.venv/bin/ruff check .

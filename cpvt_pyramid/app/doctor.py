@@ -259,8 +259,13 @@ def command_for(again: Sequence[str]) -> str:
 
 
 def pip(action: str) -> str:
-    """With uv if installed: pip may take incompatible torch and torchvision from two indexes."""
+    """With uv if installed: pip may take incompatible torch and torchvision from two indexes.
+
+    An environment that uv has made may have neither of them; then uv is on the PATH.
+    """
     python = 'python' if shutil.which('python') == sys.executable else sys.executable
+    if not present('uv') and not present('pip') and shutil.which('uv'):
+        return f'uv pip {action} --python {sys.executable}'
     tool = 'uv pip' if present('uv') else 'pip'
     no_question = ' -y' if action == 'uninstall' and tool == 'pip' else ''
     return f'{python} -m {tool} {action}{no_question}'

@@ -26,11 +26,24 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         def installed(*names: str) -> dict[str, str]:
             return {name: found[name] for name in names if name in found}
 
-        present = {modules.get(name, name) for name in found}
+        present = {'pip', *(modules.get(name, name) for name in found)}
         monkeypatch.setattr(doctor, 'installed', installed)
         monkeypatch.setattr(doctor, 'present', present.__contains__)
 
     return pretend
+
+
+def test_an_environment_without_pip(machine, monkeypatch):
+    """As `uv venv` makes them."""
+    machine(torch='2.13.0')
+    monkeypatch.setattr(doctor, 'present', {'torch'}.__contains__)
+    monkeypatch.setattr(doctor.shutil, 'which', {'uv': '/bin/uv'}.get)
+    command = doctor.command_for(['mmcv'])
+    assert all(
+        step.startswith(('uv pip install --python /', 'MMCV_WITH_OPS=1 uv pip install --p'))
+        for step in command.split(' && ')
+    )
+    assert sys.executable in command
 
 
 FORK = {'onedl_mmengine': '0.10.12', 'onedl_mmcv': '2.3.6', 'onedl_mmdetection': '3.5.1'}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import extras
 import pytest
 import yaml
 from release import check_tag
@@ -105,6 +106,11 @@ def test_targets_of_make_name_what_exists(target):
         assert (ROOT / path).exists(), path
     for module in re.findall(r'-m ((?:benchmarks|experiments)\.\S+)', done.stdout):
         assert importlib.util.find_spec(module), module
+
+
+def test_each_extra_is_tried():
+    assert extras.USES.keys() == PROJECT['optional-dependencies'].keys()
+    assert {*extras.ADDITIONS} < extras.USES.keys()
 
 
 def test_badges_have_workflows():

@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from ..tooling.command import UserError, one_line
-from .parts import FRAMEWORKS, dicts_in, framework_of
+from .parts import FRAMEWORKS, OPENMMLAB_NEEDED, dicts_in, framework_of, lacks_openmmlab
 
 RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
 # All top-level settings of a config: these, and what mmengine and the tools read besides.
@@ -126,7 +126,10 @@ def import_custom(cfg: Config, path: Union[str, Path]) -> None:
         import_modules_from_strings(**cfg.get('custom_imports') or {'imports': []})
     except ImportError as error:
         cause = f' ({one_line(error.__context__)})' if error.__context__ else ''
-        raise UserError(f'custom_imports of {path}: {one_line(error)}{cause}') from error
+        line = f'custom_imports of {path}: {one_line(error)}{cause}'
+        if lacks_openmmlab(error):
+            line += f'; {OPENMMLAB_NEEDED}'
+        raise UserError(line) from error
 
 
 def merge_options(cfg: Config, options: Sequence[str]) -> None:

@@ -11,9 +11,11 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from ..predictions.drawing import class_palette
-from ..tooling.command import UserError
+from ..tooling.command import UserError, contexts, one_line
 
 FRAMEWORKS = 'mmdet', 'mmseg'
+OPENMMLAB = 'mmengine', 'mmcv', *FRAMEWORKS
+OPENMMLAB_NEEDED = 'OpenMMLab is not complete, and cpvt doctor has the command that installs it'
 SPLITS = 'train', 'val', 'test'
 
 
@@ -96,9 +98,23 @@ def import_datasets(scope: str) -> None:
 
     Without its output: the maintained fork of mmdet prints "Could not import OneDL" twice, about
     data sets of another package that are not used here.
+
+    Raises:
+        UserError: OpenMMLab is not complete.
     """
-    with redirect_stdout(io.StringIO()), suppress(ImportError):
-        import_module(f'{scope}.datasets')
+    try:
+        with redirect_stdout(io.StringIO()):
+            import_module(f'{scope}.datasets')
+    except ImportError as error:
+        if lacks_openmmlab(error):
+            raise UserError(f'{one_line(error)}; {OPENMMLAB_NEEDED}') from error
+        raise
+
+
+def lacks_openmmlab(error: ImportError) -> bool:
+    """Whether an import failed because a package of OpenMMLab, such as mmcv, is missing."""
+    names = [cause.name or '' for cause in contexts(error) if isinstance(cause, ImportError)]
+    return any(name.partition('.')[0] in OPENMMLAB for name in names)
 
 
 def framework_of(kind: Any) -> Optional[str]:

@@ -1,0 +1,146 @@
+"""Install each extra of the wheel that `make dist` built into its own environment, and use it.
+
+`cpvt doctor` must find nothing broken there. There is one environment at a time.
+
+    python tests/extras.py dist
+    python tests/extras.py dist mm timm
+
+Packages are the newest of the index, as a user gets them; with torch they take up to 6 GB. For the
+extra mm, the command that `cpvt doctor` prints compiles mmcv, in 10 minutes on two cores, unless
+MMCV_WHEEL=path/to/mmcv.whl has it.
+"""
+
+import os
+import re
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from release import ROOT, run
+
+# What is added to packages that are installed already, here to `runtime`.
+ADDITIONS = ('large', 'ray', 'demo', 'dev')
+BUILD_CONFIG = """
+from pathlib import Path
+import cpvt_pyramid
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+import cpvt_pyramid.mm.detection, cpvt_pyramid.mm.segmentation
+for name, scope in (('pages_retinanet', 'mmdet'), ('pages_semantic_fpn', 'mmseg')):
+    configs = Path(cpvt_pyramid.__file__).with_name('.mim') / 'configs/demo'
+    cfg = Config.fromfile(configs / f'{name}_cpvt_nano.py')
+    init_default_scope(scope)
+    model = MODELS.build(cfg.model)
+    model.init_weights()
+"""
+TIMM = """
+import timm, torch
+import cpvt_pyramid.timm_models
+assert timm.create_model('pcpvt_nano', pretrained=True)(torch.zeros(1, 3, 64, 64)).isfinite().all()
+"""
+TORCH = """
+import torch
+from cpvt_pyramid import CPVTPyramid, load_weights
+from cpvt_pyramid.torchvision_models import retinanet
+assert str(load_weights(CPVTPyramid('pcpvt_nano'), 'cpvt://pcpvt_nano')).endswith('0 unused')
+retinanet({'arch': 'pcpvt_nano'}, num_classes=2).eval()([torch.zeros(3, 64, 64)])
+"""
+LAB = """
+import torch
+import joblib, matplotlib, skimage, sklearn, scipy, torchmetrics, torchvision
+from cpvt_pyramid import CPVTPyramid
+CPVTPyramid('pcpvt_nano', position='rope')(torch.zeros(1, 3, 64, 64))
+"""
+INFER = 'cpvt infer EXAMPLES/trees.onnx EXAMPLES/trees/florida.jpg --out-dir out'
+# A use of each extra: a command in which EXAMPLES stands for the folder, or a program.
+USES = {
+    'torch': TORCH,
+    'runtime': INFER,
+    'app': 'cpvt app --help',
+    'openvino': f'{INFER} --backend openvino',
+    'quantize': 'cpvt quantize EXAMPLES/trees.onnx EXAMPLES/trees --out a.xml --agreement 0',
+    'mm': BUILD_CONFIG,
+    'large': f'{INFER} --tile 256',
+    'ray': f'{INFER} --ray local --ray-workers 1',
+    'timm': TIMM,
+    'export': 'cpvt export pcpvt_nano cpvt://pcpvt_nano --out backbone.onnx',
+    'demo': 'cpvt demo-data pages --root pages --train 2 --val 1',
+    'lab': LAB,
+    'dev': 'python -m pytest --version',
+}
+
+
+def extras_of(wheel: Path) -> list[str]:
+    """The names of the extras in the metadata of a wheel."""
+    with zipfile.ZipFile(wheel) as file:
+        (name,) = (n for n in file.namelist() if n.endswith('.dist-info/METADATA'))
+        text = file.read(name).decode()
+    return re.findall(r'^Provides-Extra: (\S+)', text, re.M)
+
+
+class Environment:
+    """A new environment in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        run('uv', 'venv', '--seed', '--python', sys.executable, folder / 'venv')
+        binaries = folder / 'venv/bin'
+        self.variables = {**os.environ, 'PATH': f'{binaries}:{os.environ["PATH"]}'}
+        self.variables.pop('PYTHONPATH', None)
+
+    def install(self, *packages: object) -> None:
+        run('uv', 'pip', 'install', '--python', self.folder / 'venv/bin/python', *packages)
+
+    def call(self, command: str, codes: Sequence[int] = (0,)) -> str:
+        return run('bash', '-c', command, codes=codes, cwd=self.folder, env=self.variables)
+
+    def examine(self, codes: Sequence[int] = (0,)) -> str:
+        """What `cpvt doctor` prints."""
+        return self.call('cpvt doctor', codes)
+
+
+def try_extra(wheel: Path, extra: str, folder: Path) -> None:
+    """Install an extra, use it, and ask the doctor."""
+    installed = f'runtime,{extra}' if extra in ADDITIONS else extra
+    environment = Environment(folder)
+    environment.install(f'{wheel}[{installed}]')
+    if extra == 'mm':
+        add_mmcv(environment)
+    table = environment.examine()
+    assert 'nothing is broken' in table, table
+    use = USES[extra]
+    if '\n' in use:
+        program = folder / 'use.py'
+        program.write_text(use)
+        use = f'python {program}'
+    environment.call(use.replace('EXAMPLES', str(ROOT / 'examples')))
+
+
+def add_mmcv(environment: Environment) -> None:
+    """Install mmcv as `cpvt doctor` says, or from the wheel in MMCV_WHEEL."""
+    table = environment.examine(codes=(1,))
+    assert 'FAIL' in table and 'mmcv' in table, table
+    wheel: Optional[str] = os.environ.get('MMCV_WHEEL')
+    if wheel:
+        environment.install('--no-deps', wheel)
+        return
+    environment.call(table.rstrip().splitlines()[-1])
+
+
+def main(folder: str, *names: str) -> None:
+    (wheel,) = Path(folder).resolve().glob('*.whl')
+    extras = extras_of(wheel)
+    unknown = {*extras} ^ USES.keys()
+    if unknown:
+        sys.exit(f'tests/extras.py and pyproject.toml must have the same extras: {sorted(unknown)}')
+    for extra in names or extras:
+        with tempfile.TemporaryDirectory() as place:
+            try_extra(wheel, extra, Path(place))
+        print(f'the extra {extra} is sound', flush=True)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

@@ -5,7 +5,7 @@
 
 The page is also an interface for other programs:
 
-    curl --data-binary @photo.jpg 'http://127.0.0.1:7860/predict?size=600&score_thr=0.5'
+    curl --data-binary @photo.jpg 'http://127.0.0.1:7860/predict?shorter_side=600&score_thr=0.5'
 
 answers JSON with `summary`, `warnings`, `picture` (a data URL) and, of a detector, `detections`, or
 with an `error` of one line. The parameters are optional.

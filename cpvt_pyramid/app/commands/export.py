@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Optional
 
 from ..tooling.command import imports_of, run_command
+from ..tooling.sizes import Size
 
 UNFIT = 3  # exit status: the file was written, but must not be used in one of the runtimes
 
@@ -23,7 +24,7 @@ def export(
     checkpoint: Optional[str] = None,
     *,
     out: str,
-    size: Optional[str] = None,
+    size: Optional[Size] = None,
     half: bool = False,
     no_valid: bool = False,
     probabilities: bool = False,
@@ -40,7 +41,7 @@ def export(
         checkpoint: weights of a config or an architecture, a path or an address (timm://, hf://,
             https://).
         out: file to write, such as model.onnx.
-        size: fixed height and width of the images, for runtimes that need them.
+        size: fixed size of the images, for runtimes that need one.
         half: weights and computation in float16.
         no_valid: no input for the true sizes of the images; those of a batch must be equal.
         probabilities: of a segmentor, those of all classes instead of labels.
@@ -55,9 +56,9 @@ def export(
     """
     with imports_of('cpvt export', extra='export'):
         from ..export.about import Settings
-        from ..export.exporting import export_file, parse_size
+        from ..export.exporting import export_file
 
-    settings = Settings(parse_size(size) if size else None, half, not no_valid)
+    settings = Settings(size, half, not no_valid)
     files, unfit = export_file(
         Path(out),
         model,

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Literal, Optional
 
 from ..tooling.command import UserError, check_at_least, run_command
+from ..tooling.sizes import Size
 
 
 def verify(
@@ -23,7 +24,7 @@ def verify(
     backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
     device: Optional[str] = None,
     dtype: Literal['float32', 'bfloat16'] = 'float32',
-    size: Optional[tuple[int, int]] = None,
+    size: Optional[Size] = None,
     value_range: tuple[float, float] = (0.0, 1.0),
     batch_size: int = 8,
     tolerance: Optional[float] = None,
@@ -37,7 +38,7 @@ def verify(
         device: cpu, cuda (onnxruntime), gpu (OpenVINO), or another execution provider of
             onnxruntime or device of OpenVINO; by default a GPU if onnxruntime finds one.
         dtype: in which OpenVINO computes.
-        size: height and width of the images; by default 256 320, or those that the file has.
+        size: size of the images; by default 256x320, or that of the file.
         value_range: of the pixels; not of integers and files of this package, whose
             pixels are 0 to 255.
         batch_size: images of the largest batch of one size; smaller ones are tried, too.
@@ -52,8 +53,6 @@ def verify(
 
     if batch_size < 2:
         raise UserError(f'batch_size must be at least 2, got {batch_size}')
-    if size is not None and min(size) < 1:
-        raise UserError(f'size must be at least 1 1, got {size[0]} {size[1]}')
     check_at_least('--tolerance', tolerance, 0)
     if not value_range[0] < value_range[1]:
         raise UserError(f'--value-range must rise, got {value_range[0]} {value_range[1]}')

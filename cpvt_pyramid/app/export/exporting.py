@@ -64,14 +64,6 @@ def export_file(
     return write_verified(path, graph, source.model, source.config, photographs, settings, tqdm)
 
 
-def parse_size(text: str) -> tuple[int, int]:
-    """Height and width from text such as '800x1344'."""
-    height, _, width = text.partition('x')
-    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
-        raise UserError(f'--size must be HEIGHTxWIDTH, such as 800x1344, got {text}')
-    return int(height), int(width)
-
-
 def open_source(name: str, checkpoint: Optional[str], cfg_options: Sequence[str]) -> Source:
     """Build a model and load its weights.
 

@@ -53,7 +53,7 @@ async function predict() {
   running.abort();
   const mine = running = new AbortController();
   const parameters = new URLSearchParams();
-  if (element('size').dataset.given) parameters.set('size', element('size').value);
+  if (element('size').dataset.given) parameters.set('shorter_side', element('size').value);
   if (about.score_thr !== null) parameters.set('score_thr', element('score').value);
   if (chosen.sample !== undefined) parameters.set('sample', chosen.sample);
   say('status', `${chosen.name}: ...`);
@@ -95,7 +95,7 @@ function chooseFile(files) {
 }
 
 function showValues() {
-  const given = element('size').dataset.given || about.size !== null;
+  const given = element('size').dataset.given || about.shorter_side !== null;
   element('size-value').textContent = given ? `${element('size').value} pixels` : 'unscaled';
   element('score-value').textContent = Number(element('score').value).toFixed(2);
 }
@@ -106,7 +106,7 @@ function showAbout() {
   element('about').textContent = [about.arch, about.task, classes].filter(Boolean).join(', ');
   element('about').title = about.classes.join(', ');
   [element('size').min, element('size').max] = about.sizes;
-  element('size').value = about.size ?? 512;
+  element('size').value = about.shorter_side ?? 512;
   element('score').value = about.score_thr ?? 0;
   element('score-option').hidden = about.score_thr === null;
   showValues();

@@ -2,7 +2,7 @@
 
 The page is also an interface for other programs:
 
-    curl --data-binary @photo.jpg 'http://127.0.0.1:7860/predict?size=600&score_thr=0.5'
+    curl --data-binary @photo.jpg 'http://127.0.0.1:7860/predict?shorter_side=600&score_thr=0.5'
 
 answers JSON with `summary`, `warnings`, `picture` (a data URL) and, of a detector, `detections`, or
 with an `error` of one line. The parameters are optional. The page needs `pip install '.[app]'`.
@@ -116,7 +116,7 @@ class Page:
             'arch': about.get('arch'),
             'task': about['task'],
             'classes': list(self.model.classes),
-            'size': self.model.resize[0] if self.model.resize else None,
+            'shorter_side': self.model.resize[0] if self.model.resize else None,
             'sizes': self.sizes(),
             'score_thr': about['score_thr'] if detects else None,
             'samples': [sample.name for sample in self.samples],
@@ -132,14 +132,17 @@ class Page:
         return min(smallest, own), max(largest, own)
 
     def predict(
-        self, picture: PageImage, size: Optional[int] = None, score_thr: Optional[float] = None
+        self,
+        picture: PageImage,
+        shorter_side: Optional[int] = None,
+        score_thr: Optional[float] = None,
     ) -> dict[str, Any]:
         """Predictions for an image; see `serve` for the parameters.
 
         Raises:
             UserError: a parameter is out of its range, or the input would be too large.
         """
-        model = self.model_for(picture.size, size, score_thr)
+        model = self.model_for(picture.size, shorter_side, score_thr)
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter('always')
             warnings.filterwarnings('ignore', IGNORED_WARNINGS)
@@ -157,7 +160,7 @@ class Page:
     def model_for(
         self,
         image_size: tuple[int, int],
-        size: Optional[int] = None,
+        shorter_side: Optional[int] = None,
         score_thr: Optional[float] = None,
     ) -> SessionModel:
         """The model with the parameters of a prediction for an image of this height and width.
@@ -166,10 +169,14 @@ class Page:
             UserError: as `predict`.
         """
         smallest, largest = self.sizes()
-        if size is not None and not smallest <= size <= largest:
-            raise UserError(f'size must be from {smallest} to {largest}, got {size}')
+        if shorter_side is not None and not smallest <= shorter_side <= largest:
+            raise UserError(
+                f'shorter_side must be from {smallest} to {largest}, got {shorter_side}'
+            )
         check_score_thr(score_thr, self.model.kind)
-        model = self.model if size is None else self.model.with_size(size)
+        model = self.model
+        if shorter_side is not None:
+            model = model.with_shorter_side(shorter_side)
         self.check_input(model, image_size)
         return model
 
@@ -184,8 +191,10 @@ class Page:
             return
         smallest, largest = self.sizes()
         fits = range(largest, smallest - 1, -1)
-        fitting = [n for n in fits if math.prod(self.model.with_size(n).padded_size(size)) <= most]
-        advice = f'size={fitting[0]} fits' if fitting else 'cut it'
+        fitting = [
+            n for n in fits if math.prod(self.model.with_shorter_side(n).padded_size(size)) <= most
+        ]
+        advice = f'shorter_side={fitting[0]} fits' if fitting else 'cut it'
         raise UserError(
             f'an image of {size[1]} x {size[0]} pixels would be an input of {width} x {height}, '
             f'and this page takes up to {most / 1e6:.1f} megapixels; {advice}'
@@ -294,12 +303,16 @@ def check_report(path: Path, backend: str) -> None:
 
 
 def parse_parameters(query: QueryParams) -> dict[str, Any]:
-    """The parameters of a prediction: `size` and `score_thr`, and the index of a `sample`.
+    """The parameters of a prediction: `shorter_side` and `score_thr`, and the index of a `sample`.
 
     Raises:
         UserError: another name, a name twice, or a value that is no number.
     """
-    kinds: dict[str, Callable[[str], float]] = {'size': int, 'score_thr': float, 'sample': int}
+    kinds: dict[str, Callable[[str], float]] = {
+        'shorter_side': int,
+        'score_thr': float,
+        'sample': int,
+    }
     found: dict[str, Any] = {}
     for name, text in query.multi_items():
         if name not in kinds:

@@ -82,7 +82,7 @@ class SessionModel:
         self.resize = resize and (resize['short'], resize['long'])
         self.memory = Budget(memory.available() / 2 if threads > 1 else math.inf)
 
-    def with_size(self, short: int) -> 'SessionModel':
+    def with_shorter_side(self, short: int) -> 'SessionModel':
         """The same model with another shorter side of the input, and the longer in proportion."""
         long = LONGEST * short
         if self.resize:
@@ -104,7 +104,7 @@ class SessionModel:
         size = self.input_size(image.shape[:2])
         too_large = ReadError(
             f'an input of {size[1]} x {size[0]} pixels does not fit into memory; reduce it with '
-            '--size'
+            '--shorter-side'
         )
         if PIXEL_BYTES * math.prod(size) > memory.available():
             raise too_large
@@ -176,7 +176,7 @@ class SessionModel:
             free = f'{memory.available() / 1e9:.1f} GB are free'
             if isinstance(error, OutOfMemory) and error.needed:
                 free = f'{error.needed / 1e9:.1f} GB are needed at once, {free}'
-            advice = 'reduce the input with --size'
+            advice = 'reduce the input with --shorter-side'
             if not self.about['masks']:  # which tiles do not have
                 advice += ', or divide the image with --tile 1024'
             can_be_tiled = self.kind == 'detections' and not self.about['masks']

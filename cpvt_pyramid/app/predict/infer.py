@@ -33,7 +33,7 @@ def run_infer(options: InferOptions) -> int:
         'files': files,
         'device': options.device,
         'score_thr': options.score_thr,
-        'size': options.size,
+        'shorter_side': options.shorter_side,
         'backend': options.backend,
         'dtype': options.dtype,
         'cfg_options': options.cfg_options,

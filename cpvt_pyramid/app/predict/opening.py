@@ -68,7 +68,7 @@ def open_model(
     *,
     device: Optional[str] = None,
     score_thr: Optional[float] = None,
-    size: Optional[int] = None,
+    shorter_side: Optional[int] = None,
     backend: Optional[str] = None,
     threads: int = 1,
     dtype: str = 'float32',
@@ -80,8 +80,7 @@ def open_model(
         files: see `resolve_model`.
         device: 'cpu', or what PyTorch, onnxruntime or OpenVINO call a device.
         score_thr: leave out boxes with a lower score; None takes the model's own threshold.
-        size: shorter side of the input in pixels, of an exported or trained model; None takes its
-            own.
+        shorter_side: of the input in pixels, of an exported or trained model; None takes its own.
         backend: of an exported model, 'onnxruntime' or 'openvino'.
         threads: that will call `predict` of an exported model at the same time.
         dtype: float32 or, of a model in PyTorch or OpenVINO, bfloat16.
@@ -99,7 +98,7 @@ def open_model(
             raise UserError(f'{files.exported} is a model of OpenVINO; leave out onnxruntime')
         backend = backend or 'onnxruntime'
         exported = ExportedModel(files.exported, backend, device, threads, score_thr, dtype)
-        model = exported if size is None else exported.with_size(size)
+        model = exported if shorter_side is None else exported.with_shorter_side(shorter_side)
     elif files.trained is not None:
         if backend is not None or cfg_options:
             raise UserError(
@@ -114,12 +113,12 @@ def open_model(
                 f'clone of cpvt_pyramid ({error})'
             ) from error
         trained = TrainedModel(files.trained, files.checkpoint, device, score_thr, dtype)
-        model = trained if size is None else trained.with_size(size)
+        model = trained if shorter_side is None else trained.with_shorter_side(shorter_side)
     else:
-        if size is not None or backend is not None:
+        if shorter_side is not None or backend is not None:
             raise UserError(
-                f'size and backend are for exported models; {files.checkpoint} is a checkpoint, '
-                'whose config has a size'
+                f'a shorter side and a backend are for exported models; {files.checkpoint} is a '
+                'checkpoint, whose config has a size'
             )
         try:
             from .openmmlab.model import open_trained

@@ -27,7 +27,8 @@ class InferOptions:
             results do not depend on it, but for rounding; tiles that are queued on a GPU.
         score_thr: leave out boxes with a lower score; by default the threshold of an exported
             model, else 0.3.
-        size: shorter side of the input of an exported model; by default that of the training.
+        shorter_side: to which images are resized, in pixels, for an exported or trained model; by
+            default that of the training.
         format: write the predictions in this format, too.
         no_pictures: write no NAME.overlay.jpg or .mp4, to be faster with a small model.
         skip_existing: leave out images and videos that have results of an earlier run.
@@ -54,7 +55,7 @@ class InferOptions:
     dtype: Literal['float32', 'bfloat16'] = 'float32'
     batch_size: int = 1
     score_thr: Optional[float] = None
-    size: Optional[int] = None
+    shorter_side: Optional[int] = None
     format: Optional[Format] = None
     no_pictures: bool = False
     skip_existing: bool = False
@@ -68,13 +69,13 @@ class InferOptions:
     def __post_init__(self) -> None:
         check_at_least('--workers', self.workers, 0)
         check_at_least('--batch-size', self.batch_size, 1)
-        check_at_least('--size', self.size, 1)
+        check_at_least('--shorter-side', self.shorter_side, 1)
         check_at_least('--ray-workers', self.ray_workers, 1)
         if self.tile is None and self.overlap is not None:
             raise UserError('--overlap needs --tile')
-        if self.tile is not None and self.size is not None:
+        if self.tile is not None and self.shorter_side is not None:
             raise UserError(
-                '--size has no effect with --tile, which does not resize images; drop one'
+                '--shorter-side has no effect with --tile, which does not resize images; drop one'
             )
         if self.tile is not None and self.workers is not None:
             raise UserError(

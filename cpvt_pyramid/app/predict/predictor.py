@@ -25,7 +25,7 @@ class Predictor:
         backend: of an exported model, 'onnxruntime' (the default) or 'openvino'.
         batch_size: images of a list that pass the model together, if their padded sizes are equal.
         score_thr: leave out boxes with a lower score; None takes the model's own threshold.
-        size: shorter side of the input of an exported model in pixels; None takes that of the
+        shorter_side: of the input of an exported or trained model in pixels; None takes that of the
             training.
         device: 'cpu', or what PyTorch, onnxruntime or OpenVINO call a device, such as 'cuda:1',
             'CUDAExecutionProvider' or 'GPU'.
@@ -52,12 +52,13 @@ class Predictor:
         backend: Optional[str] = None,
         batch_size: int = 1,
         score_thr: Optional[float] = None,
-        size: Optional[int] = None,
+        shorter_side: Optional[int] = None,
         device: Optional[str] = None,
         dtype: Literal['float32', 'bfloat16'] = 'float32',
         workers: int = 1,
     ) -> None:
-        for name, value in (('batch_size', batch_size), ('size', size), ('workers', workers)):
+        numbers = {'batch_size': batch_size, 'shorter_side': shorter_side, 'workers': workers}
+        for name, value in numbers.items():
             if value is not None and value < 1:
                 raise UserError(f'{name} must be at least 1, got {value}')
         self.batch_size = batch_size
@@ -68,7 +69,7 @@ class Predictor:
             files,
             device=device,
             score_thr=score_thr,
-            size=size,
+            shorter_side=shorter_side,
             backend=backend,
             threads=workers,
             dtype=dtype,
@@ -79,7 +80,7 @@ class Predictor:
             'backend': backend,
             'batch_size': batch_size,
             'score_thr': score_thr,
-            'size': size,
+            'shorter_side': shorter_side,
             'device': device,
             'dtype': dtype,
             'workers': workers,

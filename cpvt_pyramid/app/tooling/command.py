@@ -14,6 +14,7 @@ with the options of `measure IMAGE [--size SIZE SIZE] [--amp]`. The text above t
     bool | str = False                    a flag with an optional value, --flag=VALUE; True without
     Sequence[T]                           one or more values
     tuple[T, T]                           as many values
+    Size                                  SIDE or HEIGHTxWIDTH, see `sizes`
     Literal['a', 'b']                     a choice
     Optional[T] = None                    as T
 
@@ -53,6 +54,8 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+
+from .sizes import SYNTAX, Size, parse_size
 
 ROOT = Path(__file__).resolve().parents[3]  # the checkout, or site-packages
 PACKAGE = __name__.partition('.')[0]
@@ -460,6 +463,8 @@ def argparse_settings(kind: Any) -> dict[str, Any]:
         return {'choices': inner, 'type': type(inner[0])}
     if origin is abc.Sequence:
         return argparse_settings(inner[0]) | {'nargs': '+'}
+    if kind is Size:
+        return {'type': parse_size, 'metavar': SYNTAX}
     if origin is tuple:
         return argparse_settings(inner[0]) | {'nargs': len(inner)}
     return {'type': given_text if kind is str else kind}

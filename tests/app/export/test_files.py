@@ -92,7 +92,7 @@ def test_the_file_tests_itself(exported, tmp_path, capsys):
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     onnx.save(model, damaged := tmp_path / 'damaged.onnx')
     for options in ([], ['--backend', 'openvino']):
-        options = [*options, '--batch-size', '2', '--size', '64', '96']
+        options = [*options, '--batch-size', '2', '--size', '64x96']
         assert verify([str(exported[0]), *options]) == 0
         assert '192x256 192x256' in capsys.readouterr().out
         assert verify([str(damaged), *options]) == 1

@@ -204,7 +204,7 @@ def is_weight(node) -> bool:
     return node.get_type_name() == 'Constant' and node.get_element_type().get_type_name() == 'i8'
 
 
-SMALL = ('--size', '40', '60', '--batch-size', '2')
+SMALL = ('--size', '40x60', '--batch-size', '2')
 
 
 def test_verify_allows_the_steps_of_8_bits_and_finds_a_wrong_layer(made, tmp_path, capsys):

@@ -204,7 +204,6 @@ def test_a_file_that_fails_in_openvino_has_another_status(command, capsys, monke
     ('options', 'message'),
     [
         (['model.pt'], 'must end in .onnx'),
-        (['model.onnx', '--size', '800'], '--size must be HEIGHTxWIDTH'),
         (['model.onnx', '--probabilities'], '--probabilities needs a segmentor'),
         (['model.onnx', '--images', 'nothing.jpg'], 'no image or folder at nothing.jpg'),
         (['model.onnx', '--images', 'clip.mp4'], '--images takes images, got the video clip.mp4'),

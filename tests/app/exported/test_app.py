@@ -147,7 +147,7 @@ def test_predictions_are_those_of_the_predictor(model, photos):
         with serving(path, Path('nothing')) as client:
             about = client.get('/about').json
             assert about['name'] == path.name and about['classes'] == ['zero', 'one', 'two']
-            assert about['size'] == 40 and about['sizes'] == [32, 1024]
+            assert about['shorter_side'] == 40 and about['sizes'] == [32, 1024]
             assert about['score_thr'] == (0.3 if detects else None)
             for name, data in files.items():
                 answer, expected = client.predict(data), Predictor(path)(name)
@@ -155,8 +155,8 @@ def test_predictions_are_those_of_the_predictor(model, photos):
                 assert picture_of(answer) == jpeg_of(expected.draw())
                 assert answer.json.get('detections') == (expected.records() if detects else None)
             if detects:
-                expected = Predictor(path, score_thr=0.05, size=50)('plain.png')
-                answer = client.predict(files['plain.png'], 'size=50&score_thr=0.05')
+                expected = Predictor(path, score_thr=0.05, shorter_side=50)('plain.png')
+                answer = client.predict(files['plain.png'], 'shorter_side=50&score_thr=0.05')
                 assert answer.json['detections'] == expected.records() != []
             (dark,) = client.predict(files['dark.png']).json['warnings']
             (pages,) = client.predict(files['pages.tif']).json['warnings']
@@ -302,17 +302,17 @@ def test_mistakes_are_answered_with_the_line_of_the_command(client, photos, caps
         answer = client.predict(data)
         assert (answer.status, answer.json) == (400, {'error': lines[name]})
     for query, line in (
-        ('size=', "size must be a whole number, got ''"),
-        ('size=null', "size must be a whole number, got 'null'"),
-        ('size=40.5', "size must be a whole number, got '40.5'"),
-        ('size=0', 'size must be from 32 to 1024, got 0'),
-        ('size=100000', 'size must be from 32 to 1024, got 100000'),
-        ('size=' + '9' * 5000, 'size must be '),
+        ('shorter_side=', "shorter_side must be a whole number, got ''"),
+        ('shorter_side=null', "shorter_side must be a whole number, got 'null'"),
+        ('shorter_side=40.5', "shorter_side must be a whole number, got '40.5'"),
+        ('shorter_side=0', 'shorter_side must be from 32 to 1024, got 0'),
+        ('shorter_side=100000', 'shorter_side must be from 32 to 1024, got 100000'),
+        ('shorter_side=' + '9' * 5000, 'shorter_side must be '),
         ('score_thr=null', "score_thr must be a number, got 'null'"),
         ('score_thr=nan', 'score_thr must be in [0, 1], got nan'),
         ('score_thr=2', 'score_thr must be in [0, 1], got 2.0'),
-        ('size=40&size=50', 'size is given twice'),
-        ('sise=40', "unknown parameter 'sise'; one of size, score_thr, sample"),
+        ('shorter_side=40&shorter_side=50', 'shorter_side is given twice'),
+        ('sise=40', "unknown parameter 'sise'; one of shorter_side, score_thr, sample"),
         ('sample=1', 'no sample 1; there are 1'),
     ):
         answer = client.predict(whole, query)
@@ -378,7 +378,11 @@ def test_requests_out_of_the_ordinary(client, capsys):
     assert client.send_raw(head + b'Content-Length: 100\r\n\r\nabc') == b''  # it hung up
     # Several requests on one connection.
     connection = http.client.HTTPConnection(*client.address, timeout=30)
-    for path, status in (('/predict', 200), ('/nothing', 404), ('/predict?size=1', 400)) * 2:
+    for path, status in (
+        ('/predict', 200),
+        ('/nothing', 404),
+        ('/predict?shorter_side=1', 400),
+    ) * 2:
         connection.request('POST', path, image)
         response = connection.getresponse()
         assert response.status == status and response.read()
@@ -479,11 +483,11 @@ def test_what_requests_cost_is_bounded(monkeypatch):
     large = encoded(Image.new('RGB', (2000, 2000)))
     small = encoded(Image.new('RGB', (320, 240)))
     refused = [
-        (large, '', 'this page takes up to 1.0 megapixels; size=1024 fits'),
+        (large, '', 'this page takes up to 1.0 megapixels; shorter_side=1024 fits'),
         (huge_png(9000, 9000), '', 'up to 67 megapixels, got 9000 x 9000'),
         # By its header: decoded, it would not be a complete image.
-        (huge_png(8190, 8190), '', 'this page takes up to 1.0 megapixels; size=1024 fits'),
-        (huge_png(8190, 8190), 'size=2000', 'size must be from'),
+        (huge_png(8190, 8190), '', 'this page takes up to 1.0 megapixels; shorter_side=1024 fits'),
+        (huge_png(8190, 8190), 'shorter_side=2000', 'shorter_side must be from'),
     ]
     Path('nothing').mkdir()
     with serving(ROOT / 'examples/trees.onnx', Path('nothing')) as client:
@@ -494,8 +498,8 @@ def test_what_requests_cost_is_bounded(monkeypatch):
             answer = client.predict(data, query)
             assert answer.status == 400 and line in answer.json['error']
         # Their shorter side would be 100 pixels, and the longer one 2 million.
-        assert client.predict(thin, 'size=100').status == 200
-        assert client.predict(large, 'size=512').status == 200
+        assert client.predict(thin, 'shorter_side=100').status == 200
+        assert client.predict(large, 'shorter_side=512').status == 200
         monkeypatch.setattr(app, 'WAITING', 4)
         with ThreadPoolExecutor(20) as pool:
             answers = list(pool.map(client.predict, [small] * 20))
@@ -544,7 +548,7 @@ def test_requests_at_the_same_time(client, photos, monkeypatch):
     for number, data in enumerate(images):
         Path(f'{number}.png').write_bytes(data)
     expected = [
-        Predictor('detection.onnx', size=size, score_thr=0.05)(f'{number}.png').records()
+        Predictor('detection.onnx', shorter_side=size, score_thr=0.05)(f'{number}.png').records()
         for number in range(4)
         for size in (32, 50, 64)
     ]
@@ -564,7 +568,7 @@ def test_requests_at_the_same_time(client, photos, monkeypatch):
 
     def ask(index: int) -> Answer:
         size = (32, 50, 64)[index % 3]
-        return client.predict(images[index // 3], f'size={size}&score_thr=0.05')
+        return client.predict(images[index // 3], f'shorter_side={size}&score_thr=0.05')
 
     with ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(ask, range(12)))

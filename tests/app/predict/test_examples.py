@@ -36,7 +36,7 @@ def test_trees_are_found():
 
 def test_the_example_verifies_itself():
     """It has test data, so that any machine can compare itself with PyTorch."""
-    small = ['--size', '128', '160', '--batch-size', '3']
+    small = ['--size', '128x160', '--batch-size', '3']
     assert main(['verify', str(EXAMPLES / 'trees.onnx'), *small]) == 0
 
 

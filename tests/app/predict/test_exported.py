@@ -49,7 +49,7 @@ def folder(photos) -> Path:
     [
         ('detection', {'batch_size': 3}),
         ('labels', {'batch_size': 3}),
-        ('detection', {'backend': 'openvino', 'score_thr': 0.1, 'size': 20}),
+        ('detection', {'backend': 'openvino', 'score_thr': 0.1, 'shorter_side': 20}),
     ],
 )
 def test_files(model, folder, name, options, capsys):
@@ -287,6 +287,22 @@ def test_exported_models_run_without_torch(model, folder):
         assert len(json.loads(Path(text, 'a.detections.json').read_text())['detections']) == 1
 
 
+def test_tiles_of_a_photograph_need_no_rasterio(model, photos):
+    """Only the GeoTIFF that a segmentor writes does; the error says so before it runs."""
+    Image.fromarray(photos[0]).save('a.jpg')
+    boxes, labels = str(model('detection')), str(model('labels'))
+    done = run(
+        sys.executable,
+        '-c',
+        f'{BARE}from cpvt_pyramid.__main__ import main\n'
+        f"print(main(['infer', {boxes!r}, 'a.jpg', '--tile', '64', '--format', 'geojson']))\n"
+        f"print(main(['infer', {labels!r}, 'a.jpg', '--tile', '64']))",
+    )
+    assert [line for line in done.stdout.splitlines() if line.isdigit()] == ['0', '2']
+    assert {'a.detections.json', 'a.geojson', 'a.overlay.jpg'} <= files_of('predictions').keys()
+    assert '--tile with a segmentor, which writes GeoTIFFs, needs rasterio' in done.stderr
+
+
 def test_signals_after_several_models_of_openvino(model):
     done = run(
         sys.executable,
@@ -495,7 +511,7 @@ def test_an_image_that_needs_too_much_memory(text, model, photos, capsys, monkey
     ):
         assert main([str(model(name)), *(f'in/{name}.png' for name in 'abc')]) == 1
         said = capsys.readouterr().err
-        assert re.search(f'{told}; reduce the input with --size{advice}', said), said
+        assert re.search(f'{told}; reduce the input with --shorter-side{advice}', said), said
         assert said.count('skipped') == 3
 
 

@@ -576,12 +576,15 @@ def test_options_that_do_not_fit(untrained, capsys):
         ('--ray-workers 4', '--ray-workers needs --ray'),
         ('--ray local --workers 2', '--workers has no effect with --ray, whose'),
         ('--tile 64 --workers 2', '--workers has no effect with --tile, on which'),
-        ('--tile 64 --size 100', '--size has no effect with --tile, which does not'),
+        (
+            '--tile 64 --shorter-side 100',
+            '--shorter-side has no effect with --tile, which does not',
+        ),
         ('b.mp4 --tile 64', '--tile is for images, but b.mp4 is a video; run it without'),
         ('--tile 100', 'tile and overlap must be multiples of 32 with 0 <= overlap < tile, got'),
         ('--tile 64 --overlap 64', 'tile and overlap must be multiples of 32 with'),
-        ('--size 100', 'size and backend are for exported models'),
-        ('--backend openvino', 'size and backend are for exported models'),
+        ('--shorter-side 100', 'a shorter side and a backend are for exported models'),
+        ('--backend openvino', 'a shorter side and a backend are for exported'),
         ('--score-thr 0.5', 'score_thr is for scores of boxes, but the model predicts labels'),
     ):
         assert infer.main([*untrained['segmentor'], 'a.png', *options.split()]) == 2

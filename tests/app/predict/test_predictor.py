@@ -114,12 +114,12 @@ def test_the_size_of_the_input(model, photos):
     for photo, result in zip(photos, found):
         height, width = photo.shape[:2]
         np.testing.assert_allclose(result.boxes[0], [0, 0, width, height], rtol=1e-6)
-    predictor = Predictor(model('labels'), size=20)
+    predictor = Predictor(model('labels'), shorter_side=20)
     assert predictor.model.to_input_size(photos[0]).shape == (20, 29, 3)
     assert predictor.model.to_input_size(photos[3]).shape == (5, 30, 3)  # at most 60 / 40 of 20
     unresized = Predictor(model('labels', resize=None))
     assert unresized.model.to_input_size(photos[0]) is photos[0]
-    wide = Predictor(model('labels', resize=None), size=20).model
+    wide = Predictor(model('labels', resize=None), shorter_side=20).model
     assert wide.to_input_size(photos[0]).shape == (20, 29, 3)
     assert wide.input_size((1, 20_000)) == (1, 200)  # at most ten times the shorter side
 
@@ -286,7 +286,7 @@ def test_mistakes(model, photos):
     for options, complaint in (
         ({'batch_size': 0}, 'batch_size must be at least 1, got 0'),
         ({'workers': 0}, 'workers must be at least 1, got 0'),
-        ({'size': -1}, 'size must be at least 1, got -1'),
+        ({'shorter_side': -1}, 'shorter_side must be at least 1, got -1'),
         ({'score_thr': float('nan')}, r'score_thr must be in \[0, 1\], got nan'),
         ({'score_thr': 0.5}, 'the model predicts labels; leave it out'),
         ({'backend': 'tensorrt'}, "one of onnxruntime, openvino, got 'tensorrt'"),
@@ -311,7 +311,7 @@ def test_openvinos_own_format(model, photos):
 
 def test_inputs_that_do_not_fit_into_memory(model, photos, monkeypatch):
     path = model('labels', resize={'short': 1e6, 'long': 1e6})
-    told = 'an input of 1000000 x 684211 pixels does not fit into memory; reduce it with --size'
+    told = 'an input of 1000000 x 684211 pixels does not fit into memory; reduce it with --shorter'
     for known in (True, False):
         if not known:
             monkeypatch.setattr(memory, 'available', Mock(return_value=math.inf))
@@ -319,7 +319,7 @@ def test_inputs_that_do_not_fit_into_memory(model, photos, monkeypatch):
         with pytest.raises(OSError, match=told):
             Predictor(path)(photos[0])
     with pytest.raises(OSError, match='an input of 100000 x 68421 pixels does not fit'):
-        Predictor(path, size=100_000)(photos[0])
+        Predictor(path, shorter_side=100_000)(photos[0])
 
 
 def test_who_shares_a_batch(model, photos, monkeypatch):

@@ -71,7 +71,8 @@ def test_results_do_not_depend_on_the_batch(name, tmp_path):
 
 @pytest.mark.parametrize('name', [DETECTOR, SEGMENTOR])
 @pytest.mark.parametrize(
-    'options', [[], ['--tile', '64', '--overlap', '32'], ['--size', '96'], ['--dtype', 'bfloat16']]
+    'options',
+    [[], ['--tile', '64', '--overlap', '32'], ['--shorter-side', '96'], ['--dtype', 'bfloat16']],
 )
 def test_the_command_writes_results(name, options, tmp_path):
     paths = photographs(tmp_path)

@@ -325,7 +325,7 @@ def test_a_name_needs_neither_openmmlab_nor_opencv(name, tmp_path):
     moved = tmp_path / 'hub/checkpoints' / path.name
     for words in ([name], [name, str(moved)]):
         out = tmp_path / f'out{len(words)}'
-        options = ['--out-dir', str(out), '--device', 'cpu', '--size', '96']
+        options = ['--out-dir', str(out), '--device', 'cpu', '--shorter-side', '96']
         command = [sys.executable, '-c', WITHOUT_MM, 'infer', *words, str(photo), *options]
         subprocess.run(command, check=True, env=environment, timeout=300)
         written = {file.name for file in out.iterdir()}

@@ -30,6 +30,12 @@ RESEARCH_ONLY = 'research only'
 Color = tuple[int, int, int]
 
 
+def configs_folder() -> Path:
+    """The configs in the installed package, or in a clone of the repository."""
+    folder = PACKAGE / '.mim' / 'configs'
+    return folder if folder.is_dir() else PACKAGE.parent / 'configs'
+
+
 class Trained(NamedTuple):
     """A trained model.
 
@@ -56,10 +62,7 @@ class Trained(NamedTuple):
     @property
     def config_path(self) -> Path:
         """The config in the installed package, or in a clone of the repository."""
-        folder = PACKAGE / '.mim' / 'configs'
-        if not folder.is_dir():
-            folder = PACKAGE.parent / 'configs'
-        return folder / f'{self.config}.py'
+        return configs_folder() / f'{self.config}.py'
 
     @property
     def megabytes(self) -> float:

@@ -3,6 +3,15 @@
     cpvt convert-weights twins_pcpvt_small.pth --to mmseg
     cpvt convert-weights timm://twins_pcpvt_small.in1k --to mmseg
 
+The formats are named after those who write them:
+
+    Twins            ours (as official, timm), mmseg, mmpretrain
+    PVT              ours, pvt (the authors), mmdet
+    PVTv2 and MiT    ours, pvt_v2 (the authors), timm_pvt_v2, timm_pvt_v2_maps (features_only=True),
+                     mm_pvt_v2 (MMDetection and MMSegmentation)
+    MiT              transformers (4), transformers_5
+    CPVT             ours, vit (DeiT's authors, timm's ViT), mmpretrain_vit
+
 Writes STEM_FORMAT-HASH.pth, where the hash is the first 8 digits of the file's SHA-256, after
 checking that it holds the same tensors when it is loaded. Of a detector or segmentor only the
 backbone is converted; a classifier keeps its head.
@@ -46,8 +55,7 @@ def convert_weights(
     Args:
         source: a .pth or .safetensors file in any of the formats, a path or an address (timm://NAME,
             hf://OWNER/REPO/FILE, https://...)
-        to: the format; official and timm are the names of the model's authors, and so is ours for
-            Twins
+        to: the format, see above
         out: folder to write to
         backbone_only: leave out a classifier's head
         safetensors: write a .safetensors file

@@ -1,10 +1,13 @@
 """Run a detector or a segmentor on images and videos.
 
-    cpvt infer MODEL INPUT...
+    cpvt infer trees.onnx photos
+    cpvt infer retinanet_pvt_v2_b2_coco photo.jpg street.mp4 --out-dir results
+    cpvt infer my.py work_dirs/my/best_*.pth photos --score-thr 0.5
+    cpvt infer trees.onnx aerial.tif --tile 1024
 
-MODEL is one of
+The model comes first, then the images and videos. The model is one of
 
-- CONFIG CHECKPOINT, of OpenMMLab
+- a config and its checkpoint, of OpenMMLab
 - a checkpoint of a training, which has its config inside
 - a .onnx file of cpvt export, or an OpenVINO model (.xml) made from one, which need neither torch
   nor OpenMMLab
@@ -26,8 +29,10 @@ For a video it writes NAME.overlay.mp4 and NAME.detections.jsonl or NAME.segment
 per frame. NAME keeps the subfolders of a folder or a pattern, and gets a number where two inputs
 would have the same; inputs.json tells which input has which.
 
-With --tile, images of any size are processed in tiles at their own resolution; segmentation masks
-are GeoTIFFs, NAME.labels.tif, and detections are boxes without masks.
+With --tile, images of any size are processed in tiles at their own resolution. It is needed for
+images that are larger than memory, and where objects would be too small once an image is resized,
+as in aerial photographs. Segmentation masks are GeoTIFFs then, NAME.labels.tif, and detections are
+boxes without masks.
 """
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.

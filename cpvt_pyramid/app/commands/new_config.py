@@ -4,14 +4,41 @@ The config inherits from BASE and sets the classes, the paths, the numbers of cl
 the image scale, the learning rate, the schedule and the evaluators. Images stay where they are.
 Annotations that need conversion are written to a folder next to the config. See docs/own_data.md.
 
-    cpvt new-config data.yaml --base configs/mask_rcnn_cpvt_s.py --out my.py
+    cpvt new-config data.yaml --base mask_rcnn_cpvt_s --out my.py
+
+BASE is a config file, also one of MMDetection or MMSegmentation, or a config of this package:
+
+    boxes
+        retinanet_{cpvt,svt}_{s,b,l}{,_3x}
+        retinanet_pvt_{t,s,m,l}
+        retinanet_pvt_v2_{b0,b1,b2,b3,b4,b5}
+        dino_cpvt_s
+    masks of objects
+        mask_rcnn_{cpvt,svt}_{s,b,l}{,_3x}
+        mask_rcnn_pvt_{t,s,m,l}
+        mask_rcnn_pvt_v2_b2
+    segmentation masks
+        semantic_fpn_{cpvt,svt}_{s,b,l}
+        semantic_fpn_pvt_{t,s,m,l}
+        semantic_fpn_pvt_v2_b2
+        semantic_fpn_columnar_cpvt_ti
+        upernet_{cpvt,svt}_{s,b,l}
+        segformer_{b0,b1,b2,b3,b4,b5}{,_cityscapes}
+        segformer_b5_640
+        mask2former_cpvt_s
+    small models, the weights of whose backbone are in this package: nothing is downloaded
+        {trees,pages}_retinanet_cpvt_nano
+        pages_semantic_fpn_cpvt_nano
+
+retinanet_{cpvt,svt}_s stands for retinanet_cpvt_s and retinanet_svt_s. The sizes are tiny, small,
+medium, base and large; _3x trains three times as long.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from ..tooling.command import run_command
+from ..tooling.command import check_at_least, run_command
 
 
 def new_config(
@@ -21,22 +48,25 @@ def new_config(
     out: str,
     skip_bad: bool = False,
     overwrite: bool = False,
+    epochs: Optional[int] = None,
 ) -> None:
     """Write a config for your own data.
 
     Args:
         data: data.yaml, which cpvt check-data --out writes, or a folder with images and
             annotations.
-        base: config with the model and the recipe, for example
-            configs/retinanet_cpvt_s.py.
+        base: config with the model and the recipe: a file or a name, see above.
         out: the config to write; converted annotations go to the folder CONFIG_data next
             to it, without .py.
         skip_bad: leave out images and annotations that have errors.
         overwrite: replace files that exist.
+        epochs: length of the training; by default as many images as 3000 steps of the base see,
+            but at most 300 epochs, and at least those of the base.
     """
-    from ..data.new_config import new_config
+    check_at_least('--epochs', epochs, 1)
+    from ..data.new_config import find_base, new_config
 
-    for line in new_config(Path(data), Path(base), Path(out), skip_bad, overwrite):
+    for line in new_config(Path(data), find_base(base), Path(out), skip_bad, overwrite, epochs):
         print(line)
     print(f'next: cpvt check-data {out}, then cpvt train {out}')
 

@@ -1,5 +1,6 @@
 """A config for a data set: reads and checks what a description declares, and adapts a base."""
 
+import difflib
 import json
 import os
 import re
@@ -7,11 +8,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from mmengine.config import Config
 
+from ...trained import configs_folder
 from ..config.load import load_config
 from ..config.pipelines import pipeline_of
 from ..predictions.average_precision import COUNTED as COUNTED_IN_AP
@@ -75,7 +77,12 @@ class DataSettings(NamedTuple):
 
 
 def new_config(
-    source: Path, base: Path, out: Path, skip_bad: bool = False, overwrite: bool = False
+    source: Path,
+    base: Path,
+    out: Path,
+    skip_bad: bool = False,
+    overwrite: bool = False,
+    epochs: Optional[int] = None,
 ) -> list[str]:
     """Write a config for a data set, and the files that it needs to a folder next to it; returns
     lines for people.
@@ -88,6 +95,7 @@ def new_config(
         out: the config to write; the folder has its name and ends with `_data`.
         skip_bad: leave out what has errors.
         overwrite: replace files that exist.
+        epochs: length of the training; None chooses it by the number of images.
     """
     folder = out.with_name(out.stem + GENERATED)
     check_paths(source, base)
@@ -105,7 +113,7 @@ def new_config(
     with scratch_folder(folder.resolve().parent) as scratch:
         target = Generated(scratch / folder.name, f'{HERE}/{folder.name}')
         settings = data_settings(checked, target)
-        text, lines = config_text(cfg, checked.data, settings, task, base, out)
+        text, lines = config_text(cfg, checked.data, settings, task, base, out, epochs)
         with atomic_write(out) as config:
             config.write_text(text, encoding='utf-8')
             if target.path.exists():
@@ -125,6 +133,33 @@ def move_files(source: Path, target: Path) -> None:
         place = target / path.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, place)
+
+
+def find_base(base: str) -> Path:
+    """The config that a path names, or the name of a config of this package, with or without `.py`
+    and the folder `configs`.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = Path(base).expanduser()
+    if path.exists():
+        return path
+    known = package_bases()
+    if path.stem in known and path.parent.name in ('', 'configs', 'demo'):
+        return known[path.stem]
+    similar = difflib.get_close_matches(path.stem, known, n=5, cutoff=0.5)
+    names = f', such as {", ".join(similar)}' if similar else ''
+    raise UserError(
+        f'no config at {base}; --base is a config file, or the name of a config of this package'
+        f'{names} (cpvt new-config --help lists them)'
+    )
+
+
+def package_bases() -> dict[str, Path]:
+    """The configs of this package by name."""
+    folder = configs_folder()
+    return {path.stem: path for path in [*folder.glob('*.py'), *folder.glob('demo/*.py')]}
 
 
 def check_paths(source: Path, base: Path) -> None:
@@ -373,12 +408,19 @@ def place_of(pair: Pair) -> tuple[str, Ends]:
 
 
 def config_text(
-    cfg: Config, data: Data, settings: DataSettings, task: str, base: Path, out: Path
+    cfg: Config,
+    data: Data,
+    settings: DataSettings,
+    task: str,
+    base: Path,
+    out: Path,
+    epochs: Optional[int] = None,
 ) -> tuple[str, list[str]]:
     """The text of the config `out`, and lines for people; `cfg` is the config at `base`."""
     here = Path(os.path.abspath(out)).parent
     scaled = Scales.of(cfg, settings.sizes, task)
-    recipe = adapted_recipe(cfg, len(settings.sizes) * repetitions(cfg.train_dataloader.dataset))
+    images = len(settings.sizes) * repetitions(cfg.train_dataloader.dataset)
+    recipe = adapted_recipe(cfg, images, epochs)
     metainfo = dict(settings.metainfo)
     if 'palette' in metainfo:
         metainfo['palette'] = Code(str(metainfo['palette']))  # mmengine gives each number a line
@@ -410,7 +452,7 @@ def config_text(
         f'#   cpvt check-data {out.name}\n'
         f'#   cpvt train {out.name}\n'
     )
-    lines = [scaled.line(settings.sizes, settings.objects), recipe.line]
+    lines = [scaled.line(settings.sizes, settings.objects), recipe.line, recipe.reason]
     if settings.has_ignored and not ignore_objects(cfg.model.to_dict()):
         lines.append(
             'note: the model of the base cannot ignore objects in training: those that are ignored '

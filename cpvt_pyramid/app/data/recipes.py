@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from mmengine.config import Config
@@ -135,13 +135,23 @@ class Recipe(NamedTuple):
     settings: dict[str, Any]
     comments: dict[str, str]  # by setting
     line: str  # for people
+    reason: str  # of the length, for people
 
 
-def adapted_recipe(cfg: Config, images: int) -> Recipe:
-    """The recipe of a base for one GPU and another number of training images."""
+def adapted_recipe(cfg: Config, images: int, epochs: Optional[int] = None) -> Recipe:
+    """The recipe of a base for one GPU and another number of training images.
+
+    Args:
+        cfg: the base.
+        images: in an epoch.
+        epochs: length of the training; None chooses it by the number of images.
+    """
     batch = cfg.train_dataloader.get('batch_size') or 1
     recipe_batch = (cfg.get('auto_scale_lr') or {}).get('base_batch_size') or batch
-    length = length_of(cfg, images, batch, recipe_batch)
+    if epochs is None:
+        length = length_of(cfg, images, batch, recipe_batch)
+    else:
+        length = length_of_epochs(cfg, images, batch, epochs)
     scaled_loop = scale_counts(cfg.train_cfg, length.factor)
     interval = scaled_loop.setdefault('val_interval', max(round(length.factor), 1))
     settings: dict[str, Any] = {
@@ -175,7 +185,8 @@ def adapted_recipe(cfg: Config, images: int) -> Recipe:
         lr = scheduler.get('eta_max') or lr  # the highest of OneCycleLR
     epochs = f'{length.after} epochs, ' if length.by_epoch else ''
     line = f'training: {epochs}{length.iterations} iterations of {batch} images'
-    return Recipe(settings, comments, f'{line}, learning rate {lr}')
+    reason = f'length: {length.reason}; --epochs sets another. cpvt train logs the time left (eta)'
+    return Recipe(settings, comments, f'{line}, learning rate {lr}', reason)
 
 
 class Length(NamedTuple):
@@ -185,6 +196,7 @@ class Length(NamedTuple):
     before: int
     after: int
     iterations: int
+    reason: str  # of the choice, for people
 
     @property
     def factor(self) -> float:
@@ -194,18 +206,36 @@ class Length(NamedTuple):
 def length_of(cfg: Config, images: int, batch: int, recipe_batch: int) -> Length:
     """The length of a training with some images, `batch` of them in a step."""
     enough = MIN_STEPS * recipe_batch  # images, seen once or several times
+    as_many = f'as many images as {MIN_STEPS} steps of the base, {enough}'
+    few = f'with few images, {MAX_EPOCHS} epochs at most'
     if 'max_epochs' in cfg.train_cfg:
         before = cfg.train_cfg.max_epochs
-        most = max(MAX_EPOCHS, before)
-        after = min(max(math.ceil(enough / images), before), most)
-        return Length(True, before, after, after * math.ceil(images / batch))
+        after = math.ceil(enough / images)
+        reason = as_many
+        if after > MAX_EPOCHS:
+            after = MAX_EPOCHS
+            reason = few
+        if after <= before:
+            after = before
+            reason = f'the {before} epochs of the base'
+        return Length(True, before, after, after * math.ceil(images / batch), reason)
     before = cfg.train_cfg.max_iters
-    enough = max(enough, SEGMENTATION_EPOCHS * images)
-    seen = min(enough, MAX_EPOCHS * images, before * recipe_batch)
+    least = max((enough, as_many), (SEGMENTATION_EPOCHS * images, f'{SEGMENTATION_EPOCHS} epochs'))
+    most = min((MAX_EPOCHS * images, few), (before * recipe_batch, 'as many images as the base'))
+    seen, reason = min(least, most)
     after = math.ceil(seen / batch)
     if after > 1000:
         after = 100 * round(after / 100)
-    return Length(False, before, after, after)
+    return Length(False, before, after, after, reason)
+
+
+def length_of_epochs(cfg: Config, images: int, batch: int, epochs: int) -> Length:
+    """The length of a training of a given number of epochs."""
+    reason = f'{epochs} epochs, as given'
+    iterations = epochs * math.ceil(images / batch)
+    if 'max_epochs' in cfg.train_cfg:
+        return Length(True, cfg.train_cfg.max_epochs, epochs, iterations, reason)
+    return Length(False, cfg.train_cfg.max_iters, iterations, iterations, reason)
 
 
 def adapted_scheduler(scheduler: dict, length: Length, lr_factor: float) -> dict:

@@ -23,8 +23,8 @@ class InferOptions:
         backend: of an exported model; by default onnxruntime, and openvino for .xml.
         dtype: of the backbone, the neck and the heads of segmentors of OpenMMLab, whose boxes are
             float32; of an exported model in OpenVINO.
-        batch_size: images or frames at a time, of which none is padded by another, so that
-            results do not depend on it, but for rounding; tiles that are queued on a GPU.
+        batch_size: images, frames or tiles that the model takes at a time. More can be faster on a
+            GPU and need more memory; the results are the same, but for rounding.
         score_thr: leave out boxes with a lower score; by default the threshold of an exported
             model, else 0.3.
         shorter_side: to which images are resized, in pixels, for an exported or trained model; by
@@ -34,8 +34,9 @@ class InferOptions:
         skip_existing: leave out images and videos that have results of an earlier run.
         workers: threads that read images ahead of the model, as many that write results, and as
             many that run an exported model on a CPU; by default one for each core.
-        tile: split images into tiles of this size, for example 1024. Images larger than memory need
-            it, but a detector that does not resize images takes those in tiles by itself.
+        tile: process images in overlapping tiles of this side in pixels, for example 1024, without
+            resizing: for images larger than memory, or with small objects. A detector that does not
+            resize images does so by itself with images that do not fit into memory.
         overlap: overlap of neighbouring tiles; by default a quarter of a tile.
         ray: give images to the workers of a Ray cluster: local, one that is started on this
             machine; auto, one that this machine is part of; or HOST:PORT.

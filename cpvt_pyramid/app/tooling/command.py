@@ -70,6 +70,7 @@ TERMINATED = 128 + signal.SIGTERM
 FAILED = 2
 BROKEN_PIPE = 128 + 13  # SIGPIPE, which Windows does not have
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command can continue
+MOST_CHOICES = 6  # that --help lists; the text of a tool lists more
 LONGEST = 300  # letters of a message; of a longer one, its beginning and its end are shown
 # Warnings of mm and torch about settings that are intended, of Pillow and rasterio about images.
 # Nothing that runs in threads ignores warnings itself: `catch_warnings` is for all threads, and
@@ -460,7 +461,10 @@ def argparse_settings(kind: Any) -> dict[str, Any]:
     if kind is bool:
         return {'action': 'store_true'}
     if origin is Literal:
-        return {'choices': inner, 'type': type(inner[0])}
+        settings = {'choices': inner, 'type': type(inner[0])}
+        if len(inner) > MOST_CHOICES:
+            settings['metavar'] = 'NAME'
+        return settings
     if origin is abc.Sequence:
         return argparse_settings(inner[0]) | {'nargs': '+'}
     if kind is Size:

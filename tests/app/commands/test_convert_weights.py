@@ -203,3 +203,13 @@ def test_damage_and_strange_names_give_one_line_at_most(capsys, monkeypatch):
             assert len(errors) < 1000 and 'no known architecture' not in errors, name
         for file in Path().glob('out/*'):
             file.unlink()
+
+
+def test_help_lists_the_formats(capsys):
+    """In the text, with the models that they are of, and not in the usage."""
+    with pytest.raises(SystemExit):
+        tool.main(['--help'])
+    usage, _, text = capsys.readouterr().out.partition('\n\n')
+    assert '--to NAME' in usage and 'mmpretrain' not in usage
+    named = set(re.findall(r'\w+', text.partition('Writes ')[0]))
+    assert {*get_args(tool.Format)} <= named

@@ -1,7 +1,10 @@
 """The sample data set in every layout becomes a config that loads, builds and trains."""
 
+import inspect
+import itertools
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +19,13 @@ from mmengine.registry import DATASETS, MODELS, init_default_scope
 from small_data import CLASSES
 from support import ROOT, load_tool
 
+from cpvt_pyramid.app.commands import new_config as command
 from cpvt_pyramid.app.config import check as checks
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.data.adapt import Code, set_classes, text_of_settings
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.describe import describe
-from cpvt_pyramid.app.data.new_config import new_config
+from cpvt_pyramid.app.data.new_config import find_base, new_config, package_bases
 from cpvt_pyramid.app.data.read import read_data
 from cpvt_pyramid.app.data.recipes import Scales, adapted_recipe
 from cpvt_pyramid.app.data.recognize import recognize
@@ -363,3 +367,65 @@ def test_weights_of_classes_in_several_losses():
     head = dict(num_classes=2, loss_decode=losses)
     set_classes(dict(decode_head=head), 4)
     assert losses[0]['class_weight'] is None
+
+
+# The base by its name, and the length of the training
+
+
+def expanded(pattern: str) -> list[str]:
+    """The names that a pattern such as `a_{b,c}` stands for."""
+    parts = re.split(r'\{(.*?)\}', pattern)
+    choices = [part.split(',') if index % 2 else [part] for index, part in enumerate(parts)]
+    return [''.join(words) for words in itertools.product(*choices)]
+
+
+def test_help_lists_the_bases():
+    text = inspect.getdoc(command)
+    patterns = re.findall(r'^ {8}([a-z]\S*|\{\S+)$', text, re.M)
+    names = [name for pattern in patterns for name in expanded(pattern)]
+    assert sorted(names) == sorted(package_bases())
+
+
+def test_a_base_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # without a folder configs
+    expected = BASES / 'retinanet_cpvt_s.py'
+    for base in ('retinanet_cpvt_s', 'retinanet_cpvt_s.py', 'configs/retinanet_cpvt_s.py'):
+        assert find_base(base).samefile(expected)
+    assert find_base('configs/demo/trees_retinanet_cpvt_nano.py').parent.name == 'demo'
+    Path('retinanet_cpvt_s').touch()
+    assert find_base('retinanet_cpvt_s') == Path('retinanet_cpvt_s')  # a file comes first
+    for base in ('retinanet_cvpt_s', 'elsewhere/retinanet_cpvt_b.py'):
+        with pytest.raises(UserError, match=f'^no config at {base}; .*, such as retinanet_cpvt_'):
+            find_base(base)
+    with pytest.raises(UserError, match=r'of this package \(cpvt new-config --help lists them\)$'):
+        find_base('???')
+
+
+@pytest.mark.parametrize(
+    'base, images, epochs, length, reason',
+    [
+        ('retinanet_cpvt_s', 9, None, 300, 'with few images, 300 epochs at most'),
+        ('retinanet_cpvt_s', 500, None, 96, 'as many images as 3000 steps of the base, 48000'),
+        ('retinanet_cpvt_s', 118_000, None, 12, 'the 12 epochs of the base'),
+        ('retinanet_cpvt_s', 9, 1, 1, '1 epochs, as given'),
+        ('upernet_cpvt_s', 10, None, 1500, 'with few images, 300 epochs at most'),
+        ('upernet_cpvt_s', 300, None, 24_000, 'as many images as 3000 steps of the base, 48000'),
+        ('upernet_cpvt_s', 5000, None, 250_000, '100 epochs'),
+        ('upernet_cpvt_s', 10, 2, 10, '2 epochs, as given'),
+    ],
+)
+def test_the_length_and_why(base, images, epochs, length, reason):
+    recipe = adapted_recipe(Config.fromfile(BASES / f'{base}.py'), images, epochs)
+    loop = recipe.settings['train_cfg']
+    assert loop.get('max_epochs', loop.get('max_iters')) == length
+    assert recipe.reason.startswith(f'length: {reason}; --epochs sets another')
+
+
+def test_epochs_are_an_option(tmp_path, capsys):
+    layouts.yolo_of_splits(tmp_path / 'data')
+    options = ['--base', 'trees_retinanet_cpvt_nano', '--out', str(tmp_path / 'my.py')]
+    assert command.main([str(tmp_path / 'data'), *options, '--epochs', '2']) == 0
+    assert 'length: 2 epochs, as given;' in capsys.readouterr().out
+    cfg = Config.fromfile(tmp_path / 'my.py')
+    assert cfg.train_cfg.max_epochs == 2 and cfg.train_cfg.val_interval == 1
+    assert cfg.param_scheduler[0].total_steps == 2

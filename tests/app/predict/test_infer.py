@@ -1,11 +1,13 @@
 """cpvt infer with models of OpenMMLab: images, folders, patterns, lists and videos, and tiles."""
 
+import inspect
 import io
 import json
 import os
 import pickle
 import re
 import resource
+import shlex
 import signal
 import sys
 import time
@@ -34,7 +36,8 @@ from cpvt_pyramid.app.predict import running, videos
 from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.openmmlab.model import OpenMMLabModel
 from cpvt_pyramid.app.tooling import memory, threads
-from cpvt_pyramid.app.tooling.command import UserError
+from cpvt_pyramid.app.tooling.command import UserError, parser_of
+from cpvt_pyramid.trained import TRAINED
 
 TOOLS = ROOT / 'tools'
 infer, test_tool = load_tool('infer'), load_tool('test')
@@ -634,3 +637,15 @@ def test_names_and_files_of_every_kind(untrained, capsys):
     for name, source in names.items():
         result = Path(f'predictions/{name}.labels.png')
         assert result.exists() == (len(Path(source).name) > 20)
+
+
+def test_help_has_examples_that_parse():
+    """As they would be typed, and real names of models."""
+    text = inspect.getdoc(infer)
+    lines = re.findall(r'^ {4}cpvt infer (.*)$', text, re.M)
+    assert len(lines) >= 4
+    for line in lines:
+        options = parser_of(infer.infer).parse_args(shlex.split(line))
+        assert options.inputs
+        is_name = '.' not in options.model
+        assert not is_name or options.model in TRAINED

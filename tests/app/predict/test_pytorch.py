@@ -121,5 +121,5 @@ def test_the_page_takes_a_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Server, 'run', run)
     assert main(['app', DETECTOR, '--port', '0']) == 0
-    assert about[0]['name'] == DETECTOR and about[0]['size'] == SIDES[0]
+    assert about[0]['name'] == DETECTOR and about[0]['shorter_side'] == SIDES[0]
     assert capsys.readouterr().out.startswith('http://')

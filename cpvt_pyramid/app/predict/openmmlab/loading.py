@@ -40,7 +40,11 @@ def build_model(cfg: Config, device: Optional[str]) -> nn.Module:
         raise UserError(f'no device {device}: {one_line(error, 100)}') from error
 
 
-FROM_SCRATCH = ', or train from scratch with model.backbone.init_cfg=None'
+FROM_SCRATCH = (
+    ': --cfg-options model.backbone.init_cfg.checkpoint=FILE. Without it, take a base whose '
+    'weights are in this package (cpvt://pcpvt_nano), such as trees_retinanet_cpvt_nano, or train '
+    'from scratch with model.backbone.init_cfg=None'
+)
 
 
 def fetch_checkpoint(path: Union[str, Path], otherwise: str = '') -> dict:

@@ -7,10 +7,10 @@ import functools
 import gc
 import math
 import multiprocessing
-import re
 import sys
 import time
 import warnings
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cpvt_pyramid import ARCHS, CPVTPyramid, accelerate
 from cpvt_pyramid.app.predict.openvino_graph import to_rows
+from cpvt_pyramid.app.tooling import sizes
 from cpvt_pyramid.app.tooling.command import UserError
 from tests.models import ports
 from tests.models.meta import without_values
@@ -116,11 +117,13 @@ def port_of(model: str, arch: str) -> str | None:
 
 def parse_size(text: str) -> tuple[int, int]:
     """'224' or '800x1344': height and width."""
-    match = re.fullmatch(r'(\d+)(?:x(\d+))?', text)
-    sides = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if min(sides) < 32:
-        raise UserError(f'a size must be SIDE or HEIGHTxWIDTH of at least 32 pixels, got {text}')
-    return sides
+    try:
+        size = sizes.parse_size(text)
+    except ArgumentTypeError as error:
+        raise UserError(f'a size {error}') from error
+    if min(size) < 32:
+        raise UserError(f'a size must be of at least 32 pixels, got {text}')
+    return size
 
 
 def say(line: str) -> None:

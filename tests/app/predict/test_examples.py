@@ -42,7 +42,7 @@ def test_the_example_verifies_itself():
 
 def test_the_example_in_bfloat16(monkeypatch, capsys):
     monkeypatch.setattr(sessions, 'has_bfloat16', lambda device: True)  # else OpenVINO ignores it
-    small = ['--size', '128', '160', '--batch-size', '3']
+    small = ['--size', '128x160', '--batch-size', '3']
     options = ['--backend', 'openvino', '--dtype', 'bfloat16', *small]
     assert main(['verify', str(EXAMPLES / 'trees.onnx'), *options]) == 0
     assert 'openvino on CPU in bfloat16: passed' in capsys.readouterr().out

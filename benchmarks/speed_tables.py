@@ -164,15 +164,15 @@ def readme_section(measured: Measured) -> str:
         title = 'inference' if step == 'inference' else 'training step'
         lines.append([f'{title}, {dtype}', *[f'{measured.ms(row)} ms' for row in rows]])
         names = ['timm', 'openmmlab', 'openvino'] if step == 'inference' else ['timm', 'openmmlab']
-        title = ' / '.join(OTHERS[name] for name in names)
-        lines.append([title, *[multiples(measured, row, names, time_ratio) for row in rows]])
+        lines += multiples(measured, rows, names, time_ratio)
     lines.append(['peak memory of the step', *[f'{row["peak_mib"]:.0f} MiB' for row in rows]])
-    lines.append([title, *[multiples(measured, row, names, memory_ratio) for row in rows]])
+    lines += multiples(measured, rows, names, memory_ratio)
     height, width = README_SIZE
     head = [f'one image of {height} x {width}, one CPU thread', *map(name_of, columns)]
     caption = (
-        'Ours are accelerated; the others are multiples of ours. bfloat16 are the weights, in\n'
-        f'OpenVINO its hint. Measured by `benchmarks.speed`: {measured.about}.\n'
+        'Milliseconds and MiB are those of our accelerated models; "x 2" means twice as much.\n'
+        'OpenVINO runs our exported models. In bfloat16, weights are bfloat16, and so is\n'
+        f"OpenVINO's computation. Measured by `benchmarks.speed`: {measured.about}.\n"
     )
     return f'{markdown_table(head, lines)}\n{caption}'
 
@@ -188,18 +188,23 @@ def name_of(row: Row) -> str:
     return name
 
 
-def multiples(measured: Measured, row: Row, names: Sequence[str], ratio_of: Any) -> str:
-    """Other models' times or memory as multiples of a row's."""
-    others = [measured.find(row, model=name) for name in names]
-    return ' / '.join(ratio_of(measured, other, row) for other in others)
+def multiples(
+    measured: Measured, rows: Sequence[Row], names: Sequence[str], ratio_of: Any
+) -> list[list[str]]:
+    """A line for each of other models: their times or memory as multiples of the rows'."""
+    lines = []
+    for name in names:
+        cells = [ratio_of(measured, measured.find(row, model=name), row) for row in rows]
+        lines.append([f'in {OTHERS[name]}', *[f'x {cell}' if cell else '' for cell in cells]])
+    return lines
 
 
 def time_ratio(measured: Measured, other: Row | None, row: Row) -> str:
-    return ratio(other, row, measured.by) or '-'
+    return ratio(other, row, measured.by)
 
 
 def memory_ratio(measured: Measured, other: Row | None, row: Row) -> str:
-    return f'{other["peak_mib"] / row["peak_mib"]:.2f}' if other else '-'
+    return f'{other["peak_mib"] / row["peak_mib"]:.2f}' if other else ''
 
 
 def page_section(measured: Measured) -> str:

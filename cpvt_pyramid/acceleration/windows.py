@@ -1,6 +1,7 @@
-"""Windows at the border of a map that are smaller instead of filled up and masked.
+"""Windows at the border of a map that are smaller instead of filled up and masked, and attention
+inside of windows by batched products.
 
-Shapes: B batch, H x W map, C channels.
+Shapes: B batch, H x W map, C channels, T tokens of a window, d channels of a head.
 """
 
 from typing import Optional
@@ -10,12 +11,20 @@ from torch import Tensor
 
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
-from .attention import is_simple
-from .products import fast_dtype
+from .attention import is_simple, scaled
+from .processor import mkl_is_slow
+from .products import cast, fast_dtype
+
+# Scores of windows that are computed at a time.
+SCORES_AT_A_TIME = 2**18
 
 
 class BorderWindowAttention(WindowAttention):
-    """A `WindowAttention` with smaller windows at the border of a map."""
+    """A `WindowAttention` with smaller windows at the border of a map.
+
+    Where MKL is slow, inference takes batched products instead of PyTorch's fused kernel: in
+    bfloat16 they are oneDNN's, and in float32 all threads share them.
+    """
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         if self.fills_windows(x, grid):
@@ -33,6 +42,14 @@ class BorderWindowAttention(WindowAttention):
         if grid.windows is None or not is_simple(self, grid.windows):
             return True
         return fast_dtype(x) is None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        dtype = fast_dtype(q)
+        if dtype is None or torch.is_grad_enabled() or not is_simple(self, grid):
+            return super().attend(q, k, v, grid)
+        if not mkl_is_slow() or (dtype == torch.float32 and torch.get_num_threads() == 1):
+            return super().attend(q, k, v, grid)
+        return attention_of_windows(*cast(dtype, q, k, v), grid.key_bias)
 
     def attend_in_parts(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Attention of a map (B, H, W, 3 C), in up to four parts with windows of one size each.
@@ -68,6 +85,27 @@ class BorderWindowAttention(WindowAttention):
             key_bias = to_windows(bias, height, width)[:, None, None, :, 0]
         x = self.attend(q, k, v, Grid(height, width, key_bias=key_bias)).flatten(2)
         return from_windows(x, height, width, (b, rows, columns, x.shape[-1]))
+
+
+def attention_of_windows(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """Attention inside of windows, of (B, heads, T, d) each to (B, T, heads, d), without gradient.
+
+    `bias`, (B, 1, 1, T), is added to the scores; None: nothing is.
+    """
+    windows, heads, tokens, _ = q.shape
+    out = q.new_empty(q.transpose(1, 2).shape)
+    count = max(SCORES_AT_A_TIME // (heads * tokens**2), 1)
+    for start in range(0, windows, count):
+        part = slice(start, start + count)
+        of_queries, of_keys, values = [x[part].flatten(0, 1) for x in (q, k, v)]
+        scores = torch.bmm(of_queries, scaled(of_keys).transpose(1, 2)).float()
+        if bias is not None:
+            scores.view(-1, heads, tokens, tokens).add_(bias[part])
+        # PyTorch's softmax of short rows takes twice as long in bfloat16.
+        weights = scores.softmax(-1).to(q.dtype)
+        result = torch.bmm(weights, values)
+        out[part] = result.view(-1, heads, tokens, result.shape[-1]).transpose(1, 2)
+    return out
 
 
 def whole_and_rest(side: int, k: int) -> list[int]:

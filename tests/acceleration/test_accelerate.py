@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, prune
 
 from cpvt_pyramid import ARCHS, CPVT, CPVTPyramid, accelerate
 from cpvt_pyramid.acceleration import accelerate as acceleration
-from cpvt_pyramid.acceleration import attention, conv_mlp, processor, products
+from cpvt_pyramid.acceleration import attention, conv_mlp, processor, products, windows
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.acceleration.products import FusedMLP, OneDNNLinear
 from cpvt_pyramid.acceleration.winograd import WinogradConv2d
@@ -47,6 +47,8 @@ def way(request, monkeypatch):
     if request.param == 'with a slow MKL, in parts':
         monkeypatch.setattr(attention, 'mkl_is_slow', lambda: True)
         monkeypatch.setattr(products, 'mkl_is_slow', lambda: True)
+        monkeypatch.setattr(windows, 'mkl_is_slow', lambda: True)
+        monkeypatch.setattr(windows, 'SCORES_AT_A_TIME', 4000)
         monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
         monkeypatch.setattr(attention, 'AT_A_TIME', 4000)
         monkeypatch.setattr(products, 'AT_A_TIME', 4000)

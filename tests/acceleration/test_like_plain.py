@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from cpvt_pyramid import accelerate
-from cpvt_pyramid.acceleration import attention, conv_mlp, products
+from cpvt_pyramid.acceleration import attention, conv_mlp, products, windows
 from cpvt_pyramid.acceleration.conv_mlp import FusedConvMLP
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.acceleration.products import FusedMLP, OneDNNLinear
@@ -73,6 +73,9 @@ def layers(request, monkeypatch):
     """A plain layer, the same accelerated, and an input. Large ones are computed in parts."""
     monkeypatch.setattr(attention, 'mkl_is_slow', lambda: True)
     monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
+    monkeypatch.setattr(windows, 'mkl_is_slow', lambda: True)
+    monkeypatch.setattr(windows, 'SCORES_AT_A_TIME', 40)
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
     monkeypatch.setattr(attention, 'AT_A_TIME', 40)
     monkeypatch.setattr(conv_mlp, 'AT_A_TIME', 40)
     monkeypatch.setattr(conv_mlp, 'FEWEST_ROWS', 1)

@@ -90,16 +90,17 @@ class CPVTPyramid(nn.Module):
         drop_path_rate: rate of stochastic depth at the last block; it grows linearly, from 0 at the
             first.
         stage_norm: a LayerNorm on each stage's output. None: as published.
-        window_padding: how windows that the map does not fill are treated (SVT): 'mask': padded
-            tokens are not attended to; 'zero': they are, as in timm; 'mmseg': they are unless the
-            map has padding at the right and at the bottom, as in MMSegmentation.
-        drop_border: the sub-sampling of keys leaves out rows and columns that do not fill a patch,
-            as in timm, the authors' code and OpenMMLab, unless `valid` is given. By default they
-            are filled up with zeros. Where 32 divides the sides of the image, both are the same.
+        window_padding: what attention does in a window of SVT that reaches beyond the map. 'mask':
+            it ignores the part outside the map; 'zero': it reads zeros there, as in timm; 'mmseg':
+            it ignores that part only if the map needs padding both at the right and at the bottom,
+            as in MMSegmentation.
+        drop_border: the sub-sampling of keys ignores the last rows and columns if they do not fill
+            a patch, as in timm, the authors' code and OpenMMLab, unless `valid` is given. By
+            default, zeros fill them. If 32 divides the sides of the image, they are the same.
         frozen_stages: number of stages, from the first, that do not train (patch embedding,
             blocks, PEG and norm). 0 or -1: none. In OpenMMLab's ResNet and Swin 0 freezes the
-            stem; here the stem is part of the first stage. What is added to them later, such as
-            the adapters of LoRA, trains.
+            stem; here the stem is part of the first stage. Parts that are added to frozen stages
+            later, such as LoRA's adapters, train.
         with_cp: activation checkpointing: less memory in training, more time.
         recompute_gelu: training saves one of the two wide maps of each MLP and recomputes the
             other: less memory at the cost of one pass over it. MLPs with dropout, with hooks on

@@ -209,9 +209,9 @@ def retinanet(
         out_channels: channels of FPN and head.
         extra_levels: levels after those of the backbone, which have strides 8, 16 and 32.
         head_convs: 3x3 convolutions, 1 to 4, before those that predict.
-        mmdetection: what differs is as in MMDetection, whose trained models `load_trained` builds:
-            the limits of boxes and the order of their suppression, up to 100 boxes in an image,
-            sizes of resized images, and padding, which the backbone takes for image.
+        mmdetection: follow MMDetection where torchvision differs, as `load_trained` does:
+            in the limits of boxes and the order of their suppression, up to 100 boxes in an image,
+            the sizes of resized images, and padding, which the backbone then does not ignore.
         **options: of torchvision's `RetinaNet`, for example `min_size` and `max_size`.
 
     Examples:

@@ -171,7 +171,7 @@ def load_trained(
     num_classes: Optional[int] = None,
     **options: Any,
 ) -> 'nn.Module':
-    """Build a trained model, with torch alone or, of detectors, torchvision.
+    """Build a trained model. Segmentors need only torch, detectors also torchvision.
 
     Boxes and labels are those of MMDetection and MMSegmentation, also at borders (`drop_border` of
     `CPVTPyramid`) and with images that are padded to multiples of 32. A segmentor returns the

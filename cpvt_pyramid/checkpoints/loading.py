@@ -123,8 +123,8 @@ def has_packed_parameters(state: dict) -> bool:
 def load_weights(model: Backbone, path: Union[str, Path], prefix: str = '') -> LoadReport:
     """Load a checkpoint into a model of this package.
 
-    What a checkpoint of this architecture may lack, such as the stage norms of SVT, keeps its
-    values. After an error the model is as it was.
+    Parameters that a checkpoint of this architecture may lack, such as the stage norms of SVT, keep
+    their values. After an error, the model is as it was.
 
     Args:
         model: a backbone or a classifier, of timm's registry, too.

@@ -27,8 +27,7 @@ class PEGConfig(NamedTuple):
     Attributes:
         after: indices of the blocks that a PEG follows; -1: before the first; 'all': after each.
             -1: 70.6; 0: 72.4; 3: about 72.4; (0, 1, 2, 3, 4, 5), the paper's main model: 73.4.
-        kernel_size: side of the kernel, odd. 27 at -1: 72.5. What a large one gains and loses at
-            other sizes is in docs/position.md.
+        kernel_size: side of the kernel, odd. 27 at -1: 72.5.
         conv: 'depthwise'; 'separable', followed by a 1x1 convolution; or 'dense', over all
             channels. The control, dense and kernel_size 1 after each of the twelve blocks: 68.6.
         layers: PEGs in a row. Four of them, separable: 72.9.

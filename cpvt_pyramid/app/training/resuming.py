@@ -59,8 +59,8 @@ PROGRESS = {'last_step', '_global_step', '_last_value', 'verbose'}
 class ResumeHook(Hook):
     """Lets a training that is stopped or killed, and resumes, end as one that was not.
 
-    - An epoch that was broken off continues with the batch at which it was.
-    - An evaluation that was broken off, or was due after the checkpoint, is made first.
+    - An interrupted epoch continues with its next batch.
+    - An evaluation that was interrupted, or was due after the checkpoint, is made first.
     - Schedules are those of the config, at the iteration at which the training is: with another
       batch size, number of processes or length they differ from those of the checkpoint.
     - EarlyStoppingHooks go on counting; sums of gradients (`accumulative_counts`) continue, in a

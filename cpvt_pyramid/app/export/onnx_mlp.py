@@ -35,9 +35,12 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, weight_2: Tensor, bias_2: Tensor)
 
 
 def join_mlps(program: ExportedProgram) -> None:
-    """Replace linear layers with a GELU between them by the operator `mlp`."""
+    """Replace linear layers with a GELU between them by the operator `mlp`, but in float16, for the
+    reason in `attention_in_onnx`."""
     for second in program.graph.find_nodes(op='call_function', target=LINEAR):
         gelu = second.args[0]
+        if second.meta['val'].dtype == torch.float16:
+            continue
         if not is_used_once(gelu, GELU) or gelu.kwargs.get('approximate', 'none') != 'none':
             continue
         first = gelu.args[0]

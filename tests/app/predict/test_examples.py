@@ -49,3 +49,8 @@ def test_the_example_in_bfloat16(monkeypatch, capsys):
     predictor = opened('trees.onnx', backend='openvino', dtype='bfloat16')
     hint = predictor.model.session.model.get_property('INFERENCE_PRECISION_HINT')
     assert hint.to_string() == 'bf16' or not has_bfloat16()
+
+
+def test_results_of_the_example_do_not_depend_on_the_batch():
+    """Of eight images, which show more than three."""
+    assert main(['verify', str(EXAMPLES / 'trees.onnx'), '--size', '96', '96']) == 0

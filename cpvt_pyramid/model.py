@@ -96,7 +96,7 @@ class CPVTPyramid(nn.Module):
             as in MMSegmentation.
         drop_border: the sub-sampling of keys ignores the last rows and columns if they do not fill
             a patch, as in timm, the authors' code and OpenMMLab, unless `valid` is given. By
-            default, zeros fill them. If 32 divides the sides of the image, they are the same.
+            default, zeros fill them. If 32 divides the sides of the image, nothing differs.
         frozen_stages: number of stages, from the first, that do not train (patch embedding,
             blocks, PEG and norm). 0 or -1: none. In OpenMMLab's ResNet and Swin 0 freezes the
             stem; here the stem is part of the first stage. Parts that are added to frozen stages

@@ -8,11 +8,11 @@ from reference import kept
 from torch import nn
 
 from cpvt_pyramid import accelerate
-from cpvt_pyramid.acceleration import attention, products
+from cpvt_pyramid.acceleration import attention, conv_mlp, products
 from cpvt_pyramid.acceleration.attention import attention_in_parts, grouped_attention, groups_for
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.grid import Grid
-from cpvt_pyramid.model import MLP, GlobalAttention, PatchEmbed
+from cpvt_pyramid.model import MLP, ConvMLP, GlobalAttention, PatchEmbed
 from tests.models.ours import BACKBONES
 
 
@@ -37,6 +37,18 @@ def test_an_mlp_keeps_its_wide_map_once(monkeypatch):
     assert values_kept(mlp, x, None, but_for=own) == 100 * 64
     monkeypatch.setattr(products, 'AT_A_TIME', 50 * 64)
     assert values_kept(mlp, x, None, but_for=own) == 0
+
+
+def test_a_large_convolution_mlp_keeps_no_wide_map(monkeypatch):
+    mlp = ConvMLP(8, 64)
+    x = torch.randn(1, 10, 10, 8, requires_grad=True)
+    inputs = (x, Grid(10, 10))
+    own = [x, *mlp.parameters()]
+    assert values_kept(mlp, *inputs, but_for=own) == 3 * 100 * 64
+    accelerate(mlp)
+    assert values_kept(mlp, *inputs, but_for=own) == 100 * 64
+    monkeypatch.setattr(conv_mlp, 'AT_A_TIME', 50 * 64)
+    assert values_kept(mlp, *inputs, but_for=own) == 0
 
 
 def test_patches_are_not_kept():

@@ -1,0 +1,154 @@
+"""Convolution MLPs and windows that are computed in parts: what a plain layer computes."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from cpvt_pyramid import accelerate
+from cpvt_pyramid.acceleration import conv_mlp, windows
+from cpvt_pyramid.acceleration.conv_mlp import FusedConvMLP
+from cpvt_pyramid.acceleration.windows import attention_of_windows
+from cpvt_pyramid.grid import Grid
+from cpvt_pyramid.model import ConvMLP
+from cpvt_pyramid.padding.mask import Padding
+from tests.models.ports import randomize
+
+FROZEN = {
+    'nothing': lambda name: False,
+    'the convolution': lambda name: name.startswith('dwconv'),
+    'the linear layers': lambda name: name.startswith('fc'),
+    'everything': lambda name: True,
+    'biases': lambda name: name.endswith('bias'),
+}
+
+
+def results(mlp, x, padding, noise):
+    """What an MLP returns, and the gradients of everything that needs one."""
+    grid = Grid(*x.shape[1:3], padding=padding)
+    out = mlp(x, grid)
+    leaves = [leaf for leaf in (x, *mlp.parameters()) if leaf.requires_grad]
+    if not leaves:
+        return [out]
+    return [out, *torch.autograd.grad(out, leaves, noise)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    batch=st.integers(1, 3),
+    height=st.integers(1, 19),
+    width=st.integers(1, 9),
+    at_a_time=st.sampled_from([1, 100, 500, 2000, 10**6]),
+    fewest_rows=st.integers(1, 5),
+    masked=st.booleans(),
+    relu=st.booleans(),
+    without_bias=st.booleans(),
+    frozen=st.sampled_from(sorted(FROZEN)),
+    needs_x=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_convolution_mlps(
+    batch,
+    height,
+    width,
+    at_a_time,
+    fewest_rows,
+    masked,
+    relu,
+    without_bias,
+    frozen,
+    needs_x,
+    dtype,
+):
+    plain = randomize(ConvMLP(8, 32, relu=relu))
+    if without_bias:
+        for layer in (plain.fc1, plain.dwconv, plain.fc2):
+            layer.bias = None
+    for name, parameter in plain.named_parameters():
+        parameter.requires_grad_(not FROZEN[frozen](name))
+    fast = accelerate(copy.deepcopy(plain).to(dtype))
+    assert type(fast) is FusedConvMLP
+    padding = None
+    if masked:
+        sizes = torch.stack([torch.randint(n + 1, (batch,)) for n in (height, width)], 1)
+        padding = Padding.of_batch(torch.empty(batch, 3, height, width), sizes)
+    x = torch.randn(batch, height, width, 8, requires_grad=needs_x)
+    fast_x = x.detach().to(dtype).requires_grad_(needs_x)
+    noise = torch.randn_like(x)
+    expected = results(plain, x, padding, noise)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_mlp, 'AT_A_TIME', at_a_time)
+        patch.setattr(conv_mlp, 'FEWEST_ROWS', fewest_rows)
+        found = results(fast, fast_x, padding, noise.to(dtype))
+        with torch.no_grad():
+            found.append(fast(fast_x, Grid(height, width, padding=padding)))
+    expected.append(expected[0])
+    for a, b in zip(found, expected):
+        assert a.dtype == dtype
+        if dtype == torch.float32:
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * b.abs().max().item() + 1e-6)
+        else:  # a value that rounds to the other side of 0 changes a ReLU
+            assert (a.float() - b).norm() <= 0.1 * b.norm() + 1e-3
+
+
+def hooked(mlp):
+    mlp.dwconv.register_forward_hook(lambda module, given, out: 2 * out)
+
+
+def derived(mlp):
+    mlp.dwconv.__class__ = OtherPeoplesConv
+
+
+class OtherPeoplesConv(nn.Conv2d):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+def wider(mlp):
+    mlp.dwconv = randomize(nn.Conv2d(32, 32, 5, padding=2, groups=32))
+
+
+def dilated(mlp):
+    mlp.dwconv = randomize(nn.Conv2d(32, 32, 3, padding=2, dilation=2, groups=32))
+
+
+def dense(mlp):
+    mlp.dwconv = randomize(nn.Conv2d(32, 32, 3, padding=1))
+
+
+def replicated(mlp):
+    mlp.dwconv = randomize(nn.Conv2d(32, 32, 3, padding=1, groups=32, padding_mode='replicate'))
+
+
+@pytest.mark.parametrize('change', [hooked, derived, wider, dilated, dense, replicated])
+def test_other_convolutions_are_called(change):
+    """Also those that are changed or put in after the model was accelerated."""
+    plain = randomize(ConvMLP(8, 32))
+    fast = accelerate(copy.deepcopy(plain))
+    x = torch.randn(2, 7, 5, 8)
+    for mlp in (plain, fast):
+        torch.manual_seed(0)
+        change(mlp)
+    torch.testing.assert_close(fast(x, Grid(7, 5)), plain(x, Grid(7, 5)), rtol=1e-4, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    count=st.integers(1, 9),
+    heads=st.integers(1, 3),
+    tokens=st.integers(1, 12),
+    masked=st.booleans(),
+    at_a_time=st.sampled_from([1, 200, 10**6]),
+)
+def test_attention_inside_of_windows(count, heads, tokens, masked, at_a_time):
+    q, k, v = torch.randn(3, count, heads, tokens, 8).unbind(0)
+    bias = None
+    if masked:
+        bias = torch.where(torch.rand(count, 1, 1, tokens) < 0.4, -30_000.0, 0.0)
+    expected = nn.functional.scaled_dot_product_attention(q, k, v, bias).transpose(1, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, 'SCORES_AT_A_TIME', at_a_time)
+        torch.testing.assert_close(attention_of_windows(q, k, v, bias), expected)

@@ -62,6 +62,7 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     context is one), and in layers that are hooked, replaced, pruned or parametrized later.
 
     It differs in this, until it is undone:
+
     - `quantize_dynamic` finds no linear layer, because it looks for the class `nn.Linear` itself,
       and a patched `nn.Linear.forward` or `F.linear` is not called.
     - Changes of `weight.data` of a 3x3 convolution in place, and those by fused optimizers, are

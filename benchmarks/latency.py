@@ -5,12 +5,13 @@ published COCO AP.
     python -m benchmarks.latency --models retinanet_pvt_v2_b0 ResNet-50 --size 512 --rounds 1
 
 The folder `--out` gets latency.json (all times, and the machine), latency.md (the table, which is
-also printed) and latency.png. A row is a detector of our configs or of MMDetection's, for one image
-in float32: backbone, neck and head. Boxes are not selected: how long that takes depends on the
-scores, and the weights here are random.
+also printed) and latency.png. A row is a detector of our configs or of MMDetection's, for one
+image: backbone, neck and head. Boxes are not selected: how long that takes depends on the scores,
+and the weights here are random.
 
-    accelerated  as `cpvt infer` runs the detector, after `accelerate`
-    plain        as it is, of MMDetection's detectors
+    accelerated  in float32, as `cpvt infer` runs the detector, after `accelerate`
+    bfloat16     accelerated, as `cpvt infer --dtype bfloat16` runs it, with its head in float32
+    plain        in float32, as it is, of MMDetection's detectors
     x ResNet-50  accelerated, relative to ResNet-50, also accelerated
 
 PyTorch has one thread, and its processor time counts, not the clock: what else runs on the machine
@@ -47,6 +48,7 @@ with imports_of('latency'):
     from cpvt_pyramid import accelerate
     from cpvt_pyramid.app.config.load import load_config
     from cpvt_pyramid.app.predict.openmmlab.loading import build_model
+    from cpvt_pyramid.mm.amp import bfloat16
 
 
 class Family(NamedTuple):
@@ -144,8 +146,8 @@ def latency(
 
 
 def new_row(detector: Detector) -> dict:
-    """A row without times: those of the processor, of the clock and, of other packages' detectors,
-    of the processor before `accelerate`."""
+    """A row without times: those of the processor, of the clock, of the processor in bfloat16 and, of
+    other packages' detectors, of the processor before `accelerate`."""
     row = dict(
         name=detector.name,
         backbone=detector.backbone,
@@ -154,6 +156,7 @@ def new_row(detector: Detector) -> dict:
         source=detector.source,
         seconds=[],
         clock_seconds=[],
+        bfloat16_seconds=[],
     )
     if not detector.family:
         row['plain_seconds'] = []
@@ -172,6 +175,9 @@ def measure(row: dict, image: Tensor) -> None:
         seconds, clock_seconds = time_pass(model, image)
         row['seconds'].append(seconds)
         row['clock_seconds'].append(clock_seconds)
+    with bfloat16(model):
+        for _ in range(PASSES):
+            row['bfloat16_seconds'].append(time_pass(model, image)[0])
 
 
 def build(detector: Detector) -> nn.Module:
@@ -204,6 +210,7 @@ def latency_table(rows: Sequence[dict]) -> str:
                 row['source'],
                 f'{row["parameters"] / 1e6:.1f}M',
                 f'{least:.2f}',
+                f'{min(row["bfloat16_seconds"]):.2f}',
                 plain,
                 f'{least / base:.2f}' if base else '',
             ]
@@ -214,6 +221,7 @@ def latency_table(rows: Sequence[dict]) -> str:
         'by',
         'parameters',
         'accelerated, s',
+        'bfloat16, s',
         'plain, s',
         f'x {BASE}',
     )
@@ -230,6 +238,8 @@ def draw(rows: Sequence[dict], size: tuple[int, int], path: Path) -> None:
         seconds = [min(row['seconds']) for row in members]
         box_aps = [row['box_ap'] for row in members]
         axes.plot(seconds, box_aps, 'o-', color=family.color, label=family.name)
+        low = [min(row['bfloat16_seconds']) for row in members]
+        axes.plot(low, box_aps, 'o--', color=family.color, ms=3, lw=0.8)
         for row, x, y in zip(members, seconds, box_aps):
             label(axes, row['backbone'].rpartition('-')[2], (x, y), (-5, 3), family.color)
     for row in rows:
@@ -238,11 +248,13 @@ def draw(rows: Sequence[dict], size: tuple[int, int], path: Path) -> None:
         least = min(row['seconds'])
         plain = min(row['plain_seconds'])
         axes.plot([least, plain], [row['box_ap']] * 2, color=OTHER, lw=0.8, ls=':')
+        axes.plot(min(row['bfloat16_seconds']), row['box_ap'], 'X', color=OTHER, ms=4)
         axes.plot(least, row['box_ap'], 'X', color=OTHER, ms=8)
         axes.plot(plain, row['box_ap'], 'X', color='white', mec=OTHER, ms=8)
         label(axes, row['backbone'], (least, row['box_ap']), (20, -14), OTHER)
     axes.plot([], [], 'X', color=OTHER, ms=8, ls='', label="MMDetection's")
     axes.plot([], [], 'X', color='white', mec=OTHER, ms=8, ls='', label='not accelerated')
+    axes.plot([], [], 'o--', color='grey', ms=3, lw=0.8, label='in bfloat16')
     height, width = size
     axes.set(
         xlabel=f'seconds for one image of {height} x {width} pixels, one CPU thread (measured)',

@@ -22,6 +22,7 @@ def test_table_and_figure(tmp_path, capsys):
     assert [row['name'] for row in (ours, other)] == names
     for row in (ours, other):
         assert len(row['seconds']) == len(row['clock_seconds']) == 2
+        assert len(row['bfloat16_seconds']) == 2
         assert all(0 < seconds < 60 for seconds in row['seconds'])
     assert 'plain_seconds' not in ours and len(other['plain_seconds']) == 2
     table = (tmp_path / 'latency.md').read_text()

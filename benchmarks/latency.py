@@ -146,8 +146,8 @@ def latency(
 
 
 def new_row(detector: Detector) -> dict:
-    """A row without times: those of the processor, of the clock, of the processor in bfloat16 and, of
-    other packages' detectors, of the processor before `accelerate`."""
+    """A row without times: those of the processor in float32 and in bfloat16, of the clock in
+    float32 and, of other packages' detectors, of the processor before `accelerate`."""
     row = dict(
         name=detector.name,
         backbone=detector.backbone,

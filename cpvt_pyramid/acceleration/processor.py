@@ -30,9 +30,10 @@ def mkl_is_slow() -> bool:
 
     That was measured on AMD's Zen 5 (family 26), where MKL uses half of the width of AVX-512. On
     AMD's Zen 4 (family 25) MKL takes 1.1 to 1.2 times as long. Other vendors' processors and newer
-    families are treated as Zen 4; they were not measured. A measurement at the start of each process
-    would decide, on a busy machine, now one way and now the other, and results would differ in their
-    last bits.
+    families are treated as Zen 4; they were not measured.
+
+    A measurement at the start of each process would decide differently on a busy machine, so that
+    the last bits of results would differ from run to run.
     """
     return processor() == ('AuthenticAMD', 26)
 

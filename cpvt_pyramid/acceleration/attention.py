@@ -16,7 +16,7 @@ from ..columnar import SelfAttention
 from ..grid import Grid
 from ..model import Attention, GlobalAttention, LinearAttention
 from .processor import mkl_is_slow
-from .products import AT_A_TIME, affine, cast, fast_dtype, is_differentiated, summed_outer
+from .products import AT_A_TIME, affine, cast, common_dtype, is_differentiated, summed_outer
 
 # From this number of scores of a head on, products of oneDNN are faster than PyTorch's fused
 # kernel, which uses MKL, where MKL is slow. Elsewhere they never are: on Zen 4 the fused kernel
@@ -36,7 +36,7 @@ class AttentionInParts(Attention):
     """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        dtype = fast_dtype(q)
+        dtype = common_dtype(q, k, v)
         if dtype is None or not is_simple(self, grid):
             return super().attend(q, k, v, grid)
         q, k, v = cast(dtype, q, k, v)

@@ -154,8 +154,9 @@ def expand(
     rows: slice,
 ) -> Tensor:
     """Some rows of the wide map before the convolution, (B, h, W, K)."""
-    activation = 'relu' if relu else 'none'
-    wide = affine(x[images, rows], layers.weight1, layers.bias1, activation)
+    wide = affine(x[images, rows], layers.weight1, layers.bias1)
+    if relu:
+        wide.relu_()  # oneDNN's makes 0 of NaN
     if outside is not None:
         wide.masked_fill_(outside[images, rows], 0)
     return wide
@@ -259,7 +260,7 @@ def add_gradients(
     grad_convolved = gelu_gradient(affine(grad[images, near], layers.weight2.t()), convolved)
     grad_wide = depthwise_conv(grad_convolved, layers.kernel.flip(2, 3))[:, here]
     if relu:
-        grad_wide = grad_wide * (wide[:, here] > 0)
+        grad_wide.masked_fill_(wide[:, here] <= 0, 0)
     if outside is not None:
         grad_wide.masked_fill_(outside[images, rows], 0)
     if grad_x is not None:
@@ -307,6 +308,11 @@ def differentiable_gradients(
 ) -> list[Optional[Tensor]]:
     """The gradients of x and the layers, where needed, by functions of PyTorch."""
     with torch.enable_grad():
+        # Views have none of the hooks of these tensors, which are called with the results.
+        x = x.view_as(x)
+        layers = ConvMLPLayers(
+            *[None if value is None else value.view_as(value) for value in layers]
+        )
         wide = F.linear(x, layers.weight1, layers.bias1)
         if relu:
             wide = F.relu(wide)

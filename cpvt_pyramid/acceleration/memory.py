@@ -15,4 +15,4 @@ def keep_freed_memory() -> None:
     block is freed, glibc keeps blocks of its size (`mallopt(3)`, M_MMAP_THRESHOLD): one of the
     largest size is enough. Nothing is written to it. Other allocators take no notice.
     """
-    torch.empty(LARGEST, dtype=torch.uint8)
+    torch.empty(LARGEST, dtype=torch.uint8, device='cpu')

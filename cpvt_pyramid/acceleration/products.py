@@ -54,6 +54,15 @@ def fast_dtype(x: Tensor, *parameters: Optional[Tensor]) -> Optional[torch.dtype
     return None if is_watched(x) else dtype
 
 
+def common_dtype(*tensors: Tensor) -> Optional[torch.dtype]:
+    """`fast_dtype` of tensors that are computed together. None: PyTorch's functions are to compute.
+
+    Only one of them may have a tangent of forward-mode AD, or be of another class.
+    """
+    dtypes = {fast_dtype(tensor) for tensor in tensors}
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
 def cast(dtype: torch.dtype, *tensors: Optional[Tensor]) -> tuple[Any, ...]:
     """Tensors in a dtype, as autocast casts them, and None for None."""
     return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
@@ -137,23 +146,28 @@ class FusedMLP(MLP):
 
 def fused_mlp(x: Tensor, *layers: Tensor) -> Tensor:
     """Two linear layers, given as weight, bias, weight and bias, with a GELU between them."""
-    parts = x.flatten(0, -2).split(max(AT_A_TIME // len(layers[0]), 1))
-    results = []
-    for part in parts:
-        if torch.is_grad_enabled():
-            results.append(PartOfMLP.apply(part, *layers, len(parts) == 1))
-        else:
-            weight1, bias1, weight2, bias2 = layers
+    rows = x.flatten(0, -2)
+    if torch.is_grad_enabled():
+        out = MLPInParts.apply(rows, *layers)
+    else:
+        weight1, bias1, weight2, bias2 = layers
+        results = []
+        for part in rows.split(rows_at_a_time(weight1)):
             hidden = affine(part, weight1, bias1, 'gelu')
             results.append(affine(hidden, weight2, bias2))
-    out = torch.cat(results) if len(results) > 1 else results[0]
+        out = torch.cat(results) if len(results) > 1 else results[0]
     return out.unflatten(0, x.shape[:-1])
+
+
+def rows_at_a_time(weight: Tensor) -> int:
+    """Number of tokens whose hidden map, by the first layer's weight, stays in the cache."""
+    return max(AT_A_TIME // len(weight), 1)
 
 
 def affine(
     x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: str = 'none'
 ) -> Tensor:
-    """x @ weight.T + bias by oneDNN, then 'gelu' or 'relu' if asked for; without gradient."""
+    """x @ weight.T + bias by oneDNN, then a GELU if `activation` is 'gelu'; without gradient."""
     algorithm = 'none' if activation == 'gelu' else ''
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], algorithm)
 
@@ -173,10 +187,10 @@ class OneDNNProduct(torch.autograd.Function):
         return gradients(grad, x, weight, ctx.needs_input_grad)
 
 
-class PartOfMLP(torch.autograd.Function):
-    """`fused_mlp` of some tokens (T, C), with its gradient.
+class MLPInParts(torch.autograd.Function):
+    """`fused_mlp` of tokens (T, C), with its gradient.
 
-    `keep` the hidden map for the gradient, or recompute it.
+    It saves the hidden map before the GELU if there is one part, else no hidden map.
     """
 
     @staticmethod
@@ -187,32 +201,38 @@ class PartOfMLP(torch.autograd.Function):
         bias1: Optional[Tensor],
         weight2: Tensor,
         bias2: Optional[Tensor],
-        keep: bool,
     ) -> Tensor:
-        hidden = None
-        if keep:
+        size = rows_at_a_time(weight1)
+        if len(x) <= size:
             hidden = affine(x, weight1, bias1)
-            activated = F.gelu(hidden)
-        else:
-            activated = affine(x, weight1, bias1, 'gelu')
-        ctx.save_for_backward(x, weight1, bias1, weight2, hidden)
-        return affine(activated, weight2, bias2)
+            ctx.save_for_backward(x, weight1, bias1, weight2, hidden)
+            return affine(F.gelu(hidden), weight2, bias2)
+        ctx.save_for_backward(x, weight1, bias1, weight2, None)
+        results = []
+        for part in x.split(size):
+            activated = affine(part, weight1, bias1, 'gelu')
+            results.append(affine(activated, weight2, bias2))
+        return torch.cat(results)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         x, weight1, bias1, weight2, hidden = ctx.saved_tensors
-        *need_first, need_weight2, need_bias2, _ = ctx.needs_input_grad
+        needed = ctx.needs_input_grad
         if is_differentiated(grad):
             hidden = F.linear(x, weight1, bias1)  # the saved one leads to none of the inputs
-        elif hidden is None:
-            hidden = affine(x, weight1, bias1)
-        activated = F.gelu(hidden) if need_weight2 else None
-        needed = (any(need_first), need_weight2, need_bias2)
-        grad_activated, *second = gradients(grad, activated, weight2, needed)
-        first: tuple[Optional[Tensor], ...] = (None, None, None)
-        if grad_activated is not None:
-            first = gradients(gelu_gradient(grad_activated, hidden), x, weight1, need_first)
-        return *first, *second, None
+        if hidden is not None:
+            return mlp_gradients(grad, x, weight1, weight2, hidden, needed)
+        size = rows_at_a_time(weight1)
+        grad_x = torch.empty_like(x) if needed[0] else None
+        sums: list[Optional[Tensor]] = [None] * 4
+        for start in range(0, len(x), size):
+            rows = slice(start, start + size)
+            hidden = affine(x[rows], weight1, bias1)
+            part_x, *part = mlp_gradients(grad[rows], x[rows], weight1, weight2, hidden, needed)
+            if grad_x is not None and part_x is not None:
+                grad_x[rows] = part_x
+            sums = [add_in_float32(total, more) for total, more in zip(sums, part)]
+        return grad_x, *[None if total is None else total.to(x.dtype) for total in sums]
 
 
 def gradients(
@@ -231,6 +251,41 @@ def gradients(
     if need_bias:
         grad_bias = grad.sum(0)
     return grad_x, grad_weight, grad_bias
+
+
+def mlp_gradients(
+    grad: Tensor,
+    x: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    hidden: Tensor,
+    needed: Sequence[bool],
+) -> tuple[Optional[Tensor], ...]:
+    """The gradients of the input, weights and biases of an MLP, where needed.
+
+    Args:
+        grad: that of the output.
+        x: the input.
+        weight1: of the first layer.
+        weight2: of the second layer.
+        hidden: the map before the GELU.
+        needed: for x, weight, bias, weight and bias.
+    """
+    *need_first, need_weight2, need_bias2 = needed
+    activated = F.gelu(hidden) if need_weight2 else None
+    need_second = (any(need_first), need_weight2, need_bias2)
+    grad_activated, *second = gradients(grad, activated, weight2, need_second)
+    first: tuple[Optional[Tensor], ...] = (None, None, None)
+    if grad_activated is not None:
+        first = gradients(gelu_gradient(grad_activated, hidden), x, weight1, need_first)
+    return *first, *second
+
+
+def add_in_float32(total: Optional[Tensor], more: Optional[Tensor]) -> Optional[Tensor]:
+    """A sum of gradients of many parts, each of which may be in bfloat16; None is nothing."""
+    if more is None:
+        return total
+    return more.float() if total is None else total.add_(more)
 
 
 def is_differentiated(grad: Tensor) -> bool:

@@ -13,7 +13,7 @@ from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
 from .attention import is_simple, scaled
 from .processor import mkl_is_slow
-from .products import cast, fast_dtype
+from .products import cast, common_dtype, fast_dtype
 
 # Scores of windows that are computed at a time.
 SCORES_AT_A_TIME = 2**18
@@ -44,7 +44,7 @@ class BorderWindowAttention(WindowAttention):
         return fast_dtype(x) is None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        dtype = fast_dtype(q)
+        dtype = common_dtype(q, k, v)
         if dtype is None or torch.is_grad_enabled() or not is_simple(self, grid):
             return super().attend(q, k, v, grid)
         if not mkl_is_slow() or (dtype == torch.float32 and torch.get_num_threads() == 1):

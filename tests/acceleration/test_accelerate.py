@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from reference import same_maps
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+from torch.overrides import TorchFunctionMode
 
 from cpvt_pyramid import ARCHS, CPVT, CPVTPyramid, accelerate
 from cpvt_pyramid.acceleration import accelerate as acceleration
 from cpvt_pyramid.acceleration import attention, conv_mlp, processor, products, windows
+from cpvt_pyramid.acceleration.memory import keep_freed_memory
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.acceleration.products import FusedMLP, OneDNNLinear
 from cpvt_pyramid.acceleration.winograd import WinogradConv2d
@@ -132,6 +134,24 @@ def test_options(options):
     fast_maps, fast_grads = maps_and_gradients(fast, images(), VALID)
     same_maps(fast_maps, maps)
     assert_same_gradients(fast_grads, grads)
+
+
+class Results(TorchFunctionMode):
+    """Records what functions return."""
+
+    def __init__(self):
+        self.found = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.found.append(function(*args, **(kwargs or {})))
+        return self.found[-1]
+
+
+def test_freed_memory_is_kept_on_the_cpu_alone():
+    """Whatever the default device is: a GPU's memory is not taken."""
+    with torch.device('meta'), Results() as results:
+        keep_freed_memory()
+    assert results.found and all(result.is_cpu for result in results.found)
 
 
 def test_undone():

@@ -57,6 +57,7 @@ LAYERS = {
     'MLP': (lambda: OnMap(MLP(4, 8)), (2, 3, 5, 4), FusedMLP),
     'MLP, recomputed': (lambda: OnMap(MLP(4, 8, recompute_gelu=True)), (2, 3, 5, 4), FusedMLP),
     'ConvMLP': (lambda: OnMap(ConvMLP(4, 8, recompute_gelu=True)), (2, 3, 5, 4), FusedConvMLP),
+    'ConvMLP, ReLU': (lambda: OnMap(ConvMLP(4, 8, relu=True)), (2, 3, 5, 4), FusedConvMLP),
     'patches': (lambda: PatchEmbed(3, 4, 2, norm=False), (2, 4, 6, 3), PatchConv),
     '3x3': (conv3x3, (1, FEWEST_CHANNELS, 2, 3), WinogradConv2d),
     'attention': (
@@ -159,6 +160,48 @@ def test_gradients_of_gradients(layers):
     same(layers, run)
 
 
+@pytest.mark.parametrize('create_graph', [False, True])
+def test_hooks_of_tensors_are_called_once(layers, create_graph):
+    """Those of weights, and of the input."""
+
+    def run(layer, x):
+        counts = []
+
+        def hook(grad):
+            counts.append(1)
+            return 2 * grad
+
+        leaf = x.clone().requires_grad_()
+        given = leaf * 1
+        weights = list(layer.parameters())
+        handles = [tensor.register_hook(hook) for tensor in (given, *weights)]
+        with plain_attention():
+            out = layer(given).square().sum()
+        found = torch.autograd.grad(out, [leaf, *weights], create_graph=create_graph)
+        for handle in handles:
+            handle.remove()
+        assert len(counts) == len(handles)
+        return found
+
+    same(layers, run)
+
+
+NOT_FINITE = {'nan': float('nan'), 'infinite': float('inf')}
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('value', NOT_FINITE)
+def test_values_that_are_not_finite_stay_so(layers, value, dtype):
+    """They must not become numbers, which would hide that a training diverges."""
+    plain, fast, x = layers
+    x = x.to(dtype)
+    x.flatten()[:1] = NOT_FINITE[value]
+    expected = plain.to(dtype)(x)
+    found = fast.to(dtype)(x)
+    assert not expected.isfinite().all()
+    assert not found[~expected.isfinite()].isfinite().any()
+
+
 @pytest.mark.parametrize('way', ['is_grads_batched', 'vmap'])
 @pytest.mark.filterwarnings('ignore:There is a performance drop')
 def test_several_gradients_at_once(layers, way):
@@ -215,6 +258,28 @@ def test_forward_mode(layers, grad):
     expected = run(plain, x)
     assert expected is not None
     assert_same(run(fast, x), expected)
+
+
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+@pytest.mark.parametrize('kind', ['global', 'windows'])
+@pytest.mark.parametrize('index', range(3), ids=['queries', 'keys', 'values'])
+def test_forward_mode_of_one_input_of_attention(monkeypatch, index, kind, grad):
+    monkeypatch.setattr(attention, 'mkl_is_slow', lambda: True)
+    monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
+    monkeypatch.setattr(windows, 'mkl_is_slow', lambda: True)
+    layer = GlobalAttention(8, 2, sr_ratio=1) if kind == 'global' else WindowAttention(8, 2, 4)
+    inputs = torch.randn(3, 1, 2, 16, 4).unbind(0)
+    found = []
+    for accelerated in (False, True):
+        accelerate(layer, accelerated)
+        with torch.set_grad_enabled(grad), plain_attention(), forward_ad.dual_level():
+            given = list(inputs)
+            tangent = torch.linspace(-1, 1, 128).view(given[index].shape)
+            given[index] = forward_ad.make_dual(given[index], tangent)
+            out = layer.attend(*given, Grid(4, 4))
+            found.append(forward_ad.unpack_dual(out).tangent)
+    assert found[0] is not None
+    assert_same(found[1], found[0])
 
 
 class Seen(TorchFunctionMode):

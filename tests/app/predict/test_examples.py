@@ -53,4 +53,4 @@ def test_the_example_in_bfloat16(monkeypatch, capsys):
 
 def test_results_of_the_example_do_not_depend_on_the_batch():
     """Of eight images, which show more than three."""
-    assert main(['verify', str(EXAMPLES / 'trees.onnx'), '--size', '96', '96']) == 0
+    assert main(['verify', str(EXAMPLES / 'trees.onnx'), '--size', '96x96']) == 0

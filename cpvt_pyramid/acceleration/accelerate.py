@@ -44,20 +44,28 @@ PLAIN |= {PatchConv: nn.Conv2d, WinogradConv2d: nn.Conv2d}
 
 
 def accelerate(model: Model, enable: bool = True) -> Model:
-    """Make inference and training of a model faster in float32 on a CPU, in place.
+    """Make inference and training of a model faster on a CPU, in place.
 
-    Layers get another class that computes the same: products by oneDNN, with their GELU; attention
-    of many queries and keys in parts; smaller windows at the border of a map; patches by one
-    product; and, in inference, 3x3 convolutions with 128 channels or more by Winograd's minimal
-    filtering. The last one has 4 to 7 times the rounding errors of PyTorch's convolution, and NaN
-    and infinite values reach the 3 x 3 outputs around those that depend on them.
+    It does so in float32 and, where oneDNN has it, in bfloat16: with weights in bfloat16, or with
+    weights in float32 under `torch.autocast('cpu', torch.bfloat16)`.
+
+    Layers get another class that computes the same: products by oneDNN, with their GELU; MLPs, also
+    those with a depthwise convolution (PVTv2, MiT), and attention of many queries and keys in
+    parts; smaller windows at the border of a map; patches by one product; and, in inference in
+    float32, 3x3 convolutions with 128 channels or more by Winograd's minimal filtering. The last
+    one has 4 to 7 times the rounding errors of PyTorch's convolution, and NaN and infinite values
+    reach the 3 x 3 outputs around those that depend on them. On AMD's Zen 5, attention in bfloat16
+    rounds its scores to bfloat16, which PyTorch's fused kernel does not.
+
+    The process keeps blocks of memory of up to 32 MiB that it frees, also after `enable=False`: see
+    `acceleration/memory.py`.
 
     Parameters, their names and hooks of modules stay. What it does not know it leaves alone: layers
     of other classes (also of derived ones), and layers with weights that are parametrized, pruned,
-    quantized, sharded, not in float32 or not on a CPU.
+    quantized, sharded, in another dtype or not on a CPU.
 
-    An accelerated model computes as it did before on other devices, in other dtypes, under
-    autocast, with subclasses of tensors, compiled or exported, in `torch.jit.trace`, forward-mode
+    An accelerated model computes as it did before on other devices, in other dtypes (also those of
+    autocast), with subclasses of tensors, compiled or exported, in `torch.jit.trace`, forward-mode
     AD and functions of `torch.func`, in modes that see functions or operations (`torch.device` as a
     context is one), and in layers that are hooked, replaced, pruned or parametrized later.
 
@@ -68,6 +76,9 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     - Changes of `weight.data` of a 3x3 convolution in place, and those by fused optimizers, are
       seen after the next forward pass with gradients or call of `train()` or `eval()`. Other
       optimizers, `load_state_dict` and `weight.copy_` are seen at once.
+    - A backward pass that recomputes a map needs the input, the weights and the biases of the
+      layers that made it: changing one in place between the two passes is an error, also where a
+      plain layer needs it no longer.
 
     It needs PyTorch 2.7 with oneDNN. With others it warns and changes nothing.
 
@@ -140,7 +151,7 @@ def replacements(model: nn.Module) -> Iterator[tuple[nn.Module, type]]:
 
 
 def has_plain_weight(layer: nn.Module) -> bool:
-    """True if a layer has an ordinary weight and bias in float32 on a CPU."""
+    """True if a layer has an ordinary weight and bias, in a supported dtype on a CPU."""
     has_plain_bias = layer.bias is None or is_plain_parameter(layer.bias)
     return is_plain_parameter(layer.weight) and has_plain_bias
 

@@ -12,6 +12,12 @@ import torch
 from benchmarks import ROOT
 from cpvt_pyramid.app.tooling.threads import usable_cores
 
+# Vendor, family and models in /proc/cpuinfo, as in Linux's arch/x86/kernel/cpu/amd.c.
+GENERATIONS = (
+    ('AuthenticAMD', 25, (range(0x10, 0x20), range(0x60, 0xB0)), 'Zen 4'),
+    ('AuthenticAMD', 26, (range(0x00, 0x30), range(0x40, 0x50), range(0x60, 0x80)), 'Zen 5'),
+)
+
 
 def machine(device: str) -> dict:
     """The machine that the numbers are from."""
@@ -27,15 +33,25 @@ def machine(device: str) -> dict:
 def processor() -> str:
     """The processor's name; many virtual machines hide the model, but not its numbers."""
     try:
-        lines = Path('/proc/cpuinfo').read_text().partition('\n\n')[0].splitlines()
+        text = Path('/proc/cpuinfo').read_text()
     except OSError:  # not Linux
         return platform.processor() or platform.machine()
+    return named(text)
+
+
+def named(cpuinfo: str) -> str:
+    """The processor's name in the text of /proc/cpuinfo, with its generation if that is known."""
     found = {}
-    for line in lines:
+    for line in cpuinfo.partition('\n\n')[0].splitlines():
         key, _, value = line.partition(':')
         found[key.strip()] = value.strip()
+    name = found.get('model name', platform.machine())
+    for vendor, family, models, generation in GENERATIONS:
+        is_vendor = (found.get('vendor_id'), found.get('cpu family')) == (vendor, str(family))
+        if is_vendor and any(int(found.get('model', -1)) in known for known in models):
+            return f'{name} ({generation})'
     numbers = [f'{key} {found[key]}' for key in ('cpu family', 'model') if key in found]
-    return ', '.join([found.get('model name', platform.machine()), *numbers])
+    return ', '.join([name, *numbers])
 
 
 def version() -> dict[str, str]:

@@ -1,0 +1,28 @@
+"""The machine that a table of measurements names."""
+
+import pytest
+
+from benchmarks.machine import named
+
+CPUINFO = (
+    'processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\n'
+    'model name\t: {name}\n\nprocessor\t: 1\nmodel name\t: another\n'
+)
+
+
+@pytest.mark.parametrize(
+    ('vendor', 'family', 'model', 'name', 'shown'),
+    [
+        ('AuthenticAMD', 26, 2, 'AMD EPYC', 'AMD EPYC (Zen 5)'),
+        ('AuthenticAMD', 25, 17, 'AMD EPYC', 'AMD EPYC (Zen 4)'),
+        ('AuthenticAMD', 25, 1, 'AMD EPYC', 'AMD EPYC, cpu family 25, model 1'),  # Zen 3
+        ('AuthenticAMD', 26, 80, 'AMD EPYC', 'AMD EPYC, cpu family 26, model 80'),  # newer
+        ('GenuineIntel', 6, 143, 'Intel Xeon', 'Intel Xeon, cpu family 6, model 143'),
+    ],
+)
+def test_a_processor_has_the_name_that_readers_know(vendor, family, model, name, shown):
+    assert named(CPUINFO.format(vendor=vendor, family=family, model=model, name=name)) == shown
+
+
+def test_a_processor_without_numbers():
+    assert named('model name\t: Cortex-A76\n') == 'Cortex-A76'

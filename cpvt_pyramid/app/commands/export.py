@@ -6,7 +6,7 @@
 
 The file holds the whole model, from pixels to final boxes or labels, and is written only after it
 gave the results of PyTorch on real images. The comparison is in NAME.report.md and .json next to
-it. docs/export.md says how to run it, docs/export.md what its inputs and outputs are.
+it. docs/export.md says how to run it, and what its inputs and outputs are.
 """
 
 from collections.abc import Sequence

@@ -40,6 +40,7 @@ from collections import abc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -375,9 +376,11 @@ class OneLineParser(ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
         self.flags: set[str] = set()  # with an optional value
+        self.words: list[str] = []  # of the command line
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else list(args)
+        self.words = words
         if '--' in words:  # which `parse_intermixed_args` drops, so that `-x` after it is an option
             return super().parse_args(words, namespace)
         return self.parse_intermixed_args(words, namespace)
@@ -389,11 +392,24 @@ class OneLineParser(ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith('the following arguments are required'):
+        several = [action for action in self._actions if action.nargs == '+']
+        greedy = {option for action in several for option in action.option_strings}
+        if message.startswith('the following arguments are required') and greedy & {*self.words}:
             message += ' (options of several values take all that follows them)'
         if message.startswith('unrecognized arguments') and self.flags:
             message += f' ({", ".join(sorted(self.flags))} takes a value after =)'
+        if message.startswith('unrecognized arguments'):
+            message += self.similar_options()
         self.exit(2, f'{self.prog}: {message}; see --help\n')
+
+    def similar_options(self) -> str:
+        """What misspelled options of the command line may mean, for the end of a message."""
+        known = [option for action in self._actions for option in action.option_strings]
+        given = [word.partition('=')[0] for word in self.words if word.startswith('--')]
+        unknown = [option for option in given if option not in {*known, '--'}]
+        similar = [get_close_matches(option, known, n=1, cutoff=0.7) for option in unknown]
+        found = ', '.join(option for options in similar for option in options)
+        return f'; did you mean {found}?' if found else ''
 
 
 def declaration_of(function: Callable) -> Callable:

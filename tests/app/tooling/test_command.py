@@ -387,3 +387,31 @@ def test_an_empty_argument_is_an_unset_variable(arguments, capsys):
     with pytest.raises(SystemExit, match='2'):
         run_command(measure, arguments)
     assert capsys.readouterr().err.endswith(': it is empty; see --help\n')
+
+
+def test_a_misspelled_option_has_a_suggestion(capsys):
+    def infer(model: str, *, score_thr: float = 0.3) -> None:
+        raise AssertionError('it is called')
+
+    for word in ('--score-thresh', '--score_thr'):
+        for words in ([word, '0.5'], [f'{word}=0.5']):
+            with pytest.raises(SystemExit, match='2'):
+                run_command(infer, ['m', *words])
+            assert 'did you mean --score-thr?' in capsys.readouterr().err
+    with pytest.raises(SystemExit, match='2'):
+        run_command(infer, ['m', '--score-thr', '0.5', '--colour'])
+    assert 'did you mean' not in capsys.readouterr().err
+
+
+def test_a_missing_argument_is_explained_by_options_that_are_there(capsys):
+    """Options of several values take positional arguments after them."""
+
+    def test(config: str, checkpoint: str, *, cfg_options: Sequence[str] = ()) -> None:
+        raise AssertionError('it is called')
+
+    with pytest.raises(SystemExit, match='2'):
+        run_command(test, ['c.py'])
+    assert capsys.readouterr().err.endswith('required: CHECKPOINT; see --help\n')
+    with pytest.raises(SystemExit, match='2'):
+        run_command(test, ['c.py', '--cfg-options', 'a=1', 'c.pth'])
+    assert 'take all that follows them' in capsys.readouterr().err

@@ -24,7 +24,10 @@ def run_infer(options: InferOptions) -> int:
     """Run a model on images and videos; returns the exit status, see `cpvt infer`."""
     files, words = resolve_model(options.model, options.inputs)
     if not words:
-        raise UserError('no inputs; they come after the model')
+        raise UserError(
+            f'{options.inputs[0]} was taken as the checkpoint of {options.model}, so that no image '
+            'is left; give CONFIG CHECKPOINT IMAGES'
+        )
     found = find_inputs(words, out_dir=options.out_dir)
     if options.tile is not None:
         check_tiles(found, options.tile, options.tile_overlap)

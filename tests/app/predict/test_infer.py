@@ -593,7 +593,7 @@ def test_options_that_do_not_fit(untrained, capsys):
         assert infer.main([*untrained['segmentor'], 'a.png', *options.split()]) == 2
         assert capsys.readouterr().err.startswith(f'cpvt infer: {error}')
     for words, error in (
-        (['a.py', 'a.png'], 'no inputs; they come after the model'),
+        (['a.py', 'a.png'], 'a.png was taken as the checkpoint of a.py, so that'),
         (['a.py', 'b.pth', 'a.png'], 'no config at a.py'),
         (['a.png', 'a.png'], 'a.png is an image; the model comes first, then the images'),
         (['retinanet_pvt_v2_b2_coc', 'a.png'], 'no model at retinanet_pvt_v2_b2_coc; did you mean'),

@@ -19,6 +19,7 @@ from ..config.pipelines import pipeline_of
 from ..predictions.average_precision import COUNTED as COUNTED_IN_AP
 from ..tooling.command import UserError
 from ..tooling.files import atomic_write, check_file, files_below, scratch_folder
+from ..tooling.report import amount
 from .adapt import (
     HERE,
     Code,
@@ -244,7 +245,8 @@ def data_settings(checked: Checked, target: Generated) -> DataSettings:
     else:
         found = settings_of_objects(data._replace(splits=splits), target)
     names = ', '.join(data.classes[:12]) + (' ...' if len(data.classes) > 12 else '')
-    head = f'{source}: {data.description.format}, {len(data.classes)} classes: {names}'
+    classes = amount(len(data.classes), 'class', 'classes')
+    head = f'{source}: {data.description.format}, {classes}: {names}'
     return found._replace(lines=[head, *found.lines, *(f'note: {note}' for note in notes)])
 
 
@@ -313,8 +315,8 @@ def lines_about(key: str, content: dict[str, Any]) -> Iterator[str]:
     objects = [annotation for annotation in every if not annotation['iscrowd']]
     common = objects_by_class({**content, 'annotations': objects}).most_common()
     counts = Counter(annotation['image_id'] for annotation in objects)
-    line = f'{key}: {len(images)} images ({len(images) - len(counts)} without objects)'
-    line += f', {len(objects)} objects'
+    line = f'{key}: {amount(len(images), "image")} ({len(images) - len(counts)} without objects)'
+    line += f', {amount(len(objects), "object")}'
     if common:
         line += ': ' + ', '.join(f'{name} {count}' for name, count in common[:8])
     if len(common) > 8:
@@ -358,7 +360,7 @@ def settings_of_masks(data: Masks, checked: Checked, target: Generated) -> DataS
             data_prefix=dict(img_path=end.images, seg_map_path=end.masks),
             reduce_zero_label=is_reduced and LABELS not in end.masks,
         )
-        lines.append(f'{key}: {len(names)} images')
+        lines.append(f'{key}: {amount(len(names), "image")}')
     lines.append(line_about_pixels(data, checked.counts))
     sizes = np.array([checked.sizes[pair.image] for pair in data.splits['train']], float)
     metainfo = dict(classes=tuple(data.classes), palette=list(palette_of(data)))
@@ -447,8 +449,9 @@ def config_text(
         comments['train_pipeline'] = 'Images keep their resolution, as with cpvt infer --tile.'
     elif scaled.scale != 1:
         comments['train_pipeline'] = f'The base resizes to {scaled.before}.'
+    classes = amount(len(data.classes), 'class', 'classes')
     head = (
-        f'# {len(data.classes)} classes ({data.description.format}). Written by cpvt new-config.\n'
+        f'# {classes} ({data.description.format}). Written by cpvt new-config.\n'
         f'#   cpvt check-data {out.name}\n'
         f'#   cpvt train {out.name}\n'
     )

@@ -10,6 +10,7 @@ from mmengine.config import Config
 
 from ..config.parts import as_list, kind_of
 from ..config.pipelines import keeps_ratio, keeps_size, pipeline_of, scales_of, transforms_in
+from ..tooling.report import amount
 
 # Length of a training: at least that of the recipe in epochs, or this number of steps with as many
 # images as those of the recipe; at most this number of epochs, or those of the recipe.
@@ -159,10 +160,9 @@ def adapted_recipe(cfg: Config, images: int, epochs: Optional[int] = None) -> Re
         'auto_scale_lr': dict(enable=False, base_batch_size=batch),
         'default_hooks': dict(checkpoint=dict(interval=interval)),
     }
-    unit = 'epochs' if length.by_epoch else 'iterations'
-    comments = {
-        'train_cfg': f'{length.iterations} iterations; the base has {length.before} {unit}.'
-    }
+    unit = 'epoch' if length.by_epoch else 'iteration'
+    iterations = amount(length.iterations, 'iteration')
+    comments = {'train_cfg': f'{iterations}; the base has {amount(length.before, unit)}.'}
     lr_before = cfg.optim_wrapper.get('optimizer', {}).get('lr')
     factor = batch / recipe_batch if lr_before else 1
     if cfg.get('param_scheduler'):
@@ -183,8 +183,8 @@ def adapted_recipe(cfg: Config, images: int, epochs: Optional[int] = None) -> Re
             settings['default_hooks'][name] = dict(momentum=float(f'{momentum:.2g}'))
     for scheduler in as_list(settings.get('param_scheduler')):
         lr = scheduler.get('eta_max') or lr  # the highest of OneCycleLR
-    epochs = f'{length.after} epochs, ' if length.by_epoch else ''
-    line = f'training: {epochs}{length.iterations} iterations of {batch} images'
+    epochs = f'{amount(length.after, "epoch")}, ' if length.by_epoch else ''
+    line = f'training: {epochs}{iterations} of {amount(batch, "image")}'
     reason = f'length: {length.reason}; --epochs sets another. cpvt train logs the time left (eta)'
     return Recipe(settings, comments, f'{line}, learning rate {lr}', reason)
 
@@ -217,7 +217,7 @@ def length_of(cfg: Config, images: int, batch: int, recipe_batch: int) -> Length
             reason = few
         if after <= before:
             after = before
-            reason = f'the {before} epochs of the base'
+            reason = f'the {amount(before, "epoch")} of the base'
         return Length(True, before, after, after * math.ceil(images / batch), reason)
     before = cfg.train_cfg.max_iters
     least = max((enough, as_many), (SEGMENTATION_EPOCHS * images, f'{SEGMENTATION_EPOCHS} epochs'))
@@ -231,7 +231,7 @@ def length_of(cfg: Config, images: int, batch: int, recipe_batch: int) -> Length
 
 def length_of_epochs(cfg: Config, images: int, batch: int, epochs: int) -> Length:
     """The length of a training of a given number of epochs."""
-    reason = f'{epochs} epochs, as given'
+    reason = f'{amount(epochs, "epoch")}, as given'
     iterations = epochs * math.ceil(images / batch)
     if 'max_epochs' in cfg.train_cfg:
         return Length(True, cfg.train_cfg.max_epochs, epochs, iterations, reason)

@@ -11,6 +11,7 @@ from ..config.parts import data_of
 from ..config.schedules import schedule_problems
 from ..tooling.command import UserError
 from ..tooling.files import check_file, make_folder
+from ..tooling.report import amount
 from .check import checked_data
 from .config_data import check_contents, write_data_report
 from .data import Data, Masks
@@ -106,9 +107,9 @@ def shown(value: object) -> str:
 def lines_about_data(data: Data, counts: Counter) -> list[str]:
     """Lines about the classes, images and objects of a data set."""
     names = ', '.join(data.classes[:12]) + (' ...' if len(data.classes) > 12 else '')
-    lines = [f'{len(data.classes)} classes: {names}']
+    lines = [f'{amount(len(data.classes), "class", "classes")}: {names}']
     if isinstance(data, Masks):
-        lines += [f'{split}: {len(pairs)} images' for split, pairs in data.splits.items()]
+        lines += [f'{split}: {amount(len(pairs), "image")}' for split, pairs in data.splits.items()]
         lines.append(line_about_pixels(data, counts))
     else:
         for split, objects in data.splits.items():

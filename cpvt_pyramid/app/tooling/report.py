@@ -1,6 +1,11 @@
-"""Tables as several tools print them."""
+"""Numbers and tables as several tools print them."""
 
 from collections.abc import Iterable, Sequence
+
+
+def amount(number: int, name: str, plural: str = '') -> str:
+    """A number of things, such as `1 epoch` or `2 classes`; the plural ends with s by default."""
+    return f'{number} {name}' if number == 1 else f'{number} {plural or name + "s"}'
 
 
 def text_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -407,7 +407,7 @@ def test_a_base_by_its_name(tmp_path, monkeypatch):
         ('retinanet_cpvt_s', 9, None, 300, 'with few images, 300 epochs at most'),
         ('retinanet_cpvt_s', 500, None, 96, 'as many images as 3000 steps of the base, 48000'),
         ('retinanet_cpvt_s', 118_000, None, 12, 'the 12 epochs of the base'),
-        ('retinanet_cpvt_s', 9, 1, 1, '1 epochs, as given'),
+        ('retinanet_cpvt_s', 9, 1, 1, '1 epoch, as given'),
         ('upernet_cpvt_s', 10, None, 1500, 'with few images, 300 epochs at most'),
         ('upernet_cpvt_s', 300, None, 24_000, 'as many images as 3000 steps of the base, 48000'),
         ('upernet_cpvt_s', 5000, None, 250_000, '100 epochs'),

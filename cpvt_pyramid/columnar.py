@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from .archs import ColumnarArch, check_heads, check_out_indices, check_rates, find_arch
 from .checkpoints.hook import convert_on_load
 from .checkpoints.rgb import check_rgb_weights
+from .corrections import corrected_bfloat16
 from .grid import Grid, bias_of_keys, crop
 from .model import (
     MLP,
     Attention,
     Block,
+    LayerNorm,
     PatchEmbed,
     build_dropout,
     build_peg,
@@ -30,7 +32,6 @@ from .model import (
 from .padding.batching import ceil_div
 from .padding.mask import BatchPadding, Padding, check_image, fill_outside, mean_inside
 from .position import PEGConfig, RelativePosition, parse_position, position_table
-from .small_convolutions import safe_convolutions
 
 
 class Column(nn.Module):
@@ -282,7 +283,7 @@ class CPVT(Column):
         **options: Any,
     ) -> None:
         super().__init__(arch, **options)
-        self.norm = nn.LayerNorm(self.arch.dim, eps=1e-6)
+        self.norm = LayerNorm(self.arch.dim, eps=1e-6)
         self.head = nn.Linear(self.arch.dim, num_classes)
         init_weights(self.head)
 
@@ -373,12 +374,12 @@ class Level(nn.Module):
             dim = dim // 2
         if index == 0:
             second = UnpatchConv(dim, dim // 2, 2, stride=2)
-            self.up.extend([nn.LayerNorm(dim, eps=1e-6), nn.GELU(), second])
+            self.up.extend([LayerNorm(dim, eps=1e-6), nn.GELU(), second])
             dim = dim // 2
         self.proj = nn.Linear(dim, out_channels, bias=False)
-        self.norm1 = nn.LayerNorm(out_channels, eps=1e-6)
+        self.norm1 = LayerNorm(out_channels, eps=1e-6)
         self.conv = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
-        self.norm2 = nn.LayerNorm(out_channels, eps=1e-6)
+        self.norm2 = LayerNorm(out_channels, eps=1e-6)
 
     def forward(
         self,
@@ -406,7 +407,7 @@ class UnpatchConv(nn.ConvTranspose2d):
     """A transposed convolution on tokens: (B, H, W, C) to (B, 2 H, 2 W, C')."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        with safe_convolutions(x.device.type):
+        with corrected_bfloat16(x.device.type):
             x = super().forward(x.permute(0, 3, 1, 2))
         return x.permute(0, 2, 3, 1)
 

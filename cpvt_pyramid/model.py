@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from .archs import Arch, check_rates, check_stages, find_arch
 from .checkpoints.hook import convert_on_load
 from .checkpoints.rgb import check_rgb_weights
+from .corrections import corrected_bfloat16, layer_norm
 from .grid import (
     POOLED,
     Grid,
@@ -52,7 +53,6 @@ from .position import (
     rotate,
 )
 from .recompute import gelu_linear, is_plain_linear
-from .small_convolutions import safe_convolutions
 from .versions import is_compiling, is_exporting
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
@@ -184,7 +184,7 @@ class CPVTPyramid(nn.Module):
         self.blocks = nn.ModuleList(build_blocks(arch, i, options) for i in stages)
         has_norm = arch.stage_norm if stage_norm is None else stage_norm
         self.norm_list = nn.ModuleList(
-            nn.LayerNorm(arch.dims[i], eps=1e-6) if has_norm else nn.Identity() for i in stages
+            LayerNorm(arch.dims[i], eps=1e-6) if has_norm else nn.Identity() for i in stages
         )
         # The published checkpoints name the PEG after the first block of a stage `pos_block.i`.
         pegs = [build_pegs(arch, i, encoding.peg) for i in stages]
@@ -383,7 +383,7 @@ class PatchEmbed(nn.Module):
         self.size = size
         self.proj = nn.Conv2d(in_channels, dim, size, stride=size)
         # eps 1e-5 here and in the sub-sampling of keys, as published
-        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
+        self.norm = LayerNorm(dim) if norm else nn.Identity()
         self.drop = build_dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -405,7 +405,7 @@ class OverlapPatchEmbed(nn.Module):
         super().__init__()
         self.size = size
         self.proj = nn.Conv2d(in_channels, dim, 2 * size - 1, stride=size, padding=size - 1)
-        self.norm = nn.LayerNorm(dim)
+        self.norm = LayerNorm(dim)
         self.drop = build_dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -436,9 +436,9 @@ class Block(nn.Module):
         with_cp: bool = False,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.norm1 = LayerNorm(dim, eps=1e-6)
         self.attn = attn
-        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.norm2 = LayerNorm(dim, eps=1e-6)
         self.mlp = mlp
         self.drop_path = DropPath(drop_path) if drop_path else None
         self.with_cp = with_cp
@@ -560,7 +560,7 @@ class GlobalAttention(Attention):
         self.kv = nn.Linear(dim, 2 * dim)
         if sr_ratio > 1:
             self.sr = nn.Conv2d(dim, dim, sr_ratio, stride=sr_ratio)
-            self.norm = nn.LayerNorm(dim)
+            self.norm = LayerNorm(dim)
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
@@ -588,7 +588,7 @@ class LinearAttention(GlobalAttention):
     def __init__(self, dim: int, heads: int, **drops: float) -> None:
         super().__init__(dim, heads, sr_ratio=1, drop_border=False, **drops)
         self.sr = nn.Conv2d(dim, dim, 1)
-        self.norm = nn.LayerNorm(dim)
+        self.norm = LayerNorm(dim)
 
     def subsample(self, x: Tensor, grid: Grid) -> Tensor:
         """Means of each image, (B, 7, 7, C), as `F.adaptive_avg_pool2d` computes them."""
@@ -830,11 +830,18 @@ def convolve(convolution: nn.Module, x: Tensor) -> Tensor:
     """Apply a convolution of maps (B, C, H, W) to tokens (B, H, W, C)."""
     x = x.permute(0, 3, 1, 2)
     if x.is_cpu and (x.dtype == torch.bfloat16 or torch.is_autocast_cpu_enabled()):
-        with safe_convolutions('cpu'):
+        with corrected_bfloat16('cpu'):
             x = convolution(x)
     else:
         x = convolution(x)
     return x.permute(0, 2, 3, 1)
+
+
+class LayerNorm(nn.LayerNorm):
+    """PyTorch's, whose parameters get right gradients in bfloat16 on a CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 def init_weights(module: nn.Module) -> None:

@@ -42,7 +42,7 @@ from .checkpoints.files import listed
 from .checkpoints.formats import to_ours
 from .checkpoints.reading import tensors_of
 from .columnar import Column
-from .model import CPVTPyramid, init_pegs, init_weights, set_checkpointing
+from .model import CPVTPyramid, LayerNorm, init_pegs, init_weights, set_checkpointing
 from .names import layer_of, role_of
 from .position import PEGConfig
 
@@ -99,7 +99,7 @@ class Classifier(nn.Module):
         self.global_pool = global_pool
         self.distilled_training = False
         self.num_features = self.head_hidden_size = self.feature_info[-1]['num_chs']
-        self.norm: nn.Module = nn.LayerNorm(self.num_features, eps=1e-6)
+        self.norm: nn.Module = LayerNorm(self.num_features, eps=1e-6)
         self.head_drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes, global_pool)
 

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
+from ..corrections import CorrectedBFloat16
 from ..grid import Grid
 from ..model import MLP
 from ..recompute import PLAIN_LINEAR, is_plain_linear
-from ..small_convolutions import SmallConvolutionsInFloat32
 from ..versions import cpu_autocast_dtype, is_compiling
 from .processor import mkl_is_slow, multiplies_bfloat16
 
@@ -78,13 +78,13 @@ def is_watched(x: Tensor) -> bool:
 
     It may be `torch.jit.trace`, a function of `torch.func`, forward-mode AD, or a mode: of
     functions, such as `torch.device` as a context, or of operations, such as a counter of FLOPs.
-    The mode that corrects PyTorch's convolutions leaves other operations alone.
+    The mode that corrects bfloat16 leaves products alone.
     """
     return (
         torch.jit.is_tracing()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0
-        or any(type(mode) is not SmallConvolutionsInFloat32 for mode in function_modes())
+        or any(type(mode) is not CorrectedBFloat16 for mode in function_modes())
         or unpack_dual(x).tangent is not None
     )
 

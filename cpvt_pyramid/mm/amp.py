@@ -19,7 +19,7 @@ from mmengine.registry import OPTIM_WRAPPERS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ..small_convolutions import safe_convolutions
+from ..corrections import corrected_bfloat16
 
 # Names of the modules, or of lists of them, that compute in bfloat16.
 PARTS = re.compile(r'(.*\.)?(backbone|neck|decode_head|auxiliary_head)(\.\d+)?')
@@ -90,7 +90,7 @@ def in_bfloat16(function: Callable, device: str) -> Callable:
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device, torch.bfloat16), safe_convolutions(device):
+        with torch.autocast(device, torch.bfloat16), corrected_bfloat16(device):
             result = function(*args, **kwargs)
         return tree_map_only(
             Tensor, lambda x: x.float() if x.dtype == torch.bfloat16 else x, result

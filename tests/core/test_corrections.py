@@ -13,7 +13,7 @@ from support import poison_memory
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cpvt_pyramid.small_convolutions import SmallConvolutionsInFloat32, safe_conv2d
+from cpvt_pyramid.corrections import CorrectedBFloat16, safe_conv2d
 from tests.models.ours import pcpvt, pvt_v2
 
 
@@ -69,7 +69,7 @@ def test_what_is_computed_in_float32(case, autocast):
     x = torch.randn(1, i, height, width)
     if not autocast:
         conv, x = conv.bfloat16(), x.bfloat16()
-    with torch.autocast('cpu', torch.bfloat16, enabled=autocast), SmallConvolutionsInFloat32():
+    with torch.autocast('cpu', torch.bfloat16, enabled=autocast), CorrectedBFloat16():
         assert computed(conv, x) == (torch.float32 if case in WRONG else torch.bfloat16)
         assert conv(x).dtype == torch.bfloat16
         assert computed(conv.double(), x.double()) == torch.float64
@@ -102,7 +102,7 @@ def test_transposed_convolutions(channels):
     layer = nn.ConvTranspose2d(*channels, 4, stride=2, padding=1, output_padding=1, groups=2)
     x = torch.randn(1, channels[0], 5, 6)
     expected = layer(x)
-    with SmallConvolutionsInFloat32(), torch.autocast('cpu', torch.bfloat16):
+    with CorrectedBFloat16(), torch.autocast('cpu', torch.bfloat16):
         assert computed(layer, x) == (torch.float32 if channels == (16, 16) else torch.bfloat16)
         torch.testing.assert_close(layer(x).float(), expected, rtol=0.02, atol=0.02)
 
@@ -116,7 +116,7 @@ def test_arguments_of_every_form(padding, sides):
         weight = weight.mT.contiguous()
     options = dict(padding=padding, dilation=(1, 1), groups=2)
     expected = F.conv2d(x, weight, **options)
-    with SmallConvolutionsInFloat32():
+    with CorrectedBFloat16():
         torch.testing.assert_close(F.conv2d(x, weight, **options), expected)
 
 

@@ -1,7 +1,12 @@
-"""Small convolutions in bfloat16 on a CPU, which PyTorch computes wrongly, in float32 instead.
+"""What PyTorch computes wrongly in bfloat16 on a CPU, in float32 instead.
 
-oneDNN, in PyTorch 2.13, computes two kinds of bfloat16 convolutions wrongly. Found on
-AMD's and Intel's processors with `avx512_bf16`:
+In PyTorch 2.13, on any processor:
+
+- The backward pass of `F.layer_norm` sums the gradients of weight and bias over all tokens in the
+  dtype of the input. As a sum in bfloat16 grows, it no longer changes by what is added: half of a
+  bias's gradient was lost at 2048 tokens, nine tenths at 16384. float16 loses as much at 65536.
+
+And, found on AMD's and Intel's processors with `avx512_bf16`, in oneDNN's convolutions:
 
 - Parts of a weight's gradient are not initialized where a part of the kernel sees nothing but
   padding, as a 3x3 kernel with stride 2 does on a map that is one pixel wide. They are NaN or any
@@ -10,7 +15,9 @@ AMD's and Intel's processors with `avx512_bf16`:
   where the result is one pixel wide, on Intel's with AMX nearly everywhere. With 32 to 320
   channels, and for RGB images, none was.
 
-Both cost little in float32. What is compiled or exported is left alone.
+All cost little in float32. What is compiled or exported is left alone.
+
+`torch._C._are_functorch_transforms_active`, in `is_transformed`, is private to PyTorch.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +27,7 @@ from typing import Any, Optional, Union
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.overrides import TorchFunctionMode
 
 from .versions import cpu_autocast_dtype, is_compiling
@@ -30,13 +38,15 @@ MOST_BANDS = 4  # an image with so few channels is computed by another, right ke
 Pair = Union[int, Sequence[int]]
 
 
-class SmallConvolutionsInFloat32(TorchFunctionMode):
-    """Inside this context small bfloat16 convolutions of tensors on a CPU run in float32."""
+class CorrectedBFloat16(TorchFunctionMode):
+    """Inside this context layer norms and convolutions in bfloat16 are right on a CPU."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None
     ) -> Any:
         kwargs = kwargs or {}
+        if function is F.layer_norm:
+            return layer_norm(*args, **kwargs)
         if function is torch.conv2d:
             return safe_conv2d(*args, **kwargs)
         if function is torch.conv_transpose2d:
@@ -44,11 +54,90 @@ class SmallConvolutionsInFloat32(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def safe_convolutions(device: str) -> AbstractContextManager:
-    """Inside this context convolutions in bfloat16 are right, on any type of device."""
-    if device != 'cpu' or is_compiling() or torch.jit.is_tracing():
-        return nullcontext()
-    return SmallConvolutionsInFloat32()
+def corrected_bfloat16(device: str) -> AbstractContextManager:
+    """Inside this context bfloat16 is right, on any type of device."""
+    return nullcontext() if device != 'cpu' or is_captured() else CorrectedBFloat16()
+
+
+def is_captured() -> bool:
+    """True where a graph is made of the operations."""
+    return is_compiling() or torch.jit.is_tracing()
+
+
+# Layer norms
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`F.layer_norm`, whose gradients of weight and bias are summed in float32."""
+    if is_captured() or not torch.is_grad_enabled() or weight is None or not is_half(input):
+        return F.layer_norm(input, normalized_shape, weight, bias, eps)
+    if is_transformed(input, weight, bias):
+        bias = None if bias is None else bias.float()
+        out = F.layer_norm(input.float(), normalized_shape, weight.float(), bias, eps)
+        return out.to(input.dtype)
+    return LayerNormFunction.apply(input, tuple(normalized_shape), weight, bias, eps)
+
+
+def is_half(x: Tensor) -> bool:
+    """True for tensors whose layer norms have wrong gradients."""
+    return x.is_cpu and x.dtype in (torch.bfloat16, torch.float16)
+
+
+def is_transformed(*tensors: Optional[Tensor]) -> bool:
+    """True inside functions of `torch.func`, and where a tensor has a tangent."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return any(x is not None and unpack_dual(x).tangent is not None for x in tensors)
+
+
+class LayerNormFunction(torch.autograd.Function):
+    """`F.layer_norm`: it saves what PyTorch saves, and computes gradients in float32.
+
+    Functions of `torch.func` need `setup_context`, with which the forward pass took a sixth longer.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        shape: tuple[int, ...],
+        weight: Tensor,
+        bias: Optional[Tensor],
+        eps: float,
+    ) -> Tensor:
+        # With parameters in float32, mean and deviation of each token are in float32, too.
+        bias_float = None if bias is None else bias.float()
+        out, mean, inverse_deviation = torch.native_layer_norm(
+            x, shape, weight.float(), bias_float, eps
+        )
+        ctx.shape = shape
+        ctx.save_for_backward(x, mean, inverse_deviation, weight, bias)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+        x, mean, inverse_deviation, weight, bias = ctx.saved_tensors
+        need_x, _, *need_parameters, _ = ctx.needs_input_grad
+        grad_x, *grads = torch.ops.aten.native_layer_norm_backward.default(
+            grad.float(),
+            x.float(),
+            ctx.shape,
+            mean,
+            inverse_deviation,
+            weight.float(),
+            None if bias is None else bias.float(),
+            (need_x, *need_parameters),
+        )
+        return grad_x, None, *grads, None  # autograd casts them to the dtypes of the inputs
+
+
+# Convolutions
 
 
 def safe_conv2d(

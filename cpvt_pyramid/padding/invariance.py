@@ -27,6 +27,11 @@ CELLS = 2  # by which a side of a map may deviate from the image's share, becaus
 LIMIT = 100  # see `_Scale`
 FILLER = 1000.0  # a filler is at least as large, and as many times larger than other values
 
+
+class SameForAll(ValueError):
+    """The results do not depend on the images."""
+
+
 # The probes, in the order in which they run.
 REPEATED = 'repeated runs'
 BATCH = 'batch of one size'
@@ -228,7 +233,7 @@ def batch_report(
     changed = {name for probe in found.values() for name in probe.changed}
     constant = [name for name in outputs.constant if name not in changed]
     if len(constant) == len(outputs.scales):
-        raise ValueError('the results are the same for all images; give images that they depend on')
+        raise SameForAll('the results are the same for all images; give images that they depend on')
     return BatchReport(
         probes=tuple(probe.result() for probe in found.values()),
         skipped=tuple(outputs.skipped),

@@ -3,12 +3,13 @@
     cpvt verify MODEL.onnx [--device cuda]
     cpvt verify MODEL.onnx --backend openvino --device gpu
     cpvt verify MODEL.onnx --backend openvino --dtype bfloat16
+    cpvt verify DETECTOR.onnx --images photographs
 
 The file may be of any exporter: a detector, segmentor or classifier that takes images in batches of
-any size. It runs on synthetic images alone and in batches, twice, in reverse order, and on copies
-of an image; docs/invariance.md explains the table. A file of cpvt export is also compared with
-the outputs of PyTorch that it carries. The exit status is 1 if results depend on the batch, or
-differ from PyTorch's.
+any size. It runs on images, synthetic ones or your own, alone and in batches, twice, in reverse
+order, and on copies of an image; docs/invariance.md explains the table. A file of cpvt export is
+also compared with the outputs of PyTorch that it carries. The exit status is 1 if results depend on
+the batch, or differ from PyTorch's.
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ def verify(
     batch_size: int = 8,
     tolerance: Optional[float] = None,
     bitwise: bool = False,
+    images: Sequence[str] = (),
 ) -> int:
     """Run an ONNX file on images alone and in batches, and compare.
 
@@ -45,18 +47,22 @@ def verify(
         tolerance: of the largest difference / scale of a value; by default 0.0001, 0.01 for files
             in float16, 0.05 for quantized ones and bfloat16.
         bitwise: only the same bits pass in a batch of one size.
+        images: photographs or folders to use instead of synthetic images, resized to the
+            size of the images; needed for a detector that finds nothing in synthetic ones.
 
     Returns:
         The exit status: 1 if results depend on the batch or differ from PyTorch's, else 0.
     """
     from ..export.batches import VerifyOptions, verify_file
+    from ..export.photographs import given_photographs
 
     if batch_size < 2:
         raise UserError(f'batch_size must be at least 2, got {batch_size}')
     check_at_least('--tolerance', tolerance, 0)
     if not value_range[0] < value_range[1]:
         raise UserError(f'--value-range must rise, got {value_range[0]} {value_range[1]}')
-    options = VerifyOptions(size, value_range, batch_size, tolerance, bitwise, dtype)
+    photographs = given_photographs(images) if images else []
+    options = VerifyOptions(size, value_range, batch_size, tolerance, bitwise, dtype, photographs)
     return int(not verify_file(model, backend, device, options))
 
 

@@ -1,19 +1,22 @@
 """`cpvt verify`: whether a model file gives PyTorch's results, and an image the same ones alone and
 in batches."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from ...padding.batching import padded_size
-from ...padding.invariance import PADDED, TOLERANCE, BatchReport, batch_report
+from ...padding.invariance import PADDED, TOLERANCE, BatchReport, SameForAll, batch_report
 from ..images.inputs import local_path
+from ..images.reading import resize_image
 from ..predict.metadata import parse_metadata, reference_name
 from ..predict.sessions import Session, open_session
 from ..tooling.command import UserError, one_line
 from ..tooling.report import text_table
-from .comparison import HEAD, verdict
+from .comparison import HEAD, Arrays, Tolerances, is_detection, matched, verdict
+from .comparison import TOLERANCES as RESULTS_TOLERANCES
 from .self_test import draw, verify_session
 
 SIZE = (256, 320)  # height and width where the file takes any
@@ -38,6 +41,7 @@ class VerifyOptions(NamedTuple):
     tolerance: Optional[float] = None
     bitwise: bool = False
     dtype: str = 'float32'
+    photographs: Sequence[np.ndarray] = ()  # (H, W, 3) RGB uint8; empty: synthetic images
 
 
 def verify_file(model: str, backend: str, device: Optional[str], options: VerifyOptions) -> bool:
@@ -68,11 +72,11 @@ def compare_with_pytorch(path: Path, session: Session, dtype: str) -> bool:
 
 
 def compare_with_batches(path: Path, session: Session, options: VerifyOptions) -> bool:
-    """Run synthetic images alone and in batches."""
+    """Run images alone and in batches."""
     file = ImageModel(path, session)
     is_ours = session.metadata is not None
     value_range = (0, 255) if is_ours else options.value_range
-    images = file.images(options.batch_size, options.size, value_range)
+    images = file.images(options.batch_size, options.size, value_range, options.photographs)
     sizes = 'valid' if 'valid' in file.sizes else None
     tolerance = options.tolerance
     if tolerance is None:
@@ -83,7 +87,10 @@ def compare_with_batches(path: Path, session: Session, options: VerifyOptions) -
             file, images, sizes=sizes, tolerance=tolerance, bitwise=options.bitwise
         )
     except ValueError as error:  # nothing to compare
-        raise UserError(f'{path}: {error}') from error
+        advice = ''
+        if isinstance(error, SameForAll) and not options.photographs:
+            advice = ' with --images'
+        raise UserError(f'{path}: {error}{advice}') from error
     print(report)
     sentence, is_invariant = conclusion(report, knows_sizes=sizes is not None)
     print(f'{path}, {session.device}: {sentence}')
@@ -130,7 +137,10 @@ class ImageModel:
         precision = str(self.dtype)
         if session.metadata is not None:
             precision = str(parse_metadata(path, session).get('dtype'))
+        self.limits = RESULTS_TOLERANCES.get(precision, RESULTS_TOLERANCES['float32'])
         self.tolerance = TOLERANCES.get(precision, TOLERANCE)
+        # Detections of each image by its pixels, when it was first seen
+        self.first: dict[tuple[tuple[int, ...], bytes], Arrays] = {}
         self.is_channels_last = dimensions[0] not in CHANNELS and dimensions[2] in CHANNELS
         if self.is_channels_last:
             dimensions = [dimensions[2], *dimensions[:2]]
@@ -147,7 +157,7 @@ class ImageModel:
         for name in self.sizes:
             inputs[name] = valid
         try:
-            return self.session.run(inputs)
+            outputs = self.session.run(inputs)
         except Exception as error:  # the backends' own kinds
             count, _, height, width = batch.shape
             if count > 1:
@@ -157,6 +167,22 @@ class ImageModel:
                 f'{self.path} fails on an image of {height} x {width}; --size gives another: '
                 f'{one_line(error)}'
             ) from error
+        if self.session.metadata is not None and is_detection(outputs):
+            return self.in_first_order(batch, valid, outputs)
+        return outputs
+
+    def in_first_order(self, batch: np.ndarray, valid: np.ndarray, outputs: Arrays) -> Arrays:
+        """The detections of each image in the order of its first result. Rounding decides the order
+        of those with almost the same score."""
+        ordered = {name: x.copy() for name, x in outputs.items()}
+        for place, (image, (height, width)) in enumerate(zip(batch, valid.tolist())):
+            pixels = image[:, :height, :width]
+            found = {name: x[place] for name, x in outputs.items()}
+            first = self.first.setdefault((pixels.shape, pixels.tobytes()), found)
+            rows = rows_in_order(found, first, self.limits)
+            for name, x in found.items():
+                ordered[name][place] = x[rows]
+        return ordered
 
     def padded_to_fixed_size(self, batch: np.ndarray) -> np.ndarray:
         """A batch (B, C, H, W) with zeros at the right and bottom, for a file of one size."""
@@ -166,9 +192,14 @@ class ImageModel:
         return np.pad(batch, padding)
 
     def images(
-        self, count: int, size: Optional[tuple[int, int]], value_range: tuple[float, float]
+        self,
+        count: int,
+        size: Optional[tuple[int, int]],
+        value_range: tuple[float, float],
+        photographs: Sequence[np.ndarray] = (),
     ) -> list[np.ndarray]:
-        """Synthetic images, `count` of one size, and one of another where the file takes it."""
+        """Photographs (H, W, 3), resized, or synthetic images: `count` of one size, and one of
+        another where the file takes it."""
         wanted = size or SIZE
         height, width = (fixed or own for fixed, own in zip(self.fixed_size, wanted))
         sizes = [(height, width)] * count
@@ -178,8 +209,11 @@ class ImageModel:
         low, high = (0, 255) if self.dtype.kind in 'iu' else value_range
         images = []
         for seed, (height, width) in enumerate(sizes):
-            pixels = draw(seed, height, width).transpose(2, 0, 1)
-            channels = np.resize(pixels, (self.channels, height, width))
+            if photographs:
+                pixels = resize_image(photographs[seed % len(photographs)], (height, width))
+            else:
+                pixels = draw(seed, height, width)
+            channels = np.resize(pixels.transpose(2, 0, 1), (self.channels, height, width))
             images.append((channels / 255 * (high - low) + low).astype(self.dtype))
         return images
 
@@ -195,6 +229,16 @@ class ImageModel:
         if any(self.fixed_size):
             return None
         return SMALLER if size == SIZE else (size[0] // 2, size[1] // 2)
+
+
+def rows_in_order(found: Arrays, first: Arrays, tolerances: Tolerances) -> list[int]:
+    """The rows of detections in the order of those in another result; rows without counterpart take
+    the places that are left."""
+    counterparts = {theirs: ours for ours, theirs in matched(found, first, tolerances)}
+    count = len(found['labels'])
+    others = sorted(set(range(count)) - set(counterparts.values()))
+    left = iter(others)
+    return [counterparts[row] if row in counterparts else next(left) for row in range(count)]
 
 
 def conclusion(report: BatchReport, knows_sizes: bool) -> tuple[str, bool]:

@@ -159,7 +159,8 @@ def matched(found: Arrays, expected: Arrays, tolerances: Tolerances) -> list[tup
     differences = np.abs(expected['scores'][:, None] - found['scores'])
     are_close = (distances <= tolerances.boxes) & (differences <= tolerances.scores)
     are_close &= expected['labels'][:, None] == found['labels']
-    pairs = greedy_pairs(np.where(are_close, -distances, -np.inf))
+    apart = distances / tolerances.boxes + differences / tolerances.scores
+    pairs = greedy_pairs(np.where(are_close, -apart, -np.inf))
     return [(ours, theirs) for theirs, ours in pairs]
 
 

@@ -16,7 +16,6 @@ from ... import CPVT, CPVTPyramid, load_weights
 from ...archs import ARCHS, COLUMNAR_ARCHS
 from ...trained import TRAINED
 from ..images.formats import IMAGE_ENDINGS
-from ..images.inputs import find_images
 from ..images.reading import load_image
 from ..predict.opening import resolve_model
 from ..tooling.command import UserError, one_line
@@ -24,8 +23,8 @@ from ..tooling.files import check_file
 from .about import Settings
 from .files import Written, write_verified
 from .models import exportable
+from .photographs import PHOTOGRAPHS, given_photographs
 
-PHOTOGRAPHS = 8  # in the comparison, at most
 SAMPLES = ('astronaut', 'chelsea', 'coffee', 'rocket', 'retina')  # of scikit-image
 
 
@@ -157,17 +156,6 @@ def resize_of(pipeline: Sequence[dict]) -> Optional[dict[str, float]]:
             stacklevel=1,
         )
     return resize
-
-
-def given_photographs(inputs: Sequence[str]) -> list[np.ndarray]:
-    """The first images that a user names, (H, W, 3) RGB."""
-    images = []
-    for path in find_images(inputs, '--images')[:PHOTOGRAPHS]:
-        try:
-            images.append(load_image(path))
-        except OSError as error:
-            raise UserError(f'--images {path}: {one_line(error)}') from error
-    return images
 
 
 def own_photographs(folder: Optional[Path]) -> list[np.ndarray]:

@@ -19,13 +19,9 @@ from torch import nn
 from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.export import verification
-from cpvt_pyramid.app.export.exporting import (
-    PHOTOGRAPHS,
-    about_config,
-    own_photographs,
-    resize_of,
-)
+from cpvt_pyramid.app.export.exporting import about_config, own_photographs, resize_of
 from cpvt_pyramid.app.export.files import CPU, Written
+from cpvt_pyramid.app.export.photographs import PHOTOGRAPHS
 from cpvt_pyramid.app.export.self_test import draw
 from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime

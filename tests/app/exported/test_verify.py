@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
 from cpvt_pyramid.app.commands.verify import main
 from cpvt_pyramid.app.export.batches import ImageModel
@@ -464,3 +465,50 @@ def test_a_stride_that_no_image_can_have(model, capfd):
     assert main([str(model('detection', stride=0))]) == 2
     error = capfd.readouterr().err
     assert 'stride must be a whole number from 1, got 0' in error and 'Traceback' not in error
+
+
+class SwappedInBatches:
+    """A session of a detector with two boxes, in the other order in batches."""
+
+    metadata = '{"format": 1, "task": "detection", "dtype": "float32"}'
+    shapes = {'images': [None, 3, 64, 96]}
+    dtypes = {'images': np.dtype('float32')}
+
+    def __init__(self, more: float) -> None:
+        self.more = more  # of the last score, in batches
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        images = inputs['images']
+        count = len(images)
+        level = images.mean((1, 2, 3))[:, None] / 1000
+        boxes = np.array([[10, 10, 50, 50], [60, 20, 90, 40]], np.float32)
+        scores = level + np.array([0.5, 0.5 + 1e-7], np.float32)
+        if count > 1:
+            boxes, scores = boxes[::-1], scores[:, ::-1] + np.array([0, self.more], np.float32)
+        return {
+            'boxes': np.repeat(boxes[None], count, 0),
+            'scores': scores.astype(np.float32),
+            'labels': np.zeros((count, 2), np.int64),
+        }
+
+
+@pytest.mark.parametrize(('more', 'passed'), [(0, True), (5e-4, False), (0.3, False)])
+def test_the_order_of_ties_may_depend_on_the_batch(more, passed):
+    """Boxes whose scores are almost equal may swap rows, but have the same scores."""
+    file = ImageModel(Path('detector.onnx'), SwappedInBatches(more))
+    assert batch_report(file, file.images(3, None, (0, 255))).passed == passed
+
+
+def test_images_of_a_user(capsys):
+    """A file that finds nothing in synthetic images."""
+    bright = 'least = ReduceMin<keepdims = 0>(images, pixels)\n y = Relu(least)'
+    path = write(bright, 'float[B,3,64,96] images', 'float[B,3] y')
+    options = [path, '--batch-size', '2', '--value-range', '-2', '0.1']
+    assert main(options) == 2
+    assert 'give images that they depend on with --images' in capsys.readouterr().err
+    Path('photographs').mkdir()
+    for value in (240, 250):
+        Image.new('RGB', (50, 40), (value, 255, 245)).save(f'photographs/{value}.png')
+    assert main([*options, '--images', 'photographs']) == 0
+    assert main([*options, '--images', 'nowhere']) == 2
+    assert 'no image or folder at nowhere' in capsys.readouterr().err

@@ -42,7 +42,8 @@ def export(
             https://).
         out: file to write, such as model.onnx.
         size: fixed size of the images, for runtimes that need one.
-        half: weights and computation in float16.
+        half: store weights in float16, for a file of half the size; they are computed with in
+            float32.
         no_valid: no input for the true sizes of the images; those of a batch must be equal.
         probabilities: of a segmentor, those of all classes instead of labels.
         backbone: the maps of the backbone of a config alone.

@@ -30,7 +30,7 @@ class Settings(NamedTuple):
     """How a model is exported."""
 
     size: Optional[tuple[int, int]] = None  # fixed height and width of the images
-    half: bool = False  # in float16
+    half: bool = False  # weights stored in float16, and computed with in float32
     has_valid: bool = True  # the graph is told the sizes of the images, if they may differ
 
     @property
@@ -76,7 +76,6 @@ class Exportable(nn.Module):
         super().__init__()
         self.preprocessing = preprocessing
         self.details: dict[str, Any] = {}  # further metadata, such as {'nms': {...}}
-        self.dtype = torch.float32
         for name in ('mean', 'std'):
             values = torch.tensor(getattr(preprocessing, name), dtype=torch.float32)
             self.register_buffer(name, values.view(1, -1, 1, 1), persistent=False)
@@ -106,7 +105,7 @@ class Exportable(nn.Module):
     ) -> tuple[Tensor, ...]:
         """The outputs, in the order of `output_names`; for the arguments, see `Batch`."""
         stages = self.stages(Batch(images, valid, original))
-        return tuple(in_float32(stages[name]) for name in self.output_names)
+        return tuple(stages[name] for name in self.output_names)
 
     def input_shapes(self, settings: Settings) -> dict[str, list[Optional[int]]]:
         """The shape of each input of the graph, in their order; None for a dimension of any length.
@@ -131,13 +130,6 @@ class Exportable(nn.Module):
             result.output_names = tuple(self.stages(Batch(torch.zeros(1, 3, 64, 64))))
         return result
 
-    def in_half_precision(self) -> 'Exportable':
-        """A copy that computes in float16; pixels, boxes and outputs stay float32."""
-        result = copy.deepcopy(self)
-        result.half()
-        result.mean, result.std, result.dtype = self.mean, self.std, torch.float16
-        return result
-
     def preprocess(self, batch: Batch) -> tuple[Tensor, Optional[Tensor]]:
         """Normalize, and pad with zeros to multiples of the divisor: (B, 3, H', W'), and the
         `valid` of the backbone, None where it takes all for image."""
@@ -146,12 +138,12 @@ class Exportable(nn.Module):
         # A side that is a symbol may need padding.
         fits = all(isinstance(side, int) and side % divisor == 0 for side in sides)
         if batch.valid is None and (divisor == 1 or fits):
-            return x.to(self.dtype), None
+            return x, None
         valid = batch.sizes
         outside = Padding.of_batch(x, valid).outside.movedim(3, 1)
         bottom, right = (ceil_div(side, divisor) * divisor - side for side in sides)
         x = F.pad(x.masked_fill(outside, 0), (0, right, 0, bottom))
-        return x.to(self.dtype), valid if self.preprocessing.marks_padding else None
+        return x, valid if self.preprocessing.marks_padding else None
 
     def normalize(self, images: Tensor) -> Tensor:
         x = (images - self.mean) / self.std
@@ -170,7 +162,3 @@ def full_sizes(x: Tensor) -> Tensor:
     """(B, 2), height and width of a batch (B, C, H, W), once for each image."""
     sides = [torch.full_like(x[:, 0, 0, 0], n, dtype=torch.int64) for n in x.shape[2:]]
     return torch.stack(sides, dim=1)
-
-
-def in_float32(x: Tensor) -> Tensor:
-    return x.float() if x.is_floating_point() else x

@@ -78,10 +78,9 @@ def deformable_attention(
     heads, points = module.num_heads, module.num_points
     value = module.value_proj(value).masked_fill(levels.outside[..., None], 0)
     query = x + position
-    # float16 is too coarse for places
-    offsets = module.sampling_offsets(query).float()
+    offsets = module.sampling_offsets(query)
     offsets = offsets.unflatten(2, (heads, len(levels.sizes), points, 2))
-    weights = module.attention_weights(query).float().unflatten(2, (heads, -1))
+    weights = module.attention_weights(query).unflatten(2, (heads, -1))
     weights = weights.softmax(-1).unflatten(3, (-1, points))  # (B, Q, heads, L, P)
     result = 0
     for i, ((h, w), of_level) in enumerate(zip(levels.sizes, levels.split(value))):
@@ -92,14 +91,14 @@ def deformable_attention(
             offset = offset / points * boxes[:, :, None, i, None, 2:] * 0.5
         grid = 2 * (center + offset) - 1  # (B, Q, heads, P, 2)
         read = F.grid_sample(
-            of_level.float().unflatten(1, (heads, -1)).flatten(0, 1),
+            of_level.unflatten(1, (heads, -1)).flatten(0, 1),
             grid.transpose(1, 2).flatten(0, 1),
             align_corners=False,
         )  # (B * heads, d, Q, P)
         weight = weights[:, :, :, i].transpose(1, 2).flatten(0, 1)[:, None]
         result = result + (read * weight).sum(-1)
     result = result.unflatten(0, (-1, heads)).flatten(1, 2).transpose(1, 2)  # (B, Q, C)
-    return module.output_proj(result.to(x.dtype)) + x
+    return module.output_proj(result) + x
 
 
 def encode(
@@ -116,7 +115,7 @@ def encode(
         encoding(mask).permute(0, 2, 3, 1) + embedding
         for mask, embedding in zip(levels.masks, level_embedding)
     ]
-    position = levels.tokens(positions).to(x.dtype)
+    position = levels.tokens(positions)
     points = levels.tokens(levels.points())[:, :, None] * levels.ratios()[:, None]
     for layer in encoder.layers:
         x = deformable_attention(layer.self_attn, x, position, x, points, levels)

@@ -34,10 +34,10 @@ class Detector(MMModel):
         settings = head.test_cfg
         for i, (logits, deltas) in enumerate(zip(*predictions)):
             classes = head.cls_out_channels
-            scores = logits.float().permute(0, 2, 3, 1).unflatten(-1, (-1, classes))
+            scores = logits.permute(0, 2, 3, 1).unflatten(-1, (-1, classes))
             scores = scores.sigmoid() if head.use_sigmoid_cls else scores.softmax(-1)[..., :-1]
             scores = scores.flatten(1, 3)  # (B, N, classes)
-            deltas = deltas.float().permute(0, 2, 3, 1).reshape(logits.shape[0], -1, 4)
+            deltas = deltas.permute(0, 2, 3, 1).reshape(logits.shape[0], -1, 4)
             anchors = head.prior_generator.single_level_grid_priors(
                 logits.shape[2:], i, dtype=torch.float32, device=logits.device
             ).expand(logits.shape[0], -1, -1)

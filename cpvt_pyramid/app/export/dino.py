@@ -81,7 +81,7 @@ class DINO(Detector):
         boxes = (boxes / (1 - boxes)).log().masked_fill(unused[..., None], float('inf'))
         x = memory.masked_fill(unused[..., None], 0)
         x = model.memory_trans_norm(model.memory_trans_fc(x))
-        return head.cls_branches[last](x).float(), head.reg_branches[last](x).float() + boxes
+        return head.cls_branches[last](x), head.reg_branches[last](x) + boxes
 
     def decode(
         self, boxes: Tensor, unused: Tensor, memory: Tensor, levels: Levels
@@ -95,14 +95,14 @@ class DINO(Detector):
         x = model.query_embedding.weight.expand(memory.shape[0], -1, -1)
         for i, layer in enumerate(model.decoder.layers):
             points = boxes[:, :, None] * ratios
-            position = coordinate_to_encoding(points[:, :, 0], num_feats=x.shape[2]).to(x.dtype)
+            position = coordinate_to_encoding(points[:, :, 0], num_feats=x.shape[2])
             position = model.decoder.ref_point_head(position)
             x = layer.self_attn(x, query_pos=position, key_pos=position, key_padding_mask=unused)
             x = layer.norms[0](x)
             x = deformable_attention(layer.cross_attn, x, position, memory, points, levels)
             x = layer.norms[2](layer.ffn(layer.norms[1](x)))
             before = boxes
-            boxes = (head.reg_branches[i](x).float() + inverse_sigmoid(boxes, eps=1e-3)).sigmoid()
+            boxes = (head.reg_branches[i](x) + inverse_sigmoid(boxes, eps=1e-3)).sigmoid()
         x = model.decoder.norm(x)
-        boxes = head.reg_branches[i](x).float() + inverse_sigmoid(before)
-        return head.cls_branches[i](x).float(), boxes.sigmoid()
+        boxes = head.reg_branches[i](x) + inverse_sigmoid(before)
+        return head.cls_branches[i](x), boxes.sigmoid()

@@ -19,6 +19,7 @@ from .about import Settings, metadata
 from .base import Exportable
 from .comparison import Check
 from .onnx_file import ExportError, capture, translate
+from .onnx_weights import store_in_float16
 from .self_test import Sample, pack, verify_session
 from .verification import make_samples, verify, write_report
 
@@ -57,10 +58,9 @@ def write_verified(
             report is written nevertheless, the file is not.
     """
     about = metadata(model, weights, config, settings)
-    graph = model.in_half_precision() if settings.half else model
     try:
         with atomic_write(path) as partial:
-            file = with_all_stages(graph, settings)
+            file = with_all_stages(model, settings)
             add_metadata(file, about)  # OpenVINO runs our files in another form
             onnx.save(file, partial)
             runners = {'onnxruntime': OnnxRuntime(partial, CPU).run}
@@ -73,7 +73,7 @@ def write_verified(
                 raise ExportError(f'runtime: {type(error).__name__}: {error}') from error
             reports = write_report(path, about, checks)
             unfit = check_passed(checks, f'see {reports[1]}')
-            finish(file, graph.output_names)
+            finish(file, model.output_names)
             add_metadata(file, about, make_samples(model, settings))
             onnx.save(file, partial)
             tested = verify_session(partial, OnnxRuntime(partial, CPU))
@@ -99,11 +99,13 @@ def check_passed(checks: Sequence[Check], more: str) -> str:
     return f'do not use the file in OpenVINO: {text}'
 
 
-def with_all_stages(graph: Exportable, settings: Settings) -> onnx.ModelProto:
+def with_all_stages(model: Exportable, settings: Settings) -> onnx.ModelProto:
     """The ONNX model, whose outputs are all stages."""
-    everything = graph.returning_all_stages()
-    program = capture(everything, settings)
-    return translate(program, everything.output_names)
+    everything = model.returning_all_stages()
+    file = translate(capture(everything, settings), everything.output_names)
+    if settings.half:
+        store_in_float16(file)
+    return file
 
 
 def finish(file: onnx.ModelProto, outputs: Sequence[str]) -> None:

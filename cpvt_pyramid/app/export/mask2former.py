@@ -40,7 +40,7 @@ class Mask2FormerSegmentor(PixelClassifier):
             sums = self.without_padding(sums, batch.images)
             return stages | {'probabilities': self.probabilities(sums)}
         weights = self.resizing(batch, x.shape[2:])
-        return stages | {'labels': resized_labels(sums.float(), *weights)}
+        return stages | {'labels': resized_labels(sums, *weights)}
 
     def probabilities(self, scores: Tensor) -> Tensor:
         return scores / scores.sum(1, keepdim=True)
@@ -114,7 +114,7 @@ def predict(
         x = head.decoder_input_projs[i](x).flatten(2).transpose(1, 2)
         keys.append(x + head.level_embed.weight[i])
         position = head.decoder_positional_encoding(mask).flatten(2).transpose(1, 2)
-        positions.append(position.to(x.dtype))
+        positions.append(position)
     query = head.query_feat.weight.expand(features.shape[0], -1, -1)
     place = head.query_embed.weight.expand(features.shape[0], -1, -1)
     decoder = head.transformer_decoder
@@ -130,7 +130,7 @@ def predict(
             cross_attn_mask=attention_mask(masks, levels.sizes[level], head.num_heads),
         )
         masks = mask_logits(head, query, features)
-    return features, head.cls_embed(decoder.post_norm(query)).float(), masks.float()
+    return features, head.cls_embed(decoder.post_norm(query)), masks
 
 
 def pixel_decoder(

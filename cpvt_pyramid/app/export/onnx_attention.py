@@ -34,28 +34,26 @@ def attention_in_onnx(
     keys = key.shape[2]
     if scale is None:
         scale = channels**-0.5
-    # Both are scaled by the root: their products would overflow float16.
-    root = op.CastLike(op.Constant(value_float=scale**0.5), query)
+    # Both are scaled by the root: their products would overflow float16, in which runtimes of GPUs
+    # may compute.
+    root = op.Constant(value_float=scale**0.5)
     q = op.Mul(query, root)
     k = op.Mul(op.Transpose(key, perm=[0, 1, 3, 2]), root)
     is_small = isinstance(queries, int) and isinstance(keys, int) and queries * keys <= SCORES
     differs = attn_mask is not None and attn_mask.shape[-2] != 1  # from query to query
-    # onnxruntime computes files in float16 in float32 on a CPU, but rounds what leaves a branch:
-    # results would depend on the batch.
-    is_half = query.dtype == onnx.TensorProto.FLOAT16
-    bias = bias_in_onnx(attn_mask, query)
-    if is_small or differs or is_half:
+    bias = bias_in_onnx(attn_mask)
+    if is_small or differs:
         return attend(q, k, value, bias)
     return attend_in_blocks(q, k, value, bias, scores=SCORES)
 
 
-def bias_in_onnx(mask: Any, like: Any) -> Any:
+def bias_in_onnx(mask: Any) -> Any:
     """The bias of the scores for a mask of PyTorch. Both runtimes remove the addition of 0."""
-    nothing = op.CastLike(op.Constant(value_float=0.0), like)
+    nothing = op.Constant(value_float=0.0)
     if mask is None:
         return nothing
     if mask.dtype == onnx.TensorProto.BOOL:
-        return op.Where(mask, nothing, op.CastLike(op.Constant(value_float=-float('inf')), like))
+        return op.Where(mask, nothing, op.Constant(value_float=-float('inf')))
     return mask
 
 

@@ -102,17 +102,14 @@ def nms_in_onnx(boxes: Any, scores: Any, iou_threshold: float) -> Any:
 
 def gelu_in_onnx(x: Any, approximate: str = 'none') -> Any:
     """`F.gelu`; that of erf in the order of operations that onnxruntime fuses."""
-
-    def number(value: float) -> Any:
-        return op.CastLike(op.Constant(value_float=value), x)
-
     if approximate == 'tanh':
         cube = op.Mul(op.Mul(x, x), x)
-        inner = op.Add(x, op.Mul(number(0.044715), cube))
-        bent = op.Tanh(op.Mul(number((2 / math.pi) ** 0.5), inner))
+        inner = op.Add(x, op.Mul(op.Constant(value_float=0.044715), cube))
+        bent = op.Tanh(op.Mul(op.Constant(value_float=(2 / math.pi) ** 0.5), inner))
     else:
-        bent = op.Erf(op.Div(x, number(2**0.5)))
-    return op.Mul(op.Mul(x, op.Add(bent, number(1.0))), number(0.5))
+        bent = op.Erf(op.Div(x, op.Constant(value_float=2**0.5)))
+    doubled = op.Mul(x, op.Add(bent, op.Constant(value_float=1.0)))
+    return op.Mul(doubled, op.Constant(value_float=0.5))
 
 
 @onnxscript.script(op, default_opset=op)

@@ -35,12 +35,9 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, weight_2: Tensor, bias_2: Tensor)
 
 
 def join_mlps(program: ExportedProgram) -> None:
-    """Replace linear layers with a GELU between them by the operator `mlp`, but in float16, for the
-    reason in `attention_in_onnx`."""
+    """Replace linear layers with a GELU between them by the operator `mlp`."""
     for second in program.graph.find_nodes(op='call_function', target=LINEAR):
         gelu = second.args[0]
-        if second.meta['val'].dtype == torch.float16:
-            continue
         if not is_used_once(gelu, GELU) or gelu.kwargs.get('approximate', 'none') != 'none':
             continue
         first = gelu.args[0]
@@ -64,7 +61,7 @@ def mlp_in_onnx(x: Any, weight: Any, bias: Any, weight_2: Any, bias_2: Any) -> A
     """The operator `mlp`."""
     first = op.Transpose(weight, perm=[1, 0])
     second = op.Transpose(weight_2, perm=[1, 0])
-    root, one, half = (op.CastLike(op.Constant(value_float=n), x) for n in (2**0.5, 1.0, 0.5))
+    root, one, half = (op.Constant(value_float=n) for n in (2**0.5, 1.0, 0.5))
     return mlp_in_blocks(x, first, bias, second, bias_2, root, one, half, values=VALUES)
 
 

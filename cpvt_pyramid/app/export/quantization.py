@@ -71,26 +71,8 @@ def float32_model(path: Path) -> Any:
     model = read_openvino(path).clone()
     if is_quantized(model):
         raise UserError(f'{path} is quantized already; give the float32 model')
-    to_float32(model)
     to_rows(model)
     return model
-
-
-def to_float32(model: Any) -> None:
-    """Let a model that was exported in float16 compute in float32."""
-    from openvino import Type
-    from openvino.op import Constant
-
-    for node in model.get_ordered_ops():
-        kind = node.get_type_name()
-        if kind == 'Constant' and node.get_element_type() == Type.f16:
-            constant = Constant(node.get_data().astype(np.float32))
-            constant.set_friendly_name(node.get_friendly_name())
-            for target in node.output(0).get_target_inputs():
-                target.replace_source_output(constant.output(0))
-        elif kind == 'Convert' and node.get_destination_type() == 'f16':
-            node.set_destination_type(Type.f32)
-    model.validate_nodes_and_infer_types()
 
 
 def computed_products(model: Any) -> list[str]:

@@ -14,11 +14,10 @@ Length = Union[int, torch.SymInt]  # of an axis
 
 
 def resample(rows: Tensor, x: Tensor, columns: Tensor) -> Tensor:
-    """rows @ x @ columns^T for each image and channel, in at least float32: (B, C, H, W) of a map
-    (B, C, h, w) and weights (B, H, h) and (B, W, w)."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    across = x.to(dtype) @ columns.to(dtype).transpose(1, 2)[:, None]
-    return (rows.to(dtype)[:, None] @ across).to(x.dtype)
+    """rows @ x @ columns^T for each image and channel: (B, C, H, W) of a map (B, C, h, w) and
+    weights (B, H, h) and (B, W, w)."""
+    across = x @ columns.transpose(1, 2)[:, None]
+    return rows[:, None] @ across
 
 
 def resize_weights(

@@ -86,15 +86,15 @@ class Segmentor(PixelClassifier):
         logits = stages['logits_0'] = self.head(maps)
         corners, size = self.head.align_corners, x.shape[2:]
         if not self.takes_original:
-            scores = F.interpolate(logits.float(), size, None, 'bilinear', corners)
+            scores = F.interpolate(logits, size, None, 'bilinear', corners)
             scores = self.without_padding(scores, batch.images)
             if self.head.out_channels == 1:  # as mmseg returns those of a single class
                 scores = scores.sigmoid()
             return stages | {'probabilities': self.probabilities(scores)}
         rows, columns = self.weights(logits, batch, size)
         if self.head.out_channels > 1:
-            return stages | {'labels': resized_labels(logits.float(), rows, columns)}
-        scores = resample(rows, logits.float(), columns)[:, 0].sigmoid()
+            return stages | {'labels': resized_labels(logits, rows, columns)}
+        scores = resample(rows, logits, columns)[:, 0].sigmoid()
         return stages | {'labels': (scores > self.head.threshold).to(torch.uint8)}
 
     def weights(self, logits: Tensor, batch: Batch, padded: Sequence[Length]) -> list[Tensor]:

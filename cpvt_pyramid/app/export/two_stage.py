@@ -74,7 +74,7 @@ class TwoStage(Detector):
         head, nms = self.model.roi_head.bbox_head, self.details['nms']
         rois = with_index(proposals)
         features = pool(self.model.roi_head.bbox_roi_extractor, levels, rois)
-        logits, deltas = (x.float() for x in head(features))
+        logits, deltas = head(features)
         classes = logits.softmax(-1)[:, : head.num_classes].view(*scores.shape, -1)
         classes = classes * ((classes > nms['score_thr']) & (scores > 0)[..., None])
 
@@ -94,7 +94,7 @@ class TwoStage(Detector):
         if not head.mask_head.class_agnostic:
             index = labels.flatten().clamp(min=0)[:, None, None, None]
             x = x.gather(1, index.expand(-1, -1, *x.shape[2:]))
-        return x[:, 0].float().sigmoid().unflatten(0, labels.shape)
+        return x[:, 0].sigmoid().unflatten(0, labels.shape)
 
     def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
         """Masks are those before MMDetection pastes them into the image."""
@@ -126,7 +126,7 @@ def pool(extractor: nn.Module, levels: Sequence[Tensor], rois: Tensor) -> Tensor
     for i, (layer, x) in enumerate(zip(extractor.roi_layers, levels)):
         here = filled & (chosen == i)
         found = roi_align(
-            x.float(),  # float16 holds pixels of large images to one pixel
+            x,
             torch.cat([index, boxes * here], dim=1),
             layer.output_size,
             layer.spatial_scale,
@@ -134,7 +134,7 @@ def pool(extractor: nn.Module, levels: Sequence[Tensor], rois: Tensor) -> Tensor
             layer.aligned,
         )
         result = torch.where(here[..., None, None], found, result)
-    return result.to(levels[0].dtype)
+    return result
 
 
 def with_index(boxes: Tensor) -> Tensor:

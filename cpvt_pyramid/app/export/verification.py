@@ -24,7 +24,7 @@ from ..predict.masks import CELL
 from ..predict.sessions import padded_inputs
 from ..tooling.command import one_line
 from ..tooling.report import markdown_table
-from .base import Batch, Exportable, Settings, in_float32
+from .base import Batch, Exportable, Settings
 from .comparison import (
     HEAD,
     TOLERANCES,
@@ -226,7 +226,7 @@ def compare_masks(found: Arrays, expected: Arrays, tolerances: Tolerances) -> li
 def stages_of(model: Exportable, inputs: Mapping[str, np.ndarray]) -> Arrays:
     with torch.no_grad():
         stages = model.stages(Batch(**{name: torch.from_numpy(x) for name, x in inputs.items()}))
-    return {name: in_float32(x).numpy() for name, x in stages.items()}
+    return {name: x.numpy() for name, x in stages.items()}
 
 
 def reference_of(model: Exportable, image: Single) -> Arrays:
@@ -235,7 +235,7 @@ def reference_of(model: Exportable, image: Single) -> Arrays:
     context = nullcontext() if image.canvas is None else model.on_canvas(image.canvas)
     with torch.no_grad(), context:
         found = model.reference(image.pixels, original)
-    return {name: in_float32(x[0]).numpy() for name, x in found.items()}
+    return {name: x[0].numpy() for name, x in found.items()}
 
 
 def noisy_results(model: Exportable, image: Single, tolerances: Tolerances) -> Iterator[Arrays]:

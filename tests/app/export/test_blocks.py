@@ -85,18 +85,6 @@ def test_attention_is_that_of_pytorch(bias, monkeypatch):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_attention_in_float16(monkeypatch):
-    monkeypatch.setattr(onnx_attention, 'SCORES', 200)
-    arguments = [x.half() for x in given(2, 83, 17, 'of keys')]
-    sizes = {2: Dim.DYNAMIC}
-    program = torch.export.export(Attention(), tuple(arguments), dynamic_shapes=(sizes, {}, {}, {}))
-    model = translate(program, ['y'])
-    assert 'If' not in [node.op_type for node in model.graph.node]
-    expected = Attention()(*(x.float() for x in arguments))
-    found = run_in_both(model, dict(zip(INPUTS, arguments)))[0]
-    torch.testing.assert_close(found.float(), expected, rtol=0.01, atol=0.01)
-
-
 def test_small_attention_of_known_size_has_no_branches():
     program = torch.export.export(Attention(), given(2, 49, 49, ''))  # of windows
     assert {'If', 'Loop'}.isdisjoint(node.op_type for node in translate(program, ['y']).graph.node)

@@ -20,7 +20,8 @@ from cpvt_pyramid.app.export.files import CPU, Settings, check_passed, write_ver
 from cpvt_pyramid.app.export.models import BackboneGraph, exportable
 from cpvt_pyramid.app.export.nms import batched_nms, best
 from cpvt_pyramid.app.export.onnx_file import capture, translate
-from cpvt_pyramid.app.predict.sessions import OnnxRuntime
+from cpvt_pyramid.app.export.onnx_weights import store_in_float16
+from cpvt_pyramid.app.predict.sessions import OnnxRuntime, OpenVino
 from cpvt_pyramid.app.tooling.command import UserError
 from cpvt_pyramid.archs import Arch
 from tests.models.ports import randomize
@@ -115,9 +116,56 @@ def test_a_failure_of_openvino_keeps_the_file_and_is_told(exported, monkeypatch)
         assert {check.runtime for check in checks if not check.passed} == {'openvino'}
 
 
-def test_a_file_of_one_size_in_float16(tmp_path):
-    files = write(tmp_path / 'model.file', size=(150, 100), half=True)
-    assert all(file.stat().st_size for file in files)
+def test_weights_in_float16(exported, tmp_path):
+    """They are stored so, and all else is in float32: results do not depend on rounding between
+    operators, and differ from those of float32 by the rounding of weights."""
+    path = write(tmp_path / 'half.onnx', blocks=2, half=True)[0]
+    file = onnx.load(path)
+    kinds = {tensor.name: tensor.data_type for tensor in file.graph.initializer}
+    stored = [name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT16]
+    casts = [node for node in file.graph.node if node.input and node.input[0] in stored]
+    assert stored and {node.op_type for node in casts} == {'Cast'} and len(casts) == len(stored)
+    assert kinds['mean'] == kinds['std'] == onnx.TensorProto.FLOAT
+    branches = [node.op_type for node in file.graph.node].count('If')
+    assert branches == [node.op_type for node in onnx.load(exported[0]).graph.node].count('If') > 0
+
+    images = {
+        'images': np.random.default_rng(0).uniform(0, 255, (2, 3, 75, 90)).astype(np.float32),
+        'valid': np.array([[75, 90], [75, 90]]),
+    }
+    (expected,) = OnnxRuntime(exported[0], CPU).run(images).values()
+    for session in (OnnxRuntime(path, CPU), OpenVino(path)):
+        (found,) = session.run(images).values()
+        assert 0 < np.abs(found - expected).max() < 5e-3 * np.abs(expected).max()
+    assert verify([str(path), '--size', '64x96', '--tolerance', '1e-4']) == 0
+
+
+def test_weights_of_products_are_halved_also_in_branches():
+    """Coordinates, small weights and those out of range stay as they are."""
+    code = """<ir_version: 10, opset_import: ["" : 18]>
+        tiny (float[B,40] x, bool c) => (float[B,40] y) {
+            inside = If(c) <
+                then_branch = then () => (float[B,40] a) {a = MatMul(x, hidden)},
+                else_branch = other () => (float[B,40] b) {b = Identity(x)}
+            >
+            huge = MatMul(inside, large)
+            few = Gemm(huge, little)
+            y = Add(few, places)
+        }"""
+    file = onnx.parser.parse_model(code)
+    values = {
+        'hidden': np.full((40, 40), 0.1),
+        'large': np.full((40, 40), 1e5),
+        'little': np.full((40, 1), 0.1),
+        'places': np.full((40, 40), 1333.3),
+    }
+    for name, x in values.items():
+        file.graph.initializer.append(onnx.numpy_helper.from_array(x.astype(np.float32), name))
+    store_in_float16(file)
+    onnx.checker.check_model(file)
+    names = {tensor.name for tensor in file.graph.initializer}
+    assert names == {'hidden_float16', 'large', 'little', 'places'}
+    assert file.graph.node[0].op_type == 'Cast' and file.graph.node[0].output == ['hidden']
 
 
 def test_failures_are_named_and_leave_no_file(tmp_path, monkeypatch):

@@ -37,9 +37,10 @@ one process (A B C, A B C, ...), with all dtypes and numbers of threads.
                  as none
     MiB          peak memory of a training step beyond the model, in a process of its own
     differs      largest difference / largest value, of all maps and gradients
-    norms        the same of the gradients of our layer norms' parameters, if not in float32.
-                 PyTorch sums them in bfloat16 on a CPU, so that they lose up to nine tenths: they
-                 are shown, and do not make a result wrong
+    norms        the same of the gradients of the parameters of other libraries' layer norms, if not
+                 in float32 and named as ours. PyTorch sums them in bfloat16 on a CPU, so that they
+                 lose up to nine tenths: they are shown, and do not make a result wrong. Those of
+                 our layer norms are summed in float32, and count in `differs`
 
 Ratios and shares are of `ms`, or with `--by processor` of `cpu ms`. The default takes some ten
 minutes on two idle cores; training takes several times as long. benchmarks.speed_tables writes the

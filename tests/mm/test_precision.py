@@ -204,6 +204,30 @@ def test_necks_of_others_in_bfloat16():
             assert (a - b).norm() < 0.1 * b.norm()
 
 
+class Normed(nn.Module):
+    """Other people's neck with a layer norm on our backbone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = CPVTPyramid('pcpvt_nano', out_indices=(0,))
+        self.neck = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.neck(self.backbone(image)[0].permute(0, 2, 3, 1))
+
+
+def test_layer_norms_of_others_in_bfloat16():
+    """The gradient of a bias is the sum of 4096 gradients, all of which are 1."""
+    model = randomize(Normed()).train()
+    image = torch.randn(1, 3, 256, 256)
+    wrapper = BFloat16OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    for context in (wrapper.optim_context(model), bfloat16(model)):
+        with context:
+            out = model(image)
+        (found,) = torch.autograd.grad(out.sum(), [model.neck[1].bias])
+        torch.testing.assert_close(found, torch.full((32,), 4096.0))
+
+
 @pytest.mark.parametrize('way', ['plain', 'forward', 'in place', 'wrapped'])
 def test_the_context_ends(way):
     """Also for compiled modules, which are not recompiled for it in every step."""

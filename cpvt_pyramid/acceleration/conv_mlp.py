@@ -46,11 +46,11 @@ class FusedConvMLP(ConvMLP):
             return super().forward(x, grid)
         if not (is_plain_linear(fc1) and is_plain_linear(fc2) and is_plain_depthwise(conv)):
             return super().forward(x, grid)
-        values = (fc1.weight, fc1.bias, conv.weight, conv.bias, fc2.weight, fc2.bias)
-        dtype = fast_dtype(x, *values)
+        parameters = (fc1.weight, fc1.bias, conv.weight, conv.bias, fc2.weight, fc2.bias)
+        dtype = fast_dtype(x, *parameters)
         if dtype is None:
             return super().forward(x, grid)
-        x, *values = cast(dtype, x, *values)
+        x, *values = cast(dtype, x, *parameters)
         outside = None if grid.padding is None else grid.padding.outside
         if torch.is_grad_enabled():
             rows = ConvMLPInParts.apply(x, outside, self.relu, *values)
@@ -186,9 +186,7 @@ class ConvMLPInParts(torch.autograd.Function):
     """`conv_mlp_in_parts` with its gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, outside: Optional[Tensor], relu: bool, *values: Optional[Tensor]
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, outside: Optional[Tensor], relu: bool, *values: Any) -> Tensor:
         out, wide = conv_mlp_in_parts(x, outside, relu, ConvMLPLayers(*values))
         ctx.save_for_backward(x, outside, wide, *values)
         ctx.relu = relu
@@ -208,13 +206,14 @@ class ConvMLPInParts(torch.autograd.Function):
         grad_x = torch.empty_like(x) if need_x else None
         sums = None
         if any(need_values):
-            sums = ConvMLPLayers(*[None if value is None else zero_sum(value) for value in values])
+            zeros: list[Any] = [None if value is None else zero_sum(value) for value in values]
+            sums = ConvMLPLayers(*zeros)
         for part in rows_in_parts(x, len(layers.weight1)):
             add_gradients(grad, x, outside, wide, ctx.relu, layers, part, grad_x, sums)
         if sums is None:
             return grad_x, None, None, *[None] * len(values)
         of_values = [
-            total.to(value.dtype) if is_needed else None
+            total.to(value.dtype) if is_needed and total is not None else None
             for total, value, is_needed in zip(sums, values, need_values)
         ]
         return grad_x, None, None, *of_values
@@ -256,7 +255,6 @@ def add_gradients(
     convolved = depthwise_conv(wide, layers.kernel, layers.kernel_bias)[:, rows_within(near, far)]
     wide = wide[:, rows_within(near, far)]
     here = rows_within(rows, near)
-    activated = F.gelu(convolved[:, here]) if sums is not None else None
     grad_convolved = gelu_gradient(affine(grad[images, near], layers.weight2.t()), convolved)
     grad_wide = depthwise_conv(grad_convolved, layers.kernel.flip(2, 3))[:, here]
     if relu:
@@ -267,6 +265,7 @@ def add_gradients(
         grad_x[images, rows] = affine(grad_wide, layers.weight1.t())
     if sums is None:
         return
+    activated = F.gelu(convolved[:, here])
     add_linear(grad[images, rows], activated, sums.weight2, sums.bias2)
     add_linear(grad_wide, x[images, rows], sums.weight1, sums.bias1)
     # Each row counts in its own part.
@@ -310,9 +309,8 @@ def differentiable_gradients(
     with torch.enable_grad():
         # Views have none of the hooks of these tensors, which are called with the results.
         x = x.view_as(x)
-        layers = ConvMLPLayers(
-            *[None if value is None else value.view_as(value) for value in layers]
-        )
+        values: list[Any] = [None if value is None else value.view_as(value) for value in layers]
+        layers = ConvMLPLayers(*values)
         wide = F.linear(x, layers.weight1, layers.bias1)
         if relu:
             wide = F.relu(wide)
@@ -324,6 +322,6 @@ def differentiable_gradients(
         )
         activated = F.gelu(convolved.permute(0, 2, 3, 1))
         out = F.linear(activated, layers.weight2, layers.bias2)
-        inputs = [value for value, is_needed in zip((x, *layers), needed) if is_needed]
+        inputs: list[Any] = [value for value, is_needed in zip((x, *layers), needed) if is_needed]
         found = iter(torch.autograd.grad(out, inputs, grad, create_graph=True))
     return [next(found) if is_needed else None for is_needed in needed]

@@ -49,7 +49,8 @@ class BorderWindowAttention(WindowAttention):
             return super().attend(q, k, v, grid)
         if not mkl_is_slow() or (dtype == torch.float32 and torch.get_num_threads() == 1):
             return super().attend(q, k, v, grid)
-        return attention_of_windows(*cast(dtype, q, k, v), grid.key_bias)
+        q, k, v = cast(dtype, q, k, v)
+        return attention_of_windows(q, k, v, grid.key_bias)
 
     def attend_in_parts(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Attention of a map (B, H, W, 3 C), in up to four parts with windows of one size each.

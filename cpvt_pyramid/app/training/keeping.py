@@ -83,7 +83,13 @@ class SafeCheckpointHook(CheckpointHook):
         self.remove_old()
 
     def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, float]] = None) -> None:
-        super().after_val_epoch(runner, metrics or {})
+        if metrics:
+            super().after_val_epoch(runner, metrics)
+        else:
+            runner.logger.warning(
+                'the evaluation has no metric, as that of a detector that finds nothing yet: it '
+                'does not change the best checkpoint'
+            )
         self.remove_old()
 
     def after_train(self, runner: Runner) -> None:

@@ -61,6 +61,14 @@ def test_the_shortest_training_has_a_best_checkpoint(name, options, small):
     assert_same(found['state_dict'], expected['state_dict'])
 
 
+def test_an_evaluation_without_a_metric_says_why(small, capfd):
+    """mmengine's own line says that saving the best checkpoint "will be skipped"."""
+    run(small['detector'], EPOCHS.format(1) + ' model.test_cfg.score_thr=0.99')
+    logged = ''.join(capfd.readouterr())
+    assert 'a detector that finds nothing yet: it does not change the best checkpoint' in logged
+    assert 'will be skipped' not in logged
+
+
 def test_without_validation_none_is_best(small):
     none = ' val_cfg=None val_dataloader=None val_evaluator=None'
     assert run(small['detector'], EPOCHS.format(1) + none) == ['epoch_1.pth']

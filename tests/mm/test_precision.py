@@ -3,6 +3,7 @@ which `bfloat16` says so computes in it."""
 
 import copy
 import json
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
@@ -210,7 +211,8 @@ class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.backbone = CPVTPyramid('pcpvt_nano', out_indices=(0,))
-        self.neck = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
+        layers = dict(linear=nn.Linear(32, 32), norm=nn.LayerNorm(32))
+        self.neck = nn.Sequential(OrderedDict(layers))  # with numbers, each would return float32
 
     def forward(self, image: Tensor) -> Tensor:
         return self.neck(self.backbone(image)[0].permute(0, 2, 3, 1))
@@ -224,7 +226,7 @@ def test_layer_norms_of_others_in_bfloat16():
     for context in (wrapper.optim_context(model), bfloat16(model)):
         with context:
             out = model(image)
-        (found,) = torch.autograd.grad(out.sum(), [model.neck[1].bias])
+        (found,) = torch.autograd.grad(out.sum(), [model.neck.norm.bias])
         torch.testing.assert_close(found, torch.full((32,), 4096.0))
 
 

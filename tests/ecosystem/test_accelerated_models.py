@@ -95,4 +95,5 @@ def test_the_same_is_computed(name, monkeypatch):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * scale)
         with torch.autocast('cpu', torch.bfloat16):
             for found, expected in zip(results(fast, x), results(plain, x)):
-                assert torch.equal(found, expected)
+                difference = (found.float() - expected.float()).norm()
+                assert difference <= 0.05 * expected.float().norm()  # both round

@@ -39,7 +39,7 @@ class Predictor:
     Examples:
         >>> predictor = Predictor('examples/trees.onnx', score_thr=0.3)
         >>> predictor('examples/trees/florida.jpg')
-        Detections(35: 35 tree)
+        Detections(36: 36 tree)
         >>> for found in predictor(['examples/trees/florida.jpg', 'examples/trees/california.jpg']):
         ...     picture = found.draw()
     """

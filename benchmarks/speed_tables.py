@@ -162,10 +162,13 @@ def readme_section(measured: Measured) -> str:
     ):
         rows = [measured.find(column, step=step, dtype=dtype) for column in columns]
         title = 'inference' if step == 'inference' else 'training step'
-        lines.append([f'{title}, {dtype}', *[f'{measured.ms(row)} ms' for row in rows]])
+        lines.append(
+            [f'{title}, {dtype}', *[f'{measured.ms(row)} ms' if row else '' for row in rows]]
+        )
         names = ['timm', 'openmmlab', 'openvino'] if step == 'inference' else ['timm', 'openmmlab']
         lines += multiples(measured, rows, names, time_ratio)
-    lines.append(['peak memory of the step', *[f'{row["peak_mib"]:.0f} MiB' for row in rows]])
+    memory = [f'{row["peak_mib"]:.0f} MiB' if row else '' for row in rows]
+    lines.append(['peak memory of the step', *memory])
     lines += multiples(measured, rows, names, memory_ratio)
     height, width = README_SIZE
     head = [f'one image of {height} x {width}, one CPU thread', *map(name_of, columns)]
@@ -189,12 +192,14 @@ def name_of(row: Row) -> str:
 
 
 def multiples(
-    measured: Measured, rows: Sequence[Row], names: Sequence[str], ratio_of: Any
+    measured: Measured, rows: Sequence[Row | None], names: Sequence[str], ratio_of: Any
 ) -> list[list[str]]:
     """A line for each of other models: their times or memory as multiples of the rows'."""
     lines = []
     for name in names:
-        cells = [ratio_of(measured, measured.find(row, model=name), row) for row in rows]
+        cells = [
+            ratio_of(measured, measured.find(row, model=name), row) if row else '' for row in rows
+        ]
         lines.append([f'in {OTHERS[name]}', *[f'x {cell}' if cell else '' for cell in cells]])
     return lines
 

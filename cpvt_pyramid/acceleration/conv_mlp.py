@@ -7,7 +7,7 @@ rows next to them, which the convolution reads, are computed again.
 Shapes: B batch, H x W map, h some of its rows, C channels, K wide channels.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -20,12 +20,13 @@ from ..padding.batching import ceil_div
 from ..recompute import acts_alone, is_plain_linear
 from .products import (
     AT_A_TIME,
+    add_in_float32,
     affine,
     cast,
     fast_dtype,
     gelu_gradient,
+    gradients,
     is_differentiated,
-    summed_outer,
 )
 
 FEWEST_ROWS = 8  # of a part: with fewer, too many are computed twice
@@ -166,7 +167,7 @@ def depthwise_conv(
     x: Tensor, kernel: Tensor, bias: Optional[Tensor] = None, activation: str = 'none'
 ) -> Tensor:
     """A zero-padded depthwise convolution of a wide map (B, h, W, K), and an activation."""
-    algorithm = 'none' if activation == 'gelu' else ''
+    exact = 'none'  # approximation of a GELU
     out = torch.ops.mkldnn._convolution_pointwise(
         x.permute(0, 3, 1, 2),
         kernel,
@@ -177,7 +178,7 @@ def depthwise_conv(
         len(kernel),
         activation,
         [],
-        algorithm,
+        exact,
     )
     return out.permute(0, 2, 3, 1)
 
@@ -204,27 +205,18 @@ class ConvMLPInParts(torch.autograd.Function):
             )
             return found[0], None, None, *found[1:]
         grad_x = torch.empty_like(x) if need_x else None
-        sums = None
-        if any(need_values):
-            zeros: list[Any] = [None if value is None else zero_sum(value) for value in values]
-            sums = ConvMLPLayers(*zeros)
+        sums: list[Optional[Tensor]] = [None] * len(values)
         for part in rows_in_parts(x, len(layers.weight1)):
-            add_gradients(grad, x, outside, wide, ctx.relu, layers, part, grad_x, sums)
-        if sums is None:
-            return grad_x, None, None, *[None] * len(values)
-        of_values = [
-            total.to(value.dtype) if is_needed and total is not None else None
-            for total, value, is_needed in zip(sums, values, need_values)
-        ]
-        return grad_x, None, None, *of_values
+            part_x, *of_part = part_gradients(
+                grad, x, outside, wide, ctx.relu, layers, part, [need_x, *need_values]
+            )
+            if grad_x is not None:
+                grad_x[part.images, part.rows] = part_x
+            sums = [add_in_float32(total, more) for total, more in zip(sums, of_part)]
+        return grad_x, None, None, *[None if total is None else total.to(x.dtype) for total in sums]
 
 
-def zero_sum(value: Tensor) -> Tensor:
-    """A sum of gradients, in float32: there may be many parts."""
-    return torch.zeros_like(value, dtype=torch.float32)
-
-
-def add_gradients(
+def part_gradients(
     grad: Tensor,
     x: Tensor,
     outside: Optional[Tensor],
@@ -232,10 +224,9 @@ def add_gradients(
     relu: bool,
     layers: ConvMLPLayers,
     part: RowsOfMap,
-    grad_x: Optional[Tensor],
-    sums: Optional[ConvMLPLayers],
-) -> None:
-    """Write the gradient of x in a part, and add those of weights and biases by its rows.
+    needed: Sequence[bool],
+) -> list[Any]:
+    """The gradients of the rows of a part of x, and of the layers by these rows, where needed.
 
     Args:
         grad: that of the output, (B, H, W, C).
@@ -245,33 +236,39 @@ def add_gradients(
         relu: a ReLU before the convolution.
         layers: of the MLP.
         part: the part.
-        grad_x: the gradient of x. None: it is not needed.
-        sums: those of the layers. None: they are not needed.
+        needed: for x, and for each weight and bias of the layers.
     """
     images, rows, near, far = part
+    need_x, need_weight1, need_bias1, need_kernel, need_kernel_bias, *need_second = needed
     if wide is None:
         wide = expand(x, outside, relu, layers, images, far)
     # The gradient of a row of the wide map is that of the convolution's results near it.
     convolved = depthwise_conv(wide, layers.kernel, layers.kernel_bias)[:, rows_within(near, far)]
     wide = wide[:, rows_within(near, far)]
     here = rows_within(rows, near)
+    activated = F.gelu(convolved[:, here])
+    _, *second = gradients(
+        grad[images, rows].flatten(0, 2), activated.flatten(0, 2), None, (False, *need_second)
+    )
     grad_convolved = gelu_gradient(affine(grad[images, near], layers.weight2.t()), convolved)
     grad_wide = depthwise_conv(grad_convolved, layers.kernel.flip(2, 3))[:, here]
     if relu:
         grad_wide.masked_fill_(wide[:, here] <= 0, 0)
     if outside is not None:
         grad_wide.masked_fill_(outside[images, rows], 0)
+    part_x = x[images, rows]
+    grad_x, *first = gradients(
+        grad_wide.flatten(0, 2),
+        part_x.flatten(0, 2),
+        layers.weight1,
+        (need_x, need_weight1, need_bias1),
+    )
     if grad_x is not None:
-        grad_x[images, rows] = affine(grad_wide, layers.weight1.t())
-    if sums is None:
-        return
-    activated = F.gelu(convolved[:, here])
-    add_linear(grad[images, rows], activated, sums.weight2, sums.bias2)
-    add_linear(grad_wide, x[images, rows], sums.weight1, sums.bias1)
+        grad_x = grad_x.view(part_x.shape)
     # Each row counts in its own part.
     grad_convolved[:, : here.start].zero_()
     grad_convolved[:, here.stop :].zero_()
-    _, grad_kernel, grad_bias = torch.ops.aten.convolution_backward(
+    _, *of_kernel = torch.ops.aten.convolution_backward(
         grad_convolved.permute(0, 3, 1, 2),
         wide.permute(0, 3, 1, 2),
         layers.kernel,
@@ -282,19 +279,9 @@ def add_gradients(
         False,
         [0, 0],
         len(layers.kernel),
-        [False, True, sums.kernel_bias is not None],
+        [False, need_kernel, need_kernel_bias],
     )
-    sums.kernel.add_(grad_kernel)
-    if sums.kernel_bias is not None:
-        sums.kernel_bias.add_(grad_bias)
-
-
-def add_linear(grad: Tensor, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> None:
-    """Add the gradients of a linear layer's weight and bias, of maps (B, h, W, channels)."""
-    grad = grad.flatten(0, 2)
-    weight.add_(summed_outer(grad, x.flatten(0, 2)))
-    if bias is not None:
-        bias.add_(grad.sum(0))
+    return [grad_x, *first, *of_kernel, *second]
 
 
 def differentiable_gradients(

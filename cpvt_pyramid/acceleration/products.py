@@ -13,9 +13,8 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.forward_ad import unpack_dual
 
-from ..corrections import CorrectedBFloat16
+from ..corrections import CorrectedBFloat16, is_transformed
 from ..grid import Grid
 from ..model import MLP
 from ..recompute import PLAIN_LINEAR, is_plain_linear
@@ -82,10 +81,9 @@ def is_watched(x: Tensor) -> bool:
     """
     return (
         torch.jit.is_tracing()
-        or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0
         or any(type(mode) is not CorrectedBFloat16 for mode in function_modes())
-        or unpack_dual(x).tangent is not None
+        or is_transformed(x)
     )
 
 
@@ -147,16 +145,19 @@ class FusedMLP(MLP):
 def fused_mlp(x: Tensor, *layers: Tensor) -> Tensor:
     """Two linear layers, given as weight, bias, weight and bias, with a GELU between them."""
     rows = x.flatten(0, -2)
-    if torch.is_grad_enabled():
-        out = MLPInParts.apply(rows, *layers)
-    else:
-        weight1, bias1, weight2, bias2 = layers
-        results = []
-        for part in rows.split(rows_at_a_time(weight1)):
-            hidden = affine(part, weight1, bias1, 'gelu')
-            results.append(affine(hidden, weight2, bias2))
-        out = torch.cat(results) if len(results) > 1 else results[0]
-    return out.unflatten(0, x.shape[:-1])
+    function = MLPInParts.apply if torch.is_grad_enabled() else mlp_in_parts
+    return function(rows, *layers).unflatten(0, x.shape[:-1])
+
+
+def mlp_in_parts(
+    x: Tensor, weight1: Tensor, bias1: Optional[Tensor], weight2: Tensor, bias2: Optional[Tensor]
+) -> Tensor:
+    """`fused_mlp` of tokens (T, C), without gradient."""
+    results = []
+    for part in x.split(rows_at_a_time(weight1)):
+        activated = affine(part, weight1, bias1, 'gelu')
+        results.append(affine(activated, weight2, bias2))
+    return torch.cat(results) if len(results) > 1 else results[0]
 
 
 def rows_at_a_time(weight: Tensor) -> int:
@@ -168,8 +169,8 @@ def affine(
     x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: str = 'none'
 ) -> Tensor:
     """x @ weight.T + bias by oneDNN, then a GELU if `activation` is 'gelu'; without gradient."""
-    algorithm = 'none' if activation == 'gelu' else ''
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], algorithm)
+    exact = 'none'  # approximation of a GELU
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], exact)
 
 
 class OneDNNProduct(torch.autograd.Function):
@@ -188,7 +189,7 @@ class OneDNNProduct(torch.autograd.Function):
 
 
 class MLPInParts(torch.autograd.Function):
-    """`fused_mlp` of tokens (T, C), with its gradient.
+    """`mlp_in_parts` with its gradient.
 
     It saves the hidden map before the GELU if there is one part, else no hidden map.
     """
@@ -202,17 +203,12 @@ class MLPInParts(torch.autograd.Function):
         weight2: Tensor,
         bias2: Optional[Tensor],
     ) -> Tensor:
-        size = rows_at_a_time(weight1)
-        if len(x) <= size:
-            hidden = affine(x, weight1, bias1)
-            ctx.save_for_backward(x, weight1, bias1, weight2, hidden)
-            return affine(F.gelu(hidden), weight2, bias2)
-        ctx.save_for_backward(x, weight1, bias1, weight2, None)
-        results = []
-        for part in x.split(size):
-            activated = affine(part, weight1, bias1, 'gelu')
-            results.append(affine(activated, weight2, bias2))
-        return torch.cat(results)
+        if len(x) > rows_at_a_time(weight1):
+            ctx.save_for_backward(x, weight1, bias1, weight2, None)
+            return mlp_in_parts(x, weight1, bias1, weight2, bias2)
+        hidden = affine(x, weight1, bias1)
+        ctx.save_for_backward(x, weight1, bias1, weight2, hidden)
+        return affine(F.gelu(hidden), weight2, bias2)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:

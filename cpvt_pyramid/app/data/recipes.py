@@ -183,8 +183,8 @@ def adapted_recipe(cfg: Config, images: int, epochs: Optional[int] = None) -> Re
             settings['default_hooks'][name] = dict(momentum=float(f'{momentum:.2g}'))
     for scheduler in as_list(settings.get('param_scheduler')):
         lr = scheduler.get('eta_max') or lr  # the highest of OneCycleLR
-    epochs = f'{amount(length.after, "epoch")}, ' if length.by_epoch else ''
-    line = f'training: {epochs}{iterations} of {amount(batch, "image")}'
+    in_epochs = f'{amount(length.after, "epoch")}, ' if length.by_epoch else ''
+    line = f'training: {in_epochs}{iterations} of {amount(batch, "image")}'
     reason = f'length: {length.reason}; --epochs sets another. cpvt train logs the time left (eta)'
     return Recipe(settings, comments, f'{line}, learning rate {lr}', reason)
 

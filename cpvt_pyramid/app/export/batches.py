@@ -171,7 +171,9 @@ class ImageModel:
             return self.in_first_order(batch, valid, outputs)
         return outputs
 
-    def in_first_order(self, batch: np.ndarray, valid: np.ndarray, outputs: Arrays) -> Arrays:
+    def in_first_order(
+        self, batch: np.ndarray, valid: np.ndarray, outputs: Arrays
+    ) -> dict[str, Any]:
         """The detections of each image in the order of its first result. Rounding decides the order
         of those with almost the same score."""
         ordered = {name: x.copy() for name, x in outputs.items()}

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cpvt_pyramid import ARCHS, CPVTPyramid, accelerate
 from cpvt_pyramid.app.predict.openvino_graph import to_rows
+from cpvt_pyramid.app.predict.sessions import openvino_core
 from cpvt_pyramid.app.tooling import sizes
 from cpvt_pyramid.app.tooling.command import UserError
 from tests.models import ports
@@ -301,13 +302,12 @@ class OpenVINORunner:
     """
 
     def __init__(self, graph: Any, image: Tensor, way: Way) -> None:
-        import openvino
-
         settings = OPENVINO | {
             'INFERENCE_NUM_THREADS': way.threads,
             'INFERENCE_PRECISION_HINT': 'bf16' if way.dtype == 'bfloat16' else 'f32',
         }
-        self.request = openvino.Core().compile_model(graph, 'CPU', settings).create_infer_request()
+        compiled = openvino_core().compile_model(graph, 'CPU', settings)
+        self.request = compiled.create_infer_request()
         self.image = image.numpy()
 
     def run(self) -> None:

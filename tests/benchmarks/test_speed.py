@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -49,18 +47,9 @@ def test_inference(tmp_path, capsys):
 
 @pytest.mark.parametrize('arch', ['svt_small', 'pvt_v2_b0', 'mit_b0', 'pvt_tiny'])
 def test_every_library_has_the_same_maps_and_gradients(arch, tmp_path):
-    """SVT's windows do not fill these maps.
-
-    In a process of its own: inside a process that had run thousands of other tests, SVT's ended it
-    twice, for a reason that was not found.
-    """
+    """SVT's windows do not fill these maps."""
     models = ['timm', 'openmmlab', 'plain', 'accelerated', 'checkpointed']
-    file = tmp_path / 'speed.json'
-    options = f'--archs {arch} --sizes 32x64 --rounds 1 --threads 1 --no-memory --json {file}'
-    command = [sys.executable, '-m', 'benchmarks.speed', *options.split()]
-    command += ['--steps', 'training', '--dtypes', 'float32', '--models', *models]
-    subprocess.run(command, cwd=tool.__file__.rpartition('benchmarks')[0], check=True)
-    rows = json.loads(file.read_text())['rows']
+    rows = rows_of(tmp_path, archs=[arch], models=models, steps=['training'], dtypes=['float32'])
     expected = models[1:] if arch == 'pvt_tiny' else models
     assert [row['model'] for row in rows] == expected
     assert all(row['difference'] < 1e-4 and row['clock_seconds'] for row in rows)

@@ -22,8 +22,9 @@ PROJECT = pyproject()['project']
 
 
 def test_mypy_leaves_out_modules_that_exist():
-    (left_out,) = pyproject()['tool']['mypy']['overrides']
-    for name in left_out['module']:
+    names = [name for part in pyproject()['tool']['mypy']['overrides'] for name in part['module']]
+    assert names
+    for name in names:
         path = ROOT / name.replace('.', '/')
         assert path.with_suffix('.py').is_file(), f'remove {name} from pyproject.toml'
 

@@ -41,31 +41,18 @@ with imports_of('latency'):
     from torch import Tensor, nn
 
     from benchmarks import ROOT
+    from benchmarks.costs import count_parameters
     from benchmarks.machine import machine
     from benchmarks.measuring import parse_size, say
-    from benchmarks.model_table import size_of
-    from benchmarks.published import BACKBONES, COMPARED, RETINANET_1X
+    from benchmarks.published import BACKBONES, COMPARED, RETINANET_1X, family_of
     from cpvt_pyramid import accelerate
     from cpvt_pyramid.app.config.load import load_config
     from cpvt_pyramid.app.predict.openmmlab.loading import build_model
     from cpvt_pyramid.mm.amp import bfloat16
 
 
-class Family(NamedTuple):
-    """Backbones of a paper, which a line joins in the figure."""
-
-    name: str
-    prefix: str  # of the architectures
-    source: str  # of the results
-    color: str
-
-
-FAMILIES = (
-    Family('PVT', 'pvt_', 'PVT', '#7a7f87'),
-    Family('PVTv2', 'pvt_v2_', 'MMDetection', '#2c6fbb'),
-    Family('PCPVT', 'pcpvt_', 'Twins', '#c0392b'),
-    Family('SVT', 'svt_', 'Twins', '#2e8b57'),
-)
+# Of the lines in the figure, by the names of families.
+COLORS = {'PVT': '#7a7f87', 'PVTv2': '#2c6fbb', 'PCPVT': '#c0392b', 'SVT': '#2e8b57'}
 OTHER = '#000000'  # color
 BASE = 'ResNet-50'
 PASSES = 2  # of a turn; the first one also prepares memory and oneDNN's kernels
@@ -85,11 +72,11 @@ class Detector(NamedTuple):
 def detectors() -> Iterator[Detector]:
     """RetinaNet with all backbones that have a published result of its 1x schedule."""
     for arch, (box_ap,) in RETINANET_1X.results.items():
-        *_, family = (each for each in FAMILIES if arch.startswith(each.prefix))
+        family = family_of(arch)
         config = RETINANET_1X.config.format(BACKBONES[arch].short)
         backbone, *_ = BACKBONES[arch].name.split(', ')
         path = ROOT / 'configs' / f'{config}.py'
-        yield Detector(config, backbone, family.name, path, box_ap, family.source)
+        yield Detector(config, backbone, family.name, path, box_ap, family.retinanet)
     configs = Path(mmdet.__file__).parent / '.mim' / 'configs'
     for other in COMPARED:
         path = configs / other.config
@@ -166,7 +153,7 @@ def new_row(detector: Detector) -> dict:
 def measure(row: dict, image: Tensor) -> None:
     """Build the detector of a row, and add the times of its passes."""
     model = build(DETECTORS[row['name']])
-    row['parameters'] = size_of(model)
+    row['parameters'] = count_parameters(model)
     if 'plain_seconds' in row:
         for _ in range(PASSES):
             row['plain_seconds'].append(time_pass(model, image)[0])
@@ -231,17 +218,17 @@ def latency_table(rows: Sequence[dict]) -> str:
 def draw(rows: Sequence[dict], size: tuple[int, int], path: Path) -> None:
     """Draw AP over latency: a line for each family, a cross for the detectors of MMDetection."""
     figure, axes = plt.subplots(figsize=(7.5, 4.6), layout='constrained')
-    for family in FAMILIES:
-        members = [row for row in rows if row['family'] == family.name]
+    for family, color in COLORS.items():
+        members = [row for row in rows if row['family'] == family]
         if not members:
             continue
         seconds = [min(row['seconds']) for row in members]
         box_aps = [row['box_ap'] for row in members]
-        axes.plot(seconds, box_aps, 'o-', color=family.color, label=family.name)
+        axes.plot(seconds, box_aps, 'o-', color=color, label=family)
         low = [min(row['bfloat16_seconds']) for row in members]
-        axes.plot(low, box_aps, 'o--', color=family.color, ms=3, lw=0.8)
+        axes.plot(low, box_aps, 'o--', color=color, ms=3, lw=0.8)
         for row, x, y in zip(members, seconds, box_aps):
-            label(axes, row['backbone'].rpartition('-')[2], (x, y), (-5, 3), family.color)
+            label(axes, row['backbone'].rpartition('-')[2], (x, y), (-5, 3), color)
     for row in rows:
         if row['family']:
             continue

@@ -18,15 +18,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.costs import count_operations, meta_model
 from cpvt_pyramid import ARCHS, CPVTPyramid, accelerate
 from cpvt_pyramid.app.predict.openvino_graph import to_rows
 from cpvt_pyramid.app.predict.sessions import openvino_core
 from cpvt_pyramid.app.tooling import sizes
 from cpvt_pyramid.app.tooling.command import UserError
 from tests.models import ports
-from tests.models.meta import without_values
 from tests.models.ports import ports_of
 
 OURS = ('plain', 'accelerated', 'checkpointed')
@@ -232,16 +231,10 @@ def time_of(function: Callable[[], object]) -> Time:
 def operations(case: Case) -> int:
     """Floating-point operations of the products and convolutions of a step of our plain model.
 
-    They are counted on the meta device, where fused attention counts as its two products. For each
-    product a backward pass has two, of the gradients of both factors: it is not counted, because
-    PyTorch's counter takes gradients of depthwise convolutions for those of dense ones.
+    For each product a backward pass has two, of the gradients of both factors: it is not counted,
+    because PyTorch's counter takes gradients of depthwise convolutions for those of dense ones.
     """
-    with without_values():
-        model = CPVTPyramid(case.arch).eval()
-    image = torch.empty(1, 3, case.height, case.width, device='meta')
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(image)
-    forward = counter.get_total_flops()
+    forward = count_operations(meta_model(CPVTPyramid, case.arch), case.height, case.width)
     return forward if case.step == 'inference' else 3 * forward
 
 

@@ -18,6 +18,18 @@ class Backbone(NamedTuple):
     top1: float  # on ImageNet
 
 
+class Family(NamedTuple):
+    """The architectures of a paper."""
+
+    prefix: str  # of the names of its archs
+    name: str
+    title: str  # in the README
+    retinanet: str  # who published the results of RetinaNet
+    weights: str  # who published the weights of the backbones,
+    form: str  # in which format of `cpvt_pyramid.checkpoints.formats`
+    licence: str = 'Apache-2.0'  # of the weights
+
+
 class Recipe(NamedTuple):
     """A training recipe and its published results."""
 
@@ -53,6 +65,28 @@ BACKBONES = {
     'mit_b5': Backbone('MiT-B5', 'b5', 83.8),
     'cpvt_tiny': Backbone('CPVT-Ti', 'columnar_cpvt_ti', 73.4),
 }
+FAMILIES = (
+    Family('pcpvt_', 'PCPVT', 'PCPVT (Twins), CPVTv2', 'Twins', 'timm', 'ours'),
+    Family('svt_', 'SVT', 'Twins-SVT', 'Twins', 'timm', 'ours'),
+    Family('pvt_v2_', 'PVTv2', 'PVTv2', 'MMDetection', 'timm', 'timm_pvt_v2'),
+    Family('pvt_', 'PVT', 'PVT', 'PVT', "PVT's authors", 'pvt'),
+    Family(
+        'mit_',
+        'MiT',
+        'MiT (SegFormer)',
+        '',
+        "MMSegmentation, converted from SegFormer's authors",
+        'mm_pvt_v2',
+        "NVIDIA's, for research only",
+    ),
+)
+
+
+def family_of(arch: str) -> Family:
+    """The family of a pyramid; of prefixes that begin alike, the longer one stands first."""
+    return next(family for family in FAMILIES if arch.startswith(family.prefix))
+
+
 # Tasks, as mim calls them.
 BOX = 'Object Detection'
 MASK = 'Instance Segmentation'

@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import ROOT
-from benchmarks.model_table import with_section
+from benchmarks.pages import README, with_section
 from benchmarks.published import BACKBONES
+from cpvt_pyramid.app.tooling.command import run_command
 from cpvt_pyramid.app.tooling.report import markdown_table
 
 MEASURED = ROOT / 'benchmarks' / 'speed.json'
-README = ROOT / 'README.md'
 PAGE = ROOT / 'docs' / 'performance.md'
-BEGIN = '<!-- speed: benchmarks/speed_tables.py -->\n'
-END = '<!-- end of speed -->'
 BY = {
     'clock': 'medians of the clock, on an otherwise idle machine',
     'processor': 'least processor time of a thread, on a busy machine',
@@ -289,16 +287,6 @@ def start_of(row: Row) -> list[str]:
     return [name_of(row), f'{row["height"]} x {row["width"]}', str(row['threads'])]
 
 
-def readme(text: str, measured: Measured) -> str:
-    """The README's text with the current table between the markers."""
-    return with_section(text, BEGIN, END, readme_section(measured))
-
-
-def page(text: str, measured: Measured) -> str:
-    """The text of docs/performance.md with the current tables between the markers."""
-    return with_section(text, BEGIN, END, page_section(measured))
-
-
 def speed_tables(*, write: bool = False) -> None:
     """Print the tables.
 
@@ -310,13 +298,11 @@ def speed_tables(*, write: bool = False) -> None:
         print(readme_section(measured))
         print(page_section(measured), end='')
         return
-    README.write_text(readme(README.read_text(), measured))
-    PAGE.write_text(page(PAGE.read_text(), measured))
+    for page, section in ((README, readme_section(measured)), (PAGE, page_section(measured))):
+        page.write_text(with_section(page.read_text(), 'speed', section))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.app.tooling.command import run_command
-
     return run_command(speed_tables, argv)
 
 

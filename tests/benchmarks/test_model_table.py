@@ -1,9 +1,18 @@
-"""Counts for the table of models."""
+"""Counts for the table of models, and sections of pages."""
 
 import pytest
 
-from benchmarks.model_table import count, multiply_additions, pyramid_row
-from cpvt_pyramid import ARCHS, CPVTPyramid
+from benchmarks.model_table import pyramid_row
+from benchmarks.pages import with_section
+
+PAGE = """\
+# Page
+
+<!-- models: benchmarks/model_table.py -->
+old
+<!-- end of models -->
+after
+"""
 
 
 def test_published_flops():
@@ -12,13 +21,11 @@ def test_published_flops():
         assert pyramid_row(arch)[3] == published
 
 
-def test_blocks_of_a_stage_cost_the_same_in_pairs():
-    """From which the table's numbers of deep models are made."""
-    row = ARCHS['svt_small']._replace(depths=(2, 2, 4, 2))
-    small, _ = count(CPVTPyramid, row._replace(depths=(2, 2, 2, 2)))
-    whole, _ = count(CPVTPyramid, row)
-    blocks = [f'CPVTPyramid.blocks.2.{j}' for j in (0, 1)]
-    pair = sum(multiply_additions(small, block) for block in blocks)
-    assert pair > 0
-    total = multiply_additions(small, 'Global') + pair
-    assert total == pytest.approx(multiply_additions(whole, 'Global'), abs=0)
+def test_a_section_is_replaced_and_nothing_else():
+    assert with_section(PAGE, 'models', 'new\n') == PAGE.replace('old', 'new')
+
+
+@pytest.mark.parametrize('page', ['', PAGE + PAGE, PAGE.replace('<!-- end of models -->', '')])
+def test_a_page_without_the_section(page):
+    with pytest.raises(ValueError, match='must have the comments <!-- models: PROGRAM --> and'):
+        with_section(page, 'models', 'new')

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from support import ROOT, load_tool, pyproject
 
 from benchmarks import model_table, speed_tables
+from benchmarks.pages import with_section
 from cpvt_pyramid import ARCHS
 from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.app.tooling.command import parser_of
@@ -165,13 +166,14 @@ def test_exported_models(tmp_path, monkeypatch):
 
 
 def test_tables_of_models_are_current():
-    assert model_table.with_table(README) == README
-    assert model_table.models_page() == (ROOT / 'docs/models.md').read_text()
+    assert with_section(README, 'models', model_table.readme_table()) == README
+    page = (ROOT / 'docs/models.md').read_text()
+    assert model_table.models_page(page) == page
     assert model_table.metafile() == (ROOT / 'configs/metafile.yml').read_text()
 
 
 def test_tables_of_speed_are_those_that_were_measured():
     measured = speed_tables.read()
-    assert speed_tables.readme(README, measured) == README
+    assert with_section(README, 'speed', speed_tables.readme_section(measured)) == README
     page = (ROOT / 'docs/performance.md').read_text()
-    assert speed_tables.page(page, measured) == page
+    assert with_section(page, 'speed', speed_tables.page_section(measured)) == page

@@ -7,6 +7,9 @@ Names that are private to PyTorch, all of them in this folder:
   gradients of GELU and softmax, in one pass each.
 - `torch.ops.mkldnn._convolution_pointwise` and `torch.ops.aten.convolution_backward` (conv_mlp): a
   depthwise convolution with its GELU, and the gradient of its weight alone.
+- `torch.ops.aten.mkldnn_linear` (attention): a product whose input and result are tensors of
+  oneDNN, whose softmax takes half as long as PyTorch's.
+- `torch.cpu._is_amx_tile_supported` (processor): whether PyTorch's fused attention uses AMX.
 - `torch.ops.mkldnn._is_mkldnn_bf16_supported` (processor): whether there are products in bfloat16.
 - `torch._C._are_functorch_transforms_active`, `torch._C._functorch.is_legacy_batchedtensor`,
   `torch._C._len_torch_dispatch_stack`, `torch._C._len_torch_function_stack` and

@@ -15,13 +15,15 @@ from torch import Tensor
 from ..columnar import SelfAttention
 from ..grid import Grid
 from ..model import Attention, GlobalAttention, LinearAttention
-from .processor import mkl_is_slow
-from .products import AT_A_TIME, affine, cast, common_dtype, is_differentiated, summed_outer
+from .processor import fused_attention_is_slow
+from .products import affine, cast, common_dtype, is_differentiated, summed_outer
 
 # From this number of scores of a head on, products of oneDNN are faster than PyTorch's fused
-# kernel, which uses MKL, where MKL is slow. Elsewhere they never are: on Zen 4 the fused kernel
-# takes 0.7 to 0.95 of oneDNN's time.
+# kernel, where that is slow.
 WORTH_ONEDNN = 2**16
+
+# Scores that are computed at a time, which stay in the cache.
+SCORES_AT_A_TIME = 2**20
 
 # The fused kernel takes 256 queries at a time if it has at least as many as this, else 64 or 32.
 MIN_GROUP = 768
@@ -30,9 +32,10 @@ MIN_GROUP = 768
 class AttentionInParts(Attention):
     """Mixin, listed before an attention of the model.
 
-    Where MKL is slow, oneDNN computes large attention. The scores stay in the processor's cache and
-    are recomputed in the backward pass. Elsewhere training distributes the queries of a few heads
-    over all threads. Encodings inside the attention and dropout are left to the attention itself.
+    Where PyTorch's fused kernel is slow, oneDNN computes large attention. The scores stay in the
+    processor's cache and are recomputed in the backward pass. Elsewhere training distributes the
+    queries of a few heads over all threads. Encodings inside the attention and dropout are left to
+    the attention itself.
     """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -41,7 +44,7 @@ class AttentionInParts(Attention):
             return super().attend(q, k, v, grid)
         q, k, v = cast(dtype, q, k, v)
         trains = torch.is_grad_enabled()
-        if mkl_is_slow() and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:
+        if fused_attention_is_slow(dtype) and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:
             bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(q.dtype)
             function = PartsOfAttention.apply if trains else attention_in_parts
             return function(q, k, v, bias)
@@ -75,12 +78,44 @@ def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) 
     `bias`, (B, M), is added to the scores; None: nothing is.
     """
     out = q.new_empty(q.transpose(1, 2).shape)
-    k = scaled(k).contiguous()
-    v = v.transpose(2, 3).contiguous()
-    for b, head, rows in query_parts(q, k):
-        weights = attention_weights(q[b, head, rows], k[b, head], bias, b)
-        out[b, rows, head] = affine(weights, v[b, head])
+    k = scaled(k)
+    count = heads_at_a_time(q, k)
+    if count == 1:
+        k = k.contiguous()
+        v = v.transpose(2, 3).contiguous()
+        for b, head, rows in query_parts(q, k):
+            weights = attention_weights(q[b, head, rows], k[b, head], bias, b)
+            out[b, rows, head] = torch.ops.aten.mkldnn_linear(weights, v[b, head]).to_dense()
+        return out
+    for b in range(q.shape[0]):
+        image_bias = None if bias is None else bias[b]
+        for start in range(0, q.shape[1], count):
+            heads = slice(start, start + count)
+            found = batched_attention(q[b, heads], k[b, heads], v[b, heads], image_bias)
+            out[b, :, heads] = found.transpose(0, 1)
     return out
+
+
+def heads_at_a_time(q: Tensor, k: Tensor) -> int:
+    """Number of heads of an image whose scores stay in the cache.
+
+    It is 1 in float32, because oneDNN computes PyTorch's batched products only in bfloat16.
+    """
+    if q.dtype == torch.float32:
+        return 1
+    fitting = SCORES_AT_A_TIME // (q.shape[2] * k.shape[2])
+    return min(max(fitting, 1), q.shape[1])
+
+
+def batched_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """Attention (n, N, d) by batched products, without gradient; the keys are `scaled`.
+
+    `bias`, of a shape that expands to that of the scores, (n, N, M), is added to them.
+    """
+    scores = torch.bmm(q, k.transpose(1, 2))
+    if bias is not None:
+        scores += bias
+    return torch.bmm(scores.to_mkldnn().softmax(-1).to_dense(), v)
 
 
 class PartsOfAttention(torch.autograd.Function):
@@ -104,7 +139,7 @@ class PartsOfAttention(torch.autograd.Function):
         for b, head, rows in query_parts(q, k):
             part_q = q[b, head, rows].contiguous()
             part_grad = grad[b, rows, head].contiguous()
-            weights = attention_weights(part_q, k[b, head], bias, b)
+            weights = attention_weights(part_q, k[b, head], bias, b).to_dense()
             grad_v[b, head] += summed_outer(weights, part_grad)
             grad_scores = torch.ops.aten._softmax_backward_data(
                 affine(part_grad, v[b, head]), weights, -1, weights.dtype
@@ -115,15 +150,18 @@ class PartsOfAttention(torch.autograd.Function):
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Optional[Tensor], image: int) -> Tensor:
-    """Attention weights (rows, M) of some queries; the keys are `scaled`."""
-    scores = affine(q, k, None if bias is None else bias[image])
-    return torch.softmax(scores, dim=-1, out=scores)
+    """Attention weights (rows, M) of some queries, as a tensor of oneDNN; the keys are `scaled`.
+
+    oneDNN's softmax takes half as long as PyTorch's.
+    """
+    image_bias = None if bias is None else bias[image]
+    return torch.ops.aten.mkldnn_linear(q.to_mkldnn(), k, image_bias).softmax(-1)
 
 
 def query_parts(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, slice]]:
     """Split the queries into parts whose scores stay in the cache: image, head and queries."""
     batch, heads, queries, _ = q.shape
-    rows = max(AT_A_TIME // k.shape[2], 1)
+    rows = max(SCORES_AT_A_TIME // k.shape[2], 1)
     for b, head, start in itertools.product(range(batch), range(heads), range(0, queries, rows)):
         yield b, head, slice(start, start + rows)
 

@@ -11,46 +11,62 @@ from torch import Tensor
 
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
-from .attention import is_simple, scaled
-from .processor import mkl_is_slow
+from ..recompute import is_plain_linear
+from .attention import batched_attention, is_simple, scaled
+from .processor import fused_attention_is_slow
 from .products import cast, common_dtype, fast_dtype
 
-# Scores of windows that are computed at a time.
-SCORES_AT_A_TIME = 2**18
+# Values of queries, keys and values that are computed at a time, which stay in the cache.
+BAND = 2**20
 
 
 class BorderWindowAttention(WindowAttention):
     """A `WindowAttention` with smaller windows at the border of a map.
 
-    Where MKL is slow, inference takes batched products instead of PyTorch's fused kernel: in
-    bfloat16 they are oneDNN's, and in float32 all threads share them.
+    Inference computes some rows of windows at a time, with their linear layers, so that the maps
+    between the layers stay in the cache. Where PyTorch's fused kernel is slow, inference takes
+    batched products: in bfloat16 they are oneDNN's, and in float32 all threads share them.
     """
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         if self.fills_windows(x, grid):
             return super().forward(x, grid)
         bias = None if grid.padding is None else grid.padding.score_bias()  # (B, H, W, 1)
-        x = self.attend_in_parts(self.qkv(x), bias)
-        x = self.proj(x)
+        if not torch.is_grad_enabled() and is_plain_linear(self.qkv) and is_plain_linear(self.proj):
+            x = self.attend_in_bands(x, bias)
+        else:
+            x = self.proj(self.attend_in_parts(self.qkv(x), bias))
         return x if self.drop is None else self.drop(x)
 
     def fills_windows(self, x: Tensor, grid: Grid) -> bool:
         """True if windows of one size are needed, or are as good."""
-        k = self.window
-        if self.window_padding != 'mask' or not (grid.height % k or grid.width % k):
+        if self.window_padding != 'mask' or grid.windows is None:
             return True
-        if grid.windows is None or not is_simple(self, grid.windows):
+        if not is_simple(self, grid.windows) or fast_dtype(x) is None:
             return True
-        return fast_dtype(x) is None
+        fit = not (x.shape[1] % self.window or x.shape[2] % self.window)
+        return fit and torch.is_grad_enabled()
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         dtype = common_dtype(q, k, v)
         if dtype is None or torch.is_grad_enabled() or not is_simple(self, grid):
             return super().attend(q, k, v, grid)
-        if not mkl_is_slow() or (dtype == torch.float32 and torch.get_num_threads() == 1):
+        is_alone = dtype == torch.float32 and torch.get_num_threads() == 1
+        if not fused_attention_is_slow(dtype) or is_alone:
             return super().attend(q, k, v, grid)
         q, k, v = cast(dtype, q, k, v)
         return attention_of_windows(q, k, v, grid.key_bias)
+
+    def attend_in_bands(self, x: Tensor, bias: Optional[Tensor]) -> Tensor:
+        """The attention of a map (B, H, W, C) and its linear layers, without gradient."""
+        bands = []
+        windows = max(BAND // (x.shape[0] * x.shape[2] * 3 * x.shape[3] * self.window), 1)
+        for start in range(0, x.shape[1], windows * self.window):
+            rows = slice(start, start + windows * self.window)
+            qkv = self.qkv(x[:, rows])
+            band_bias = None if bias is None else bias[:, rows]
+            bands.append(self.proj(self.attend_in_parts(qkv, band_bias)))
+        return torch.cat(bands, 1)
 
     def attend_in_parts(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Attention of a map (B, H, W, 3 C), in up to four parts with windows of one size each.
@@ -89,24 +105,16 @@ class BorderWindowAttention(WindowAttention):
 
 
 def attention_of_windows(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """Attention inside of windows, of (B, heads, T, d) each to (B, T, heads, d), without gradient.
+    """Attention inside of windows, of (n, heads, T, d) each to (n, T, heads, d), without gradient.
 
-    `bias`, (B, 1, 1, T), is added to the scores; None: nothing is.
+    `bias`, (n, 1, 1, T), is added to the scores; None: nothing is.
     """
     windows, heads, tokens, _ = q.shape
-    out = q.new_empty(q.transpose(1, 2).shape)
-    count = max(SCORES_AT_A_TIME // (heads * tokens**2), 1)
-    for start in range(0, windows, count):
-        part = slice(start, start + count)
-        of_queries, of_keys, values = [x[part].flatten(0, 1) for x in (q, k, v)]
-        scores = torch.bmm(of_queries, scaled(of_keys).transpose(1, 2)).float()
-        if bias is not None:
-            scores.view(-1, heads, tokens, tokens).add_(bias[part])
-        # PyTorch's softmax of short rows takes twice as long in bfloat16.
-        weights = scores.softmax(-1).to(q.dtype)
-        result = torch.bmm(weights, values)
-        out[part] = result.view(-1, heads, tokens, result.shape[-1]).transpose(1, 2)
-    return out
+    if bias is not None:
+        bias = bias.to(q.dtype).expand(windows, heads, 1, tokens).flatten(0, 1)
+    q, k, v = [x.flatten(0, 1) for x in (q, scaled(k), v)]
+    found = batched_attention(q, k, v, bias)
+    return found.unflatten(0, (windows, heads)).transpose(1, 2)
 
 
 def whole_and_rest(side: int, k: int) -> list[int]:

@@ -47,12 +47,12 @@ def assert_same_gradients(found, expected):
 def way(request, monkeypatch):
     """What depends on the processor, its threads and the size of a map."""
     if request.param == 'with a slow MKL, in parts':
-        monkeypatch.setattr(attention, 'mkl_is_slow', lambda: True)
+        monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
         monkeypatch.setattr(products, 'mkl_is_slow', lambda: True)
-        monkeypatch.setattr(windows, 'mkl_is_slow', lambda: True)
-        monkeypatch.setattr(windows, 'SCORES_AT_A_TIME', 4000)
+        monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
+        monkeypatch.setattr(windows, 'BAND', 4000)
         monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
-        monkeypatch.setattr(attention, 'AT_A_TIME', 4000)
+        monkeypatch.setattr(attention, 'SCORES_AT_A_TIME', 4000)
         monkeypatch.setattr(products, 'AT_A_TIME', 4000)
         monkeypatch.setattr(conv_mlp, 'AT_A_TIME', 2000)
         monkeypatch.setattr(conv_mlp, 'FEWEST_ROWS', 3)

@@ -1,6 +1,7 @@
 """Convolution MLPs and windows that are computed in parts: what a plain layer computes."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -9,11 +10,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cpvt_pyramid import accelerate
-from cpvt_pyramid.acceleration import conv_mlp, products, windows
+from cpvt_pyramid.acceleration import attention, conv_mlp, products, windows
+from cpvt_pyramid.acceleration.attention import attention_in_parts
 from cpvt_pyramid.acceleration.conv_mlp import FusedConvMLP
 from cpvt_pyramid.acceleration.windows import attention_of_windows
-from cpvt_pyramid.grid import Grid
-from cpvt_pyramid.model import MLP, ConvMLP
+from cpvt_pyramid.grid import Grid, grid_of_windows
+from cpvt_pyramid.model import MLP, ConvMLP, WindowAttention
 from cpvt_pyramid.padding.mask import Padding
 from tests.models.ports import randomize
 
@@ -160,14 +162,84 @@ def test_other_convolutions_are_called(change):
     heads=st.integers(1, 3),
     tokens=st.integers(1, 12),
     masked=st.booleans(),
-    at_a_time=st.sampled_from([1, 200, 10**6]),
 )
-def test_attention_inside_of_windows(count, heads, tokens, masked, at_a_time):
+def test_attention_inside_of_windows(count, heads, tokens, masked):
     q, k, v = torch.randn(3, count, heads, tokens, 8).unbind(0)
     bias = None
     if masked:
         bias = torch.where(torch.rand(count, 1, 1, tokens) < 0.4, -30_000.0, 0.0)
     expected = nn.functional.scaled_dot_product_attention(q, k, v, bias).transpose(1, 2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, 'SCORES_AT_A_TIME', at_a_time)
-        torch.testing.assert_close(attention_of_windows(q, k, v, bias), expected)
+    torch.testing.assert_close(attention_of_windows(q, k, v, bias), expected)
+
+
+@pytest.mark.parametrize('window_padding', ['mask', 'zero', 'mmseg'])
+@settings(deadline=None, max_examples=30)
+@given(
+    height=st.integers(1, 14),
+    width=st.integers(1, 14),
+    batch=st.integers(1, 2),
+    padded=st.booleans(),
+    band=st.sampled_from([1, 400, 1200, 10**6]),
+)
+def test_windows_in_bands(window_padding, height, width, batch, padded, band):
+    plain = randomize(WindowAttention(8, 2, 3, window_padding))
+    fast = accelerate(copy.deepcopy(plain))
+    x = torch.randn(batch, height, width, 8)
+    padding = None
+    if padded:
+        sizes = torch.stack([torch.randint(1, n + 1, (batch,)) for n in (height, width)], 1)
+        padding = Padding.of_batch(torch.empty(batch, 3, height, width), sizes)
+    windows_grid = grid_of_windows(x, padding, 3, window_padding)
+    grid = Grid(height, width, padding=padding, windows=windows_grid)
+    inside = slice(None) if padding is None else ~padding.outside.bool().expand_as(x)
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, 'BAND', band)
+        patch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
+        patch.setattr(torch, 'get_num_threads', lambda: 2)
+        found = fast(x, grid)[inside]
+        torch.testing.assert_close(found, plain(x, grid)[inside], rtol=1e-4, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    batch=st.integers(1, 2),
+    heads=st.integers(1, 5),
+    queries=st.integers(1, 40),
+    keys=st.integers(1, 20),
+    masked=st.booleans(),
+    at_a_time=st.sampled_from([50, 1000, 10**6]),
+)
+def test_attention_in_bfloat16(batch, heads, queries, keys, masked, at_a_time):
+    """Some heads at a time where they are small, else some queries of one."""
+    q = torch.randn(batch, queries, heads, 16).bfloat16().transpose(1, 2)
+    k, v = torch.randn(batch, keys, 2, heads, 16).bfloat16().transpose(1, 3).unbind(2)
+    bias = None
+    if masked:
+        bias = torch.where(torch.rand(batch, keys) < 0.4, -30_000.0, 0.0).bfloat16()
+        bias[:, 0] = 0  # no image is all padding
+    scores = q.double() @ k.double().transpose(2, 3) / 4
+    if masked:
+        scores += bias.double()[:, None, None]
+    expected = (scores.softmax(-1) @ v.double()).transpose(1, 2)
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, 'SCORES_AT_A_TIME', at_a_time)
+        found = attention_in_parts(q, k, v, bias)
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - expected).norm() <= 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
+def test_attention_with_values_that_are_not_finite(dtype, value):
+    """oneDNN's softmax makes some weights of a row NaN where PyTorch's makes all."""
+    q, k, v = torch.randn(3, 1, 2, 6, 8, generator=torch.manual_seed(0)).to(dtype).unbind(0)
+    q[0, 0, 1, 2] = value
+    k[0, 1, 3, 4] = value
+    v[0, 1, 4, 5] = value
+    # Not PyTorch's fused kernel, which makes 0 of a query that is NaN.
+    weights = (q.double() @ k.double().transpose(2, 3) / 8**0.5).softmax(-1)
+    expected = (weights @ v.double()).transpose(1, 2)
+    with torch.no_grad():
+        found = attention_in_parts(q, k, v, None)
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isinf(), expected.isinf())

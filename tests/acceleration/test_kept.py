@@ -60,7 +60,7 @@ def test_patches_are_not_kept():
 
 
 def test_attention_keeps_no_scores(monkeypatch):
-    monkeypatch.setattr(attention, 'mkl_is_slow', lambda: True)
+    monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
     layer = accelerate(GlobalAttention(8, 1, sr_ratio=1))
     x = torch.randn(1, 32, 64, 8, requires_grad=True)
     assert 2048**2 >= attention.WORTH_ONEDNN
@@ -117,7 +117,7 @@ def test_attention_is_the_formula(batch, heads, queries, keys, masked, threads):
     noise = torch.randn_like(slow)
     expected = torch.autograd.grad(slow, (q, kv), noise)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, 'AT_A_TIME', 32)
+        patch.setattr(attention, 'SCORES_AT_A_TIME', 32)
         patch.setattr(attention, 'MIN_GROUP', 2)
         patch.setattr(torch, 'get_num_threads', lambda: threads)
         keys_hidden = None if hidden is None else hidden[:, None, None]

@@ -72,12 +72,12 @@ LAYERS = {
 @pytest.fixture(params=LAYERS)
 def layers(request, monkeypatch):
     """A plain layer, the same accelerated, and an input. Large ones are computed in parts."""
-    monkeypatch.setattr(attention, 'mkl_is_slow', lambda: True)
+    monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
     monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
-    monkeypatch.setattr(windows, 'mkl_is_slow', lambda: True)
-    monkeypatch.setattr(windows, 'SCORES_AT_A_TIME', 40)
+    monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
+    monkeypatch.setattr(windows, 'BAND', 40)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
-    monkeypatch.setattr(attention, 'AT_A_TIME', 40)
+    monkeypatch.setattr(attention, 'SCORES_AT_A_TIME', 40)
     monkeypatch.setattr(conv_mlp, 'AT_A_TIME', 40)
     monkeypatch.setattr(conv_mlp, 'FEWEST_ROWS', 1)
     build, shape, kind = LAYERS[request.param]
@@ -264,9 +264,9 @@ def test_forward_mode(layers, grad):
 @pytest.mark.parametrize('kind', ['global', 'windows'])
 @pytest.mark.parametrize('index', range(3), ids=['queries', 'keys', 'values'])
 def test_forward_mode_of_one_input_of_attention(monkeypatch, index, kind, grad):
-    monkeypatch.setattr(attention, 'mkl_is_slow', lambda: True)
+    monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
     monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
-    monkeypatch.setattr(windows, 'mkl_is_slow', lambda: True)
+    monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
     layer = GlobalAttention(8, 2, sr_ratio=1) if kind == 'global' else WindowAttention(8, 2, 4)
     inputs = torch.randn(3, 1, 2, 16, 4).unbind(0)
     found = []

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpvt_pyramid import CPVTPyramid, load_weights
+from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS, CPVTPyramid, load_weights
 from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.checkpoints import downloads, local_file
 from cpvt_pyramid.trained import (
@@ -185,7 +185,8 @@ def test_the_table(name):
 
 def test_the_command_lists_them(capsys):
     assert main(['models']) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
+    table, backbones = capsys.readouterr().out.rstrip().split('\n\n')
+    head, *lines = table.splitlines()
     columns = ['data', 'classes', 'published', 'parameters', 'download', 'needs', 'weights']
     assert head.split() == columns
     assert [line.split()[0] for line in lines] == list(TRAINED)
@@ -194,6 +195,8 @@ def test_the_command_lists_them(capsys):
         'segformer_b0_cityscapes Cityscapes 19 76.54 mIoU 3.7M 15 MB torch research only',
     ):
         assert row.split() in [line.split() for line in lines]
+    names = backbones.removeprefix('architectures of backbones: ').split(', ')
+    assert names == [*ARCHS, *COLUMNAR_ARCHS]
 
 
 # Loading

@@ -54,16 +54,17 @@ def convert_weights(
 
     Args:
         source: a .pth or .safetensors file in any of the formats, a path or an address (timm://NAME,
-            hf://OWNER/REPO/FILE, https://...)
+            hf://OWNER/REPO/FILE, https://...), or the name of a trained model (cpvt models)
         to: the format, see above
         out: folder to write to
         backbone_only: leave out a classifier's head
         safetensors: write a .safetensors file
     """
     from ...checkpoints.convert import convert_checkpoint  # torch takes seconds, --help needs none
+    from ...trained import weights_of
 
     try:
-        path, is_new = convert_checkpoint(source, to, out, backbone_only, safetensors)
+        path, is_new = convert_checkpoint(weights_of(source), to, out, backbone_only, safetensors)
     except (OSError, ValueError, ImportError) as error:
         raise UserError(one_line(error)) from error
     print(f'wrote {path}' if is_new else f'{path} already exists with this content')

@@ -1,14 +1,15 @@
-"""List the trained detectors and segmentors that commands take by name.
+"""List the models that commands take by name: trained detectors and segmentors, and backbones.
 
     cpvt models
 
-They were trained and published by OpenMMLab, which is not needed to run them: segmentors need torch
-and detectors torchvision, too. A model is downloaded when it is first used, into the cache of
-torch.hub ($TORCH_HOME/hub/checkpoints, by default in ~/.cache/torch):
+Detectors and segmentors were trained and published by OpenMMLab, which is not needed to run them:
+segmentors need torch and detectors torchvision, too. A model is downloaded when it is first used,
+into the cache of torch.hub ($TORCH_HOME/hub/checkpoints, by default in ~/.cache/torch):
 
     cpvt infer retinanet_pvt_v2_b2_coco photos/
 
-Without a network, put the file there, or give its path after the name.
+Without a network, put the file there, or give its path after the name. Of a backbone, cpvt export
+takes the architecture and a checkpoint.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from ..tooling.command import run_command
 
 
 def models() -> None:
-    """Print the table."""
+    """Print the table of the detectors and segmentors, and the names of the architectures."""
+    from ...archs import ARCHS, COLUMNAR_ARCHS
     from ...trained import CLASSES, METRICS, TRAINED
     from ..tooling.report import text_table
 
@@ -38,6 +40,7 @@ def models() -> None:
             ]
         )
     print(text_table(head, rows))
+    print(f'\narchitectures of backbones: {", ".join([*ARCHS, *COLUMNAR_ARCHS])}')
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -42,7 +42,9 @@ def quantize(
             annotations.
         drop: points of AP or mIoU that may be lost, with annotations.
     """
-    source = Path(model)
+    from ..predict.opening import exported_path
+
+    source = exported_path(model)
     path = Path(out) if out else source.with_name(f'{source.stem}-int8.xml')
     if path.suffix != '.xml':
         raise UserError(f'--out must end in .xml, got {path}')

@@ -55,6 +55,7 @@ def verify(
     """
     from ..export.batches import VerifyOptions, verify_file
     from ..export.photographs import given_photographs
+    from ..predict.opening import exported_path
 
     if batch_size < 2:
         raise UserError(f'batch_size must be at least 2, got {batch_size}')
@@ -63,7 +64,7 @@ def verify(
         raise UserError(f'--value-range must rise, got {value_range[0]} {value_range[1]}')
     photographs = given_photographs(images) if images else []
     options = VerifyOptions(size, value_range, batch_size, tolerance, bitwise, dtype, photographs)
-    return int(not verify_file(model, backend, device, options))
+    return int(not verify_file(str(exported_path(model)), backend, device, options))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -15,6 +15,7 @@ from mmengine.utils import import_modules_from_strings
 
 from ..tooling.command import UserError, one_line
 from .parts import FRAMEWORKS, OPENMMLAB_NEEDED, dicts_in, framework_of, lacks_openmmlab
+from .shipped import check_config_file
 
 RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
 # All top-level settings of a config: these, and what mmengine and the tools read besides.
@@ -35,8 +36,7 @@ SETTINGS = (
 
 def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
     """The config at `path` with `--cfg-options` merged in and its custom imports done."""
-    if not Path(path).is_file():
-        raise UserError(f'no config at {path}')
+    check_config_file(path)
     if Path(path).read_bytes().startswith(BOM_UTF8):
         raise UserError(f'{path} must be UTF-8 without a byte order mark (BOM): save it so')
     try:

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from ..config.shipped import CONFIG_SUFFIXES, shipped_configs, where_configs_are
 from ..tooling.command import UserError
+from ..tooling.names import did_you_mean
 from .data import Data
 from .defects import Defects
 from .description import (
@@ -73,7 +75,7 @@ def describe(source: Path, formats: Optional[Sequence[str]] = None) -> Described
         described = Described(settings, root, recognized.notes, questions, str(source))
         return with_question_about_values(described)
     if not source.exists():
-        raise UserError(f'no folder or file {source}')
+        raise UserError(f'no folder or file {source}{hint_about(source)}')
     if source.suffix.lower() not in ENDINGS:
         raise UserError(f'the data must be a folder or a data.yaml, got the file {source}')
     settings = load_yaml(source)
@@ -85,6 +87,15 @@ def describe(source: Path, formats: Optional[Sequence[str]] = None) -> Described
     check_number_of_names(settings, source.name, notes)
     settings = {key: value for key, value in settings.items() if key != 'path'}
     return with_question_about_values(Described(settings, description.root, notes, [], str(source)))
+
+
+def hint_about(source: Path) -> str:
+    """What may be meant by a path at which there is nothing."""
+    is_config = source.suffix in CONFIG_SUFFIXES and source.suffix not in ENDINGS
+    if is_config or source.name in shipped_configs():
+        return f'; {where_configs_are(source)}'
+    neighbours = [p.name for p in source.parent.glob('*') if p.is_dir() or p.suffix in ENDINGS]
+    return did_you_mean(source.name, neighbours)
 
 
 def with_question_about_values(described: Described) -> Described:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from mmengine.config import Config
 
-from ...trained import configs_folder
 from ..config.load import load_config
 from ..config.pipelines import pipeline_of
+from ..config.shipped import CONFIG_SUFFIXES, shipped_configs
 from ..predictions.average_precision import COUNTED as COUNTED_IN_AP
 from ..tooling.command import UserError
 from ..tooling.files import atomic_write, check_file, files_below, scratch_folder
@@ -42,7 +42,6 @@ from .read import read_data
 from .recipes import Scales, adapted_recipe
 
 GENERATED = '_data'  # end of the name of the folder that is written next to a config
-CONFIG_SUFFIXES = '.py', '.yaml', '.yml', '.json'  # that mmengine reads
 LABELS = 'labels'  # folder of converted masks
 SEED = 0  # of the validation split
 FORMATS = {
@@ -146,7 +145,7 @@ def find_base(base: str) -> Path:
     path = Path(base).expanduser()
     if path.exists():
         return path
-    known = package_bases()
+    known = shipped_configs()
     if path.stem in known and path.parent.name in ('', 'configs', 'demo'):
         return known[path.stem]
     similar = difflib.get_close_matches(path.stem, known, n=5, cutoff=0.5)
@@ -155,12 +154,6 @@ def find_base(base: str) -> Path:
         f'no config at {base}; --base is a config file, or the name of a config of this package'
         f'{names} (cpvt new-config --help lists them)'
     )
-
-
-def package_bases() -> dict[str, Path]:
-    """The configs of this package by name."""
-    folder = configs_folder()
-    return {path.stem: path for path in [*folder.glob('*.py'), *folder.glob('demo/*.py')]}
 
 
 def check_paths(source: Path, base: Path) -> None:
@@ -235,9 +228,10 @@ def data_settings(checked: Checked, target: Generated) -> DataSettings:
         raise UserError(f'{source} has no training data without errors, only {others}')
     if 'val' not in splits:
         train, val = without_validation(splits.pop('train'))
+        chosen = amount(len(images_of(val)), 'training image')
         notes.append(
-            f'no validation data: {len(images_of(val))} training images, chosen at random with '
-            'seed 0, are used for it. Divide frames of a video or views of one scene yourself'
+            f'no validation data: {chosen}, chosen at random with seed 0, will be used for it. '
+            'Divide frames of a video or views of one scene yourself'
         )
         splits = {'train': train, 'val': val, **splits}
     if isinstance(data, Masks):

@@ -17,7 +17,7 @@ from ...archs import ARCHS, COLUMNAR_ARCHS
 from ...trained import TRAINED
 from ..images.formats import IMAGE_ENDINGS
 from ..images.reading import load_image
-from ..predict.opening import resolve_model
+from ..predict.opening import EXPORTING, resolve_model
 from ..tooling.command import UserError, one_line
 from ..tooling.files import check_file
 from .about import Settings
@@ -78,7 +78,7 @@ def open_source(name: str, checkpoint: Optional[str], cfg_options: Sequence[str]
             raise UserError(f'--cfg-options needs a config; {name} is an architecture')
         return Source(backbone_alone(name, checkpoint), {'arch': name})
 
-    files, left = resolve_model(name, [] if checkpoint is None else [checkpoint])
+    files, left = resolve_model(name, [] if checkpoint is None else [checkpoint], EXPORTING)
     if files.exported is not None:
         raise UserError(f'{name} is exported already')
     if left:

@@ -4,9 +4,11 @@ import sys
 from pathlib import Path
 from typing import Optional
 
+from ..config.shipped import CONFIG_SUFFIXES
 from ..predict.exported import SessionModel
-from ..predict.opening import open_model, resolve_model
+from ..predict.opening import SERVING, open_model, resolve_model
 from ..tooling.command import UserError, one_line
+from ..tooling.report import amount
 from .server import Page, Server, check_report, printable, read_samples
 
 
@@ -20,7 +22,10 @@ def serve(
     port: int,
 ) -> None:
     """Serve the page until it is interrupted; see `cpvt app` for the arguments."""
-    files, _ = resolve_model(model)
+    if model.endswith(CONFIG_SUFFIXES):
+        command = f'cpvt export {model} CHECKPOINT --out FILE.onnx'
+        raise UserError(f'{model} is a config; export its model: {command}')
+    files, _ = resolve_model(model, accepted=SERVING)
     if files.exported is not None:
         check_report(files.exported, backend or 'onnxruntime')
     elif files.trained is None:
@@ -36,7 +41,9 @@ def serve(
     except (OSError, OverflowError) as error:  # a port above 65535
         raise UserError(f'cannot listen on {host}:{port}: {one_line(error)}') from error
     where = printable(str(folder))
-    print(f'{server.url}, with {len(page.samples)} samples of {where}; stop it with Ctrl-C')
+    print(
+        f'{server.url}, with {amount(len(page.samples), "sample")} of {where}; stop it with Ctrl-C'
+    )
     if not server.is_private:
         print('every machine that reaches this one can use the page, without a password')
     sys.stdout.flush()

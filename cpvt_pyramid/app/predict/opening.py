@@ -1,23 +1,47 @@
 """From what a user calls a model to the model."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from ...trained import TRAINED, similar_name
+from ...archs import ARCHS, COLUMNAR_ARCHS
+from ...trained import TRAINED
+from ..config.shipped import CONFIG_SUFFIXES, shipped_configs, typed_path
 from ..images.formats import IMAGE_ENDINGS
 from ..images.inputs import is_address, local_path
 from ..tooling.command import UserError
+from ..tooling.names import did_you_mean
 from .exported import ExportedModel
 from .protocol import Model, check_score_thr
 
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
-CONFIGS = ('.py', '.json', '.yaml', '.yml')
 WEIGHTS = ('.pth', '.pt', '.safetensors')
-KINDS = (
+
+
+class Accepted(NamedTuple):
+    """What a command takes as a model."""
+
+    kinds: str  # in words
+    names: Collection[str]  # that stand for a model
+    files: Collection[str]  # how the names of files end
+
+
+PREDICTING = Accepted(
     'CONFIG CHECKPOINT, an exported model (.onnx, .xml), a checkpoint with its config inside, or '
-    'the name of a trained model (cpvt models)'
+    'the name of a trained model',
+    TRAINED,
+    (*EXPORTED, *WEIGHTS),
 )
+EXPORTING = Accepted(
+    'CONFIG CHECKPOINT, ARCHITECTURE CHECKPOINT, a checkpoint with its config inside, or the name '
+    'of a trained model',
+    (*TRAINED, *ARCHS, *COLUMNAR_ARCHS),
+    WEIGHTS,
+)
+SERVING = Accepted(
+    'an exported model (.onnx, .xml), or the name of a trained model', TRAINED, EXPORTED
+)
+FILE = Accepted('an exported model (.onnx, .xml)', (), EXPORTED)
 
 
 class ModelFiles(NamedTuple):
@@ -29,24 +53,31 @@ class ModelFiles(NamedTuple):
     config: Optional[str] = None  # of the checkpoint, if it has none inside
 
 
-def resolve_model(model: str, more: Sequence[str] = ()) -> tuple[ModelFiles, list[str]]:
+def resolve_model(
+    model: str, more: Sequence[str] = (), accepted: Accepted = PREDICTING
+) -> tuple[ModelFiles, list[str]]:
     """The files that a model and the words after it name, and the words that are left.
 
     The first word decides: an exported model ends with .onnx or .xml; a config with .py, .json or
     .yaml, and its checkpoint is the next word; others are a checkpoint with its config inside, or
     the name of a trained model, which a file with its weights may follow.
 
+    Args:
+        model: the first word.
+        more: the words after it.
+        accepted: what the command takes, for the message about what is no model.
+
     Raises:
         UserError: it is none of them.
     """
     words = list(more)
+    path = Path(model).expanduser()
     if model.endswith(EXPORTED):
         return ModelFiles(exported=local_path(model).expanduser()), words
-    if model.endswith(CONFIGS):
+    if model.endswith(CONFIG_SUFFIXES):
         if not words:
             raise UserError(f'{model} is a config; its checkpoint comes next')
         return ModelFiles(checkpoint=words[0], config=model), words[1:]
-    path = Path(model).expanduser()
     if path.suffix.lower() in IMAGE_ENDINGS:
         raise UserError(f'{model} is an image; the model comes first, then the images')
     if path.is_file():
@@ -57,10 +88,55 @@ def resolve_model(model: str, more: Sequence[str] = ()) -> tuple[ModelFiles, lis
         if words and words[0].endswith(WEIGHTS):
             return ModelFiles(trained=model, checkpoint=words[0]), words[1:]
         return ModelFiles(trained=model), words
-    similar = similar_name(model)
-    if similar:
-        raise UserError(f'no model at {model}; did you mean {similar}?')
-    raise UserError(f'no model at {model}; a model is {KINDS}')
+    if path.is_dir():
+        raise UserError(line_about_folder(path, accepted))
+    raise UserError(line_about_unknown(model, accepted))
+
+
+def exported_path(model: str) -> Path:
+    """The path of an exported model, for commands that take nothing else.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    path = local_path(model)
+    if path.is_dir():
+        raise UserError(line_about_folder(path, FILE))
+    if path.is_file():
+        if path.suffix not in EXPORTED:
+            raise UserError(f'{model} must be {FILE.kinds}; cpvt export writes one')
+        return path
+    if path.suffix in EXPORTED:
+        neighbours = [p.name for p in path.parent.glob('*') if p.suffix in EXPORTED]
+        raise UserError(f'no model at {model}{did_you_mean(path.name, neighbours)}')
+    raise UserError(line_about_unknown(model, FILE))
+
+
+def line_about_folder(folder: Path, accepted: Accepted) -> str:
+    """What to give instead of a folder."""
+    line = f'{folder} is a folder; the model must be {accepted.kinds}'
+    inside = [path for path in folder.iterdir() if path.suffix in accepted.files]
+    if inside:
+        newest = max(inside, key=lambda path: path.lstat().st_mtime)
+        line += f'; did you mean {newest}?'
+    return line
+
+
+def line_about_unknown(name: str, accepted: Accepted) -> str:
+    """What is wrong with a name that no model has, and what to give instead."""
+    shipped = shipped_configs()
+    meant = did_you_mean(name, accepted.names)
+    if name in shipped:
+        what = f'{name} is a config of this package ({typed_path(shipped[name])})'
+    elif name in TRAINED:
+        what = f'{name} is a trained model; cpvt export {name} --out {name}.onnx makes a file of it'
+    elif name in ARCHS or name in COLUMNAR_ARCHS:
+        what = f'{name} is the architecture of a backbone'
+    elif accepted.names:
+        what = f'no model at {name}, and none of this name in cpvt models'
+    else:
+        what = f'no model at {name}'
+    return what + (meant or f'; the model must be {accepted.kinds}')
 
 
 def open_model(

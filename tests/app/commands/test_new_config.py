@@ -22,10 +22,11 @@ from support import ROOT, load_tool
 from cpvt_pyramid.app.commands import new_config as command
 from cpvt_pyramid.app.config import check as checks
 from cpvt_pyramid.app.config.load import load_config
+from cpvt_pyramid.app.config.shipped import shipped_configs
 from cpvt_pyramid.app.data.adapt import Code, set_classes, text_of_settings
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.describe import describe
-from cpvt_pyramid.app.data.new_config import find_base, new_config, package_bases
+from cpvt_pyramid.app.data.new_config import find_base, new_config
 from cpvt_pyramid.app.data.read import read_data
 from cpvt_pyramid.app.data.recipes import Scales, adapted_recipe
 from cpvt_pyramid.app.data.recognize import recognize
@@ -383,7 +384,7 @@ def test_help_lists_the_bases():
     text = inspect.getdoc(command)
     patterns = re.findall(r'^ {8}([a-z]\S*|\{\S+)$', text, re.M)
     names = [name for pattern in patterns for name in expanded(pattern)]
-    assert sorted(names) == sorted(package_bases())
+    assert sorted(names) == sorted(shipped_configs())
 
 
 def test_a_base_by_its_name(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from cpvt_pyramid.app.predict.openvino_graph import to_rows
 from cpvt_pyramid.app.predict.sessions import openvino_core
 from cpvt_pyramid.app.tooling import sizes
 from cpvt_pyramid.app.tooling.command import UserError
+from cpvt_pyramid.app.tooling.report import amount
 from tests.models import ports
 from tests.models.ports import ports_of
 
@@ -68,7 +69,7 @@ class Way(NamedTuple):
     model: str  # one of MODELS
 
     def __str__(self) -> str:
-        return f'{self.model} in {self.dtype}, {self.threads} threads'
+        return f'{self.model} in {self.dtype}, {amount(self.threads, "thread")}'
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Way:

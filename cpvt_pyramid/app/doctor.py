@@ -120,7 +120,7 @@ def device() -> Finding:
         found = map(torch.cuda.get_device_properties, gpus)
         names = ', '.join(f'{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)' for gpu in found)
         return Finding('ok', f'CUDA {built}: {names}')
-    threads = f'{torch.get_num_threads()} threads on {os.cpu_count()} cores'
+    threads = f'threads: {torch.get_num_threads()}, cores: {os.cpu_count()}'
     detail = f'CPU, {threads}; torch is built for {f"CUDA {built}" if built else "the CPU only"}'
     is_hidden = os.environ.get('CUDA_VISIBLE_DEVICES') is not None
     if has_nvidia_gpu() and not is_hidden:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, Optional
 
 from ..tooling.command import UserError, run_command
+from ..tooling.report import amount
 
 
 def check_data(
@@ -47,7 +48,8 @@ def check_data(
             raise UserError(f'--splits and --cfg-options need a config, got {source}')
         formats = [format] if format else None
         errors = check_source(Path(source), formats, Path(out_dir), Path(out) if out else None)
-    print('no errors' if not errors else f'{errors} kinds of errors or questions')
+    kinds = amount(errors, 'kind of error or question', 'kinds of errors or questions')
+    print(kinds if errors else 'no errors')
     return min(errors, 1)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..tooling.command import UserError
+from ..tooling.report import amount
 from . import defects
 from .data import Objects, Split, categories_of
 from .defects import Defects
@@ -109,7 +110,7 @@ def with_classes(split: Split, classes: Sequence[str], found: Defects) -> Split:
                 counts[name] += 1
         annotations = kept
         for name, count in counts.items():
-            found.add(defects.OTHER_CLASS, f'{name} ({count} objects in {split.name})')
+            found.add(defects.OTHER_CLASS, f'{name} ({amount(count, "object")} in {split.name})')
     if [name for name in names.values() if name in classes] == list(classes):
         return split._replace(content={**split.content, 'annotations': annotations})
     labels = {key: classes.index(name) + 1 for key, name in names.items() if name in classes}

@@ -174,7 +174,7 @@ def adapted_recipe(cfg: Config, images: int, epochs: Optional[int] = None) -> Re
     if lr:
         settings['optim_wrapper'] = dict(optimizer=dict(lr=lr))
         comments['optim_wrapper'] = (
-            f'{lr_before} for {recipe_batch} images per step in the base; here {batch}.\n'
+            f'{lr_before} for {amount(recipe_batch, "image")} per step in the base; here {batch}.\n'
             '# On several GPUs, or with another batch_size: --auto-scale-lr.'
         )
     for name, hook in (cfg.get('default_hooks') or {}).items():

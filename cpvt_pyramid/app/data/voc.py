@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from ..tooling.command import UserError
 from ..tooling.files import files_below
+from ..tooling.report import amount
 from . import defects
 from .data import Objects, Outline, Split, coco_content
 from .defects import Defects
@@ -72,7 +73,7 @@ def read_voc(description: Description, found: Defects) -> Objects:
                 of_image.append(outline._replace(label=classes.index(name), points=points))
         splits[split] = Split(coco_content(outlines, sizes, classes, found), description.root)
     for name, count in left_out.items():
-        found.add(defects.OTHER_CLASS, f'{name} ({count} objects)')
+        found.add(defects.OTHER_CLASS, f'{name} ({amount(count, "object")})')
     return Objects(description, splits, classes, [])
 
 

@@ -136,8 +136,8 @@ class CocoTruth(Truth):
                 objects.append(complete_object(given, image, metric, at))
         if self.images and not objects:
             raise UserError(
-                f'{file} has no object of the model in the {len(self.images)} images to compare '
-                'on; --compare gives others'
+                f'{file} has no object of the model in the images to compare on '
+                f'({len(self.images)}); --compare gives others'
             )
         self.content = {
             'images': image_records,

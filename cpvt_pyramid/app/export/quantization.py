@@ -377,7 +377,7 @@ def quantize_file(
         compared = evenly_spaced(compared, COMPARED)
     nncf = import_nncf()  # takes seconds, and comes after what may be wrong with the arguments
     inputs = calibration_inputs(original, evenly_spaced(calibration, CALIBRATED))
-    say(f'calibrating with {len(inputs)} images, comparing on {len(compared)} others')
+    say(f'images to calibrate with: {len(inputs)}; to compare on: {len(compared)}')
     expected = expected_of(original, compared, truth)
     model = quantized_model(nncf, model, inputs)
 
@@ -486,7 +486,8 @@ def read_annotations(
         raise UserError(f'no annotations at {path}')
     if not truth.images:
         raise UserError(
-            f'none of the {len(compared)} images to compare on is annotated; --compare gives others'
+            f'none of the images to compare on ({len(compared)}) is annotated; --compare gives '
+            'others'
         )
     return truth
 

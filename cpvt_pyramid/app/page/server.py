@@ -400,7 +400,8 @@ class Turns:
 
 
 def busy(count: int) -> HTTPException:
-    line = f'{count} others are before you; try again in a moment'
+    others = '1 other is' if count == 1 else f'{count} others are'
+    line = f'{others} before you; try again in a moment'
     return HTTPException(503, line, {'Connection': 'close', 'Retry-After': '5'})
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from ..images.reading import Source, load_image
 from ..predictions.kinds import Prediction
 from ..tooling.command import UserError
+from ..tooling.report import amount
 from ..tooling.threads import prefetch
 from .opening import open_model, resolve_model
 from .protocol import Model, Prepared, predict_all
@@ -128,8 +129,8 @@ class Predictor:
             return self.model.read(Path(source))
         count = len(self.model.bands)
         raise ValueError(
-            f'the model takes {count} bands, as a path or an array (height, width, {count}), got '
-            f'a Pillow image of mode {source.mode}'
+            f'the model takes {amount(count, "band")}, as a path or an array (height, width, '
+            f'{count}), got a Pillow image of mode {source.mode}'
         )
 
     def __reduce__(self) -> tuple:

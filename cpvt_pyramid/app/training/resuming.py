@@ -26,6 +26,7 @@ from ...checkpoints.reading import listed
 from ..config.load import settings_in_checkpoint
 from ..config.schedules import schedule_problems
 from ..tooling.command import UserError
+from ..tooling.report import amount
 from .seeds import IterationSeedHook
 
 # Settings that a checkpoint replaces when a training resumes: mmengine restores the optimizer with
@@ -113,7 +114,8 @@ class ResumeHook(Hook):
         check_restored(changed, 'the checkpoint')
         used = [f'{path} {new!r} instead of {old!r}' for path, (old, new) in changed.items()]
         if state.get('processes', get_world_size()) != get_world_size():
-            used.append(f'{get_world_size()} processes instead of {state["processes"]}')
+            processes = amount(get_world_size(), 'process', 'processes')
+            used.append(f'{processes} instead of {state["processes"]}')
         if used:
             say(f'this training differs from that of the checkpoint: {listed(used)}')
         saved_at = checkpoint['meta']['iter']
@@ -171,7 +173,7 @@ class ResumeHook(Hook):
         self.epoch = runner.epoch
         self.first = runner.iter - self.done
         if self.done:
-            runner.logger.info(f'continuing epoch {runner.epoch + 1} after {self.done} batches')
+            runner.logger.info(f'continuing epoch {runner.epoch + 1} after batch {self.done}')
             self.whole_epoch = loop.dataloader
             loop.dataloader = rest_of_epoch(runner, loop.dataloader, self.done)
             self.done = 0
@@ -274,8 +276,8 @@ def restore_position(
     meta['iter'] = meta['epoch'] * length + done
     within = f' within epoch {meta["epoch"] + 1}' if done else ''
     say(
-        f'an epoch has {length} iterations now, and had {before:g}: the training continues'
-        f'{within} after iteration {meta["iter"]}, where the checkpoint says {saved_at}'
+        f'an epoch has {amount(length, "iteration")} now, and had {before:g}: the training '
+        f'continues{within} after iteration {meta["iter"]}, where the checkpoint says {saved_at}'
     )
     hub = checkpoint['message_hub']['runtime_info']
     if hub.get(EVALUATED) == saved_at:
@@ -341,7 +343,7 @@ def restore_schedules(runner: Runner, checkpoint: dict, say: Callable[[str], Non
         if old['_global_step'] != place and not getattr(schedule, 'need_val_args', False):
             differences.append(f'{name} at {place} instead of {old["_global_step"]}')
     if len(schedules) != len(saved):
-        differences.append(f'{len(schedules)} schedules instead of {len(saved)}')
+        differences.append(f'{amount(len(schedules), "schedule")} instead of {len(saved)}')
     if not differences:
         return
     if any(getattr(schedule, 'need_val_args', False) for schedule in schedules):
@@ -426,8 +428,8 @@ def restore_gradients(
     gradients = state.get('gradients')
     if gradients is None or get_world_size() > 1:
         say(
-            f'the gradients of the last {iteration % counts} iterations are lost: they are part of '
-            f'a sum of {counts} (accumulative_counts)'
+            f'lost gradients: those of the last {amount(iteration % counts, "iteration")}, which '
+            f'are part of a sum of {counts} (accumulative_counts)'
         )
         return
     for name, parameter in bare_model(runner).named_parameters():

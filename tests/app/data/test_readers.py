@@ -354,7 +354,7 @@ def test_yolo_of_darknet_with_splits(tmp_path):
     found, problems = objects_in(tmp_path)
     assert counts(found) == {'train': (3, 6), 'val': (1, 2)} and not problems
     assert found.classes == list(CLASSES)
-    assert '1 labelled images are left out: no list has them' in found.notes
+    assert '1 image with labels left out: not in any list' in found.notes
 
 
 @pytest.mark.parametrize(

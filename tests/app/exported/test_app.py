@@ -636,4 +636,4 @@ def test_samples_are_in_the_folder_with_the_name_of_the_model(model, photos, mon
     assert samples_of(path) == folder
     Image.fromarray(photos[0]).save(folder / 'sample.png')
     main([str(path), '--port', '0'])
-    assert f', with 1 samples of {folder}; stop' in capsys.readouterr().out
+    assert f', with 1 sample of {folder}; stop' in capsys.readouterr().out

@@ -176,12 +176,12 @@ def test_grayscale(tmp_path):
     with torch.no_grad():
         (sample,) = model.test_step({k: [v] for k, v in data.items()})
     assert sample.pred_sem_seg.data.shape == (1, 70, 60)
-    with pytest.raises(ReadError, match='takes 1 bands, got 3'):  # a frame of a video
+    with pytest.raises(ReadError, match='takes 1 band, got 3'):  # a frame of a video
         OpenMMLabModel(model, cfg, NO_CLASSES).prepare(np.zeros((8, 8, 3), np.uint8))
     cfg.dump(tmp_path / 'grey.py')
     torch.save({'state_dict': model.state_dict()}, tmp_path / 'grey.pth')
     predict = Predictor(tmp_path / 'grey.py', tmp_path / 'grey.pth')
-    with pytest.raises(ValueError, match='takes 1 bands, as a path or an array'):
+    with pytest.raises(ValueError, match='takes 1 band, as a path or an array'):
         predict(Image.open(tmp_path / 'grey.png'))
 
 

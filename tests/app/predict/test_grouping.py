@@ -175,7 +175,7 @@ def test_models_that_return_other_than_a_result_for_each_image(monkeypatch):
     ready = predictor('SOLO')
     test_step = ready.model.test_step
     monkeypatch.setattr(ready.model, 'test_step', lambda data: test_step(data) * 3)
-    with pytest.raises(UserError, match='returned 3 results for 1 images'):
+    with pytest.raises(UserError, match='returned 3 results for a batch of 1'):
         predictions(ready, 1)
     divide_batches(ready.model)
     image = ready.prepare(IMAGES[0]).data

@@ -290,7 +290,7 @@ def test_a_page_of_label_maps(configs, sample_dataset):
         samples.append({'img_path': str(path), 'pred_sem_seg': {'data': found}})
     samples[1]['pred_sem_seg']['data'][:] = 1
     numbers, page = written(configs['segmentor'], samples[:-1])
-    assert '3 of the 4 images of the data set have a result' in page
+    assert 'images of the data set with a result: 3 of 4' in page
     assert page.count('data:image/jpeg') == 4  # 3 images and a legend
     assert Path(samples[1]['img_path']).name in page
     assert 0.3 < numbers['labels']['aAcc'] < 1

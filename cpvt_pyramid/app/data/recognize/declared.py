@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ...tooling.command import UserError
+from ...tooling.report import amount
 from ..class_files import classes_from_files
 from ..description import ALIASES, SPLITS, SplitPart, whole_number
 from ..files import Folder, comparable, lines_of, stem_of
@@ -130,7 +131,7 @@ def note_unlisted(listing: Listing, lists: Sequence[str], notes: list[str]) -> N
     unlisted = [n for n in listing.images if posixpath.basename(comparable(n)) not in listed]
     count = sum(label_file(folder, name, SplitPart('.')) is not None for name in unlisted)
     if count:
-        notes.append(f'{count} labelled images are left out: no list has them')
+        notes.append(f'{amount(count, "image")} with labels left out: not in any list')
 
 
 def is_same_path(entry: str, place: Optional[str], listing: Listing) -> bool:
@@ -182,7 +183,7 @@ def check_number_of_names(settings: dict[str, Any], name: str, notes: list[str])
     if count is not None and isinstance(names, (list, dict)) and names and len(names) != count:
         notes.append(
             f'{name} declares another number of classes than it names, and the names count: nc is '
-            f'{count}, and there are {len(names)} names'
+            f'{count}, and names has {len(names)}'
         )
 
 

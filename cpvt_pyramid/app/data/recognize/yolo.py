@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from typing import Optional
 
+from ...tooling.report import amount
 from ..class_files import classes_from_files
 from ..description import SplitPart
 from ..files import Folder, stem_of
@@ -60,7 +61,9 @@ def labelled_folders(listing: Listing) -> tuple[list[Group], dict[str, list[Grou
         elif partners:
             by_labels[partners[0]].append(images)
         elif groups:
-            notes.append(f'{images} is left out, {len(names)} images: it has no label files')
+            notes.append(
+                f'{images} is left out, {amount(len(names), "image")}: it has no label files'
+            )
     image_stems = stems_by_folder(listing.images)
     for labels_folder, places in by_labels.items():
         labelled = [s for place in places for s in image_stems[place] & texts[labels_folder]]

@@ -27,6 +27,7 @@ from ...predictions.kinds import SCORE_THR
 from ...predictions.records import coco_fields
 from ...tooling import charts, pages
 from ...tooling.command import UserError
+from ...tooling.report import amount
 from . import detection_errors
 from .common import Analysis, confusion_section, read_predictions, shown_or_blank
 from .detection_errors import CORRECT, ERRORS, Compared, Errors
@@ -214,8 +215,9 @@ def add_detections(
     kind = {'bbox': 'Boxes', 'segm': 'Masks'}[metric]
     detections = sum(len(compared.labels) for compared in images)
     about = (
-        f'{len(images)} images, {int(objects.sum())} objects, {detections} detections; '
-        f'{evaluation.crowds} crowd annotations are ignored.'
+        f'{amount(len(images), "image")}, {amount(int(objects.sum()), "object")}, '
+        f'{amount(detections, "detection")}; crowd annotations, which are ignored: '
+        f'{evaluation.crowds}.'
     )
     shown = {name: '–' if math.isnan(v) else f'{100 * v:.1f}' for name, v in overall.items()}
     note = (

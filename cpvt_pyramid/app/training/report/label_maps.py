@@ -51,7 +51,7 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
 
     overall, by_class = metrics_of_classes(matrix, classes)
     shown = {name: f'{100 * value:.2f}' for name, value in overall.items()}
-    about = f'{len(seen)} of the {len(infos)} images of the data set have a result'
+    about = f'images of the data set with a result: {len(seen)} of {len(infos)}'
     note = 'IoU and accuracy (the share of true pixels that is found) as mmseg computes them.'
     table = pages.html_table(HEAD, [list(row.values()) for row in by_class])
     sections = [

@@ -13,8 +13,9 @@ PAGE = ROOT / 'docs/install.md'
 BEGIN = '<!-- tested: tests/tested.py -->\n'
 END = '\n<!-- end of tested -->'
 TEXT = """\
-Written by the test runs themselves (`CPVT_RECORD=1 make test`, for example): the versions that they
-found, and what they ended with. Skipped tests need a GPU or something that an environment lacks.
+Recorded runs. A row is written by the run itself (`CPVT_RECORD=1 make test`, for example): the
+versions that it found, and what it ended with. Where folders or files are named, only they were
+tested. Skipped tests need a GPU or something that an environment lacks.
 
 """
 PACKAGES = (

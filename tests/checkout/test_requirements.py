@@ -181,3 +181,48 @@ def test_weights_that_configs_name_can_be_downloaded(declared):
     configs = (path.read_text() for path in (ROOT / 'configs').rglob('*.py'))
     assert any('timm://' in text for text in configs)
     assert 'huggingface_hub' in declared['']
+
+
+# What `make` tests: the target in docs/install.md, and the dependency groups of its environment.
+TARGETS = {
+    'make test': ('all',),
+    'make test-torch': ('oldest-torch',),
+    'make test-original-mm, first': ('original-mm', 'original-mm-packages'),
+    'make test-original-mm, second': ('original-mm-new-torch',),
+    'make test-transformers': ('transformers',),
+}
+
+
+def pins_of(group: str) -> dict[str, str]:
+    """The versions that a dependency group, and those that it includes, pin."""
+    pins = {}
+    for entry in pyproject()['dependency-groups'][group]:
+        if isinstance(entry, dict):
+            pins |= pins_of(entry['include-group'])
+        elif '==' in entry:
+            name, _, version = entry.partition('==')
+            pins[name] = version
+    return pins
+
+
+def test_the_page_names_the_versions_that_make_tests():
+    setup = (ROOT / 'tools/setup_env.sh').read_text()
+    page = (ROOT / 'docs/install.md').read_text()
+    rows = re.findall(r'^\| (`make .*) \|$', page, re.M)
+    cells = [[cell.replace('`', '').strip() for cell in row.split(' | ')] for row in rows]
+    table = {command: rest for command, *rest in cells}
+    for command, groups in TARGETS.items():
+        pins = {}
+        for group in groups:
+            pins |= pins_of(group)
+        _, torch, packages, _ = table[command]
+        assert torch == pins['torch'], command
+        named = dict(re.findall(r'([a-z][\w-]+) (\d[\w.]+)', packages))
+        for name, version in named.items():
+            assert version == pins.get(name, version), (command, name)
+        for name, version in named.items() - pins.items():  # compiled: named in the script
+            assert f'{name}=={version}' in setup, (command, name)
+    assert table['make test-original-mm, second'][2] == 'the same'
+    makefile = (ROOT / 'Makefile').read_text()
+    for command in table:
+        assert re.search(f'^{command.split()[1].rstrip(",")}:', makefile, re.M), command

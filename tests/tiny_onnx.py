@@ -44,6 +44,17 @@ DETECTOR = """
     places = ReduceSum(nothing, second)
     labels = Add(places, classes)
 """
+# Without the row that is never used.
+FULL = (
+    DETECTOR.replace('boxes =', 'all_boxes =')
+    .replace('scores =', 'all_scores =')
+    .replace('labels =', 'all_labels =')
+    + """
+    boxes = Slice(all_boxes, first, third, second)
+    scores = Slice(all_scores, first, third, second)
+    labels = Slice(all_labels, first, third, second)
+"""
+)
 # The brightest channel of each pixel. The map is enlarged by copying to the original size.
 LABELS = """
     room = Shape<start = 2>(images)
@@ -105,6 +116,7 @@ DETECTIONS = 'float[B,3,4] boxes, float[B,3] scores, int64[B,3] labels'
 MAP = 'uint8[B,h,w] labels'
 MODELS = {
     'detection': (INPUTS, DETECTIONS, DETECTOR),
+    'full': (INPUTS, DETECTIONS.replace('B,3', 'B,2'), FULL),
     'fixed': ('float[2,3,64,96] images, int64[2,2] valid', DETECTIONS, DETECTOR),
     'box': (INPUTS, f'{DETECTIONS}, float[B,3,2,2] masks', DETECTOR + BOX_MASKS),
     'image': (INPUTS, f'{DETECTIONS}, float[B,3,h,w] masks', DETECTOR + IMAGE_MASKS),
@@ -122,7 +134,13 @@ MODELS = {
     'probabilities': (INPUTS, 'float[B,3,H,W] probabilities', PROBABILITIES),
     'two': (INPUTS, 'float[B,2,H,W] probabilities', TWO),
 }
-TASKS = {'detection': 'detection', 'fixed': 'detection', 'box': 'instance', 'image': 'instance'}
+TASKS = {
+    'detection': 'detection',
+    'full': 'detection',
+    'fixed': 'detection',
+    'box': 'instance',
+    'image': 'instance',
+}
 
 
 def write_model(name: str, **changes: object) -> Path:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .tooling.command import run_command
+from .tooling.report import amount
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
 OLDEST_TORCH = (2, 1)
@@ -120,7 +121,8 @@ def device() -> Finding:
         found = map(torch.cuda.get_device_properties, gpus)
         names = ', '.join(f'{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)' for gpu in found)
         return Finding('ok', f'CUDA {built}: {names}')
-    threads = f'threads: {torch.get_num_threads()}, cores: {os.cpu_count()}'
+    cores = amount(os.cpu_count() or 1, 'core')
+    threads = f'{amount(torch.get_num_threads(), "thread")} on {cores}'
     detail = f'CPU, {threads}; torch is built for {f"CUDA {built}" if built else "the CPU only"}'
     is_hidden = os.environ.get('CUDA_VISIBLE_DEVICES') is not None
     if has_nvidia_gpu() and not is_hidden:

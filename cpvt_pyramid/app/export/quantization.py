@@ -485,10 +485,7 @@ def read_annotations(
     else:
         raise UserError(f'no annotations at {path}')
     if not truth.images:
-        raise UserError(
-            f'none of the images to compare on ({len(compared)}) is annotated; --compare gives '
-            'others'
-        )
+        raise UserError('none of the images to compare on is annotated; --compare gives others')
     return truth
 
 

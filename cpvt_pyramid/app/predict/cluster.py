@@ -54,7 +54,8 @@ class Worker:
     def __call__(self, batch: Batch) -> Batch:
         """Takes `path` and `name` of inputs. Returns the path of each, the reason why it was
         `skipped`, what `failed`, after which the run cannot go on, and, of the first, what was
-        found as `counts`; or empty texts."""
+        found as `counts`; or empty texts. `full` is whether the model returned as many boxes as it
+        can."""
         named = [(Path(path), str(name)) for path, name in zip(batch['path'], batch['name'])]
         results = Results(**self.results)
         skipped: dict[Path, str] = {}
@@ -70,6 +71,7 @@ class Worker:
             'skipped': np.array([skipped.get(path, '') for path, _ in named], object),
             'failed': np.array([failed] * len(named), object),
             'counts': np.array(counts, object),
+            'full': np.array([path in results.full for path, _ in named]),
         }
 
 
@@ -127,6 +129,8 @@ def write_on_ray(
         for row in found.iter_rows():
             if row['failed']:
                 raise UserError(f'in a worker of Ray: {row["failed"]}')
+            if row['full']:
+                results.full.add(Path(row['path']))
             if row['skipped']:
                 skip(Path(row['path']), row['skipped'])
             results.counts += Counter(json.loads(row['counts'] or '{}'))

@@ -76,6 +76,7 @@ class SessionModel:
         self.suppression = Suppression()
         if nms := self.about.get('nms'):
             self.suppression = Suppression(nms['iou_threshold'], nms['class_agnostic'])
+        self.most_boxes = session.rows
         segments = self.about['task'] == 'segmentation'
         self.kind: Kind = 'labels' if segments else 'detections'
         resize = self.about['resize']

@@ -5,19 +5,20 @@ import sys
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from tqdm import tqdm
 
 from ..images.inputs import find_inputs, is_video, name_results
 from ..tooling.command import UserError
+from ..tooling.report import amount
 from ..tooling.threads import usable_cores
 from .cluster import write_on_ray
-from .opening import open_model, resolve_model
+from .opening import ModelFiles, open_model, resolve_model
 from .options import InferOptions
 from .results import Results
 from .running import RunOptions, write_results
-from .tiles import spans
+from .tiles import ALIGN, spans
 
 
 def run_infer(options: InferOptions) -> int:
@@ -57,6 +58,7 @@ def run_infer(options: InferOptions) -> int:
         'pictures': not options.no_pictures,
         'format': options.format,
         'is_tiled': options.tile is not None,
+        'most_boxes': ready.most_boxes,
     }
     results = Results(**results_options)
     results.check(named)
@@ -91,10 +93,30 @@ def run_infer(options: InferOptions) -> int:
     print(f'{len(done)} of {len(named)} done: results in {folder}')
     if todo:
         print(f'found in images: {results.summary()}')
+    if results.full:
+        print(line_about_limit(results, files, options.tile))
     count = len(todo) - len(skipped)
     if count and not options.tile and not options.ray:
         print(f'{count / seconds:.3g} images per second, reading and writing included')
     return int(bool(skipped))
+
+
+def line_about_limit(results: Results, files: ModelFiles, tile: Optional[int]) -> str:
+    """That a model returned as many boxes as it can, and what to do about it."""
+    count = amount(len(results.full), 'image')
+    if any(is_video(path) for path in results.full):
+        count = amount(len(results.full), 'image or video', 'images or videos')
+    limit = f"the model's limit of {amount(results.most_boxes or 0, 'box', 'boxes')}"
+    advice = ['--tile, for example 1024']
+    line = f'note: {count} reached {limit}, so that objects may be missing'
+    if tile is not None:
+        line = f'note: in {count} a tile reached {limit}, so that objects may be missing'
+        advice = [f'a --tile smaller than {tile}'] if tile > ALIGN else []
+    if files.trained is None:
+        again = '' if files.exported is None else ', and export it again'
+        advice.append(f"a larger max_per_img in the config's model.test_cfg{again}")
+    advice.append('a higher --score-thr')
+    return f'{line}; use {" or ".join(advice)}'
 
 
 def check_tiles(inputs: Iterable[Path], tile: int, overlap: int) -> None:

@@ -74,14 +74,17 @@ def boxes_in_tiles(
     grid: TileGrid,
     batch_size: int,
     done: Callable[[int], object],
-) -> Boxes:
-    """The detections in an image, best first."""
+) -> tuple[Boxes, bool]:
+    """The detections in an image, best first, and whether a tile has as many as the model
+    returns."""
     found: list[Any] = []
     for outputs in outputs_of_rows(model, image, grid, batch_size, done):
         found += outputs
+    most = max(np.count_nonzero(part.scores >= model.score_thr) for part in found)
+    is_full = model.most_boxes is not None and most >= model.most_boxes
     boxes = merged(found, grid, model.suppression)
     keep = boxes.scores >= model.score_thr
-    return Boxes(*(part[keep] for part in boxes))
+    return Boxes(*(part[keep] for part in boxes)), is_full
 
 
 def label_lines(

@@ -53,6 +53,7 @@ class Model(Protocol):
     bands: Optional[tuple[int, ...]]  # numbers of the bands in the files; None: RGB
     threads: int  # that may call `predict` at the same time
     suppression: Suppression  # of detectors
+    most_boxes: Optional[int]  # of an image or a tile; None: no limit is known
 
     def read(self, path: Path) -> np.ndarray:
         """The image that `prepare` takes: (H, W, 3) RGB uint8, or bands (H, W, N) float32.

@@ -60,6 +60,10 @@ class Results:
         pictures: also write an overlay for each image.
         format: in which predictions are written, too.
         is_tiled: whether label maps are GeoTIFFs.
+        most_boxes: that the model returns for an image; None: no limit is known.
+
+    Attributes:
+        full: images and videos in which the model found `most_boxes`; others may be missing.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Results:
         pictures: bool = True,
         format: Optional[Format] = None,
         is_tiled: bool = False,
+        most_boxes: Optional[int] = None,
     ) -> None:
         self.folder = folder
         self.kind = kind
@@ -77,6 +82,8 @@ class Results:
         self.pictures = pictures
         self.format = format
         self.is_tiled = is_tiled
+        self.most_boxes = most_boxes
+        self.full: set[Path] = set()
         self.counts: Counter[str] = Counter()  # objects, or pixels, of each class
         self.objects: dict[str, ImageObjects] = {}  # by name, for coco.json
         self.lock = threading.Lock()
@@ -121,6 +128,7 @@ class Results:
         """Write the results of an image."""
         path, name = entry
         size = prediction.image.shape[:2]
+        self.look_at_number(path, prediction)
         if self.pictures:
             save_overlay(prediction.draw(), self.folder / f'{name}{OVERLAY}')
         if self.kind != 'detections':
@@ -170,7 +178,9 @@ class Results:
         overlay = self.folder / f'{name}{OVERLAY}'
         objects: list[dict[str, Any]] = []
         if self.kind == 'detections':
-            boxes = boxes_in_tiles(model, image, grid, batch_size, done)
+            boxes, is_full = boxes_in_tiles(model, image, grid, batch_size, done)
+            if is_full:
+                self.full.add(path)
             if self.pictures:
                 draw_large_boxes(image, model, boxes, overlay)
             empty = np.zeros((1, 1, 3), np.uint8)  # which is not drawn
@@ -194,6 +204,13 @@ class Results:
         self._add(entry, image.shape, objects, counts)
         if self.format == 'geojson':
             write_geojson(self.folder / f'{name}{GEOJSON}', path, features)
+
+    def look_at_number(self, path: Path, prediction: Prediction) -> None:
+        """Note an image or a video if a prediction for it has as many boxes as there can be."""
+        if self.most_boxes is None or not isinstance(prediction, Detections):
+            return
+        if len(prediction.scores) >= self.most_boxes:
+            self.full.add(path)
 
     def _add(
         self, entry: NamedInput, size: tuple[int, int], objects: list[dict], counts: Counter[str]

@@ -61,6 +61,8 @@ class Session(Protocol):
     names: list[str]  # of the outputs
     shapes: dict[str, list[Optional[int]]]  # of the inputs; None for a dimension of any length
     dtypes: dict[str, np.dtype]  # of the inputs
+    # Boxes for an image that a detector has room for, used or not; None if it does not say so.
+    rows: Optional[int]
     requests: int  # the number of threads that `run` serves at the same time; others wait
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
@@ -98,7 +100,9 @@ class OnnxRuntime:
         self.test = entries.get(TEST_KEY)
         self.provider = used[0]
         self.device = f'onnxruntime on {self.provider}'
-        self.names = [output.name for output in self.session.get_outputs()]
+        outputs = {output.name: output.shape for output in self.session.get_outputs()}
+        self.names = [*outputs]
+        self.rows = row_count(outputs.get('scores', []))
         self.shapes = {}
         self.dtypes = {}
         for value in self.session.get_inputs():
@@ -153,13 +157,16 @@ class OpenVino:
         self.free: SimpleQueue[Any] = SimpleQueue()  # requests, each for one thread at a time
         for _ in range(self.requests):
             self.free.put(self.model.create_infer_request())
-        self.names = [_name(output.get_names()) for output in self.model.outputs]
+        outputs = {_name(output.get_names()): output for output in self.model.outputs}
+        self.names = [*outputs]
+        self.rows = None
+        if 'scores' in outputs:
+            self.rows = row_count(lengths_of(outputs['scores'].partial_shape))
         self.shapes = {}
         self.dtypes = {}
         for value in self.model.inputs:
             name = _name(value.get_names())
-            shape = value.partial_shape
-            self.shapes[name] = [n.get_length() if n.is_static else None for n in shape]
+            self.shapes[name] = lengths_of(value.partial_shape)
             kind = value.get_element_type()
             is_known = kind.get_type_name() != 'bf16'  # which OpenVINO calls float16
             self.dtypes[name] = np.dtype(kind.to_dtype() if is_known else object)
@@ -226,6 +233,18 @@ def dtype_of(tensor: str) -> np.dtype:
 def check_device(backend: str, device: str, available: Sequence[str]) -> None:
     if device not in available:
         raise UserError(f'{backend} cannot use {device}; choose from {", ".join(available)}')
+
+
+def lengths_of(shape: Any) -> list[Optional[int]]:
+    """The dimensions of a shape of OpenVINO; None for those of any length."""
+    return [n.get_length() if n.is_static else None for n in shape]
+
+
+def row_count(shape: Sequence[object]) -> Optional[int]:
+    """The N of scores (B, N), if it is fixed."""
+    if len(shape) == 2 and isinstance(shape[1], int):
+        return shape[1]
+    return None
 
 
 def open_session(

@@ -47,6 +47,7 @@ def write_video(model: Model, entry: NamedInput, results: Results, batch_size: i
     with ExitStack() as stack:
         update = stack.enter_context(progress(length.frames, 'frames', name))
         for found in predicted_frames(model, video, batch_size):
+            results.look_at_number(path, found)
             if results.pictures:
                 picture = np.array(found.draw(legend=False))
                 if count == 0:

@@ -296,7 +296,7 @@ def test_refusals(photos, capsys):
         (['model.onnx', 'photos', '--drop', 'nan'], '--drop must be at least 0'),
         (['foreign.onnx', 'photos'], 'export the model with cpvt export'),
         (['task.onnx', 'photos'], 'its task must be one of'),
-        (['photos/0.png', 'photos'], 'is not a complete model'),
+        (['photos/0.png', 'photos'], 'photos/0.png must be an exported model'),
         (['model.onnx', 'photos', '--annotations', 'photos/0.png'], 'a folder of segmentation'),
         (['model.onnx', 'photos', '--agreement', '95'], '--agreement must be in [0, 1]'),
     ]:

@@ -406,6 +406,50 @@ def test_boxes_in_tiles(model, photos):
     assert found[0]['box'] == [0, 0, width, height] and found[0]['class'] == 'one'
 
 
+LIMIT = "reached the model's limit of 2 boxes, so that objects may be missing; use "
+AGAIN = "a larger max_per_img in the config's model.test_cfg, and export it again"
+
+
+@pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
+def test_images_that_reach_the_limit_of_a_model(backend, model, photos, capsys):
+    """A file with room for two boxes finds both in photographs 2 and 3, at the usual threshold."""
+    Path('in').mkdir()
+    for i, photo in enumerate(photos):
+        Image.fromarray(photo).save(f'in/{i}.png')
+    command = ['--backend', backend, '--no-pictures']
+    full = str(model('full'))
+
+    def note(*words: str) -> list[str]:
+        assert main([*words, *command]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith('note')]
+
+    advice = f'--tile, for example 1024 or {AGAIN} or a higher --score-thr'
+    assert note(full, 'in') == [f'note: 2 images {LIMIT}{advice}']
+    assert note(full, 'in/2.png') == [f'note: 1 image {LIMIT}{advice}']
+    assert note(full, 'in', '--score-thr', '0.5') == []
+    assert note(str(model('detection')), 'in', '--score-thr', '0.01') == []  # room for three
+    assert note(str(model('labels')), 'in') == []
+
+
+def test_tiles_that_reach_the_limit_of_a_model(model, photos, capsys):
+    """An image may have more boxes than the limit, which is that of a tile."""
+    Path('in').mkdir()
+    for i in (0, 2):
+        Image.fromarray(np.tile(photos[i], (2, 3, 1))).save(f'in/{i}.png')
+    command = [str(model('full')), 'in', '--no-pictures', '--overlap', '0', '--tile']
+    assert main([*command, '96']) == 0
+    line = f'note: in 1 image a tile {LIMIT}a --tile smaller than 96 or {AGAIN} or a higher --score'
+    assert line in capsys.readouterr().out
+    assert main([*command, '32']) == 0
+    assert f'a tile {LIMIT}{AGAIN} or a higher' in capsys.readouterr().out
+
+
+def test_a_video_that_reaches_the_limit_of_a_model(model, capsys):
+    film('film.mp4', [np.full((48, 64, 3), 250, np.uint8)] * 3)
+    assert main([str(model('full')), 'film.mp4']) == 0
+    assert f'note: 1 image or video {LIMIT}' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize('size', [(64, 96), (40, 50), (20, 96), (128, 192), (150, 60), (7, 300)])
 def test_a_file_of_one_size_that_is_not_told_the_true_ones(size, model):
     """It takes the padding for image, and must not squeeze its labels into the image."""

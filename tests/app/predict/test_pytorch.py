@@ -123,3 +123,15 @@ def test_the_page_takes_a_name(tmp_path, monkeypatch, capsys):
     assert main(['app', DETECTOR, '--port', '0']) == 0
     assert about[0]['name'] == DETECTOR and about[0]['shorter_side'] == SIDES[0]
     assert capsys.readouterr().out.startswith('http://')
+
+
+def test_the_limit_of_boxes(tmp_path, capsys):
+    """Random weights find 100 boxes in every image at a threshold of 0."""
+    paths = photographs(tmp_path)
+    command = ['infer', DETECTOR, *paths[:2], '--out-dir', str(tmp_path / 'out'), '--device', 'cpu']
+    assert main([*command, '--score-thr', '0']) == 0
+    line = "note: 2 images reached the model's limit of 100 boxes, so that objects may be missing; "
+    assert (
+        f'{line}use --tile, for example 1024 or a higher --score-thr\n' in capsys.readouterr().out
+    )
+    assert Predictor(SEGMENTOR, device='cpu').model.most_boxes is None

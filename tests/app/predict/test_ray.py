@@ -75,7 +75,7 @@ def test_images_and_a_killed_worker(model, capsys):
         Image.fromarray(photograph(*SIZES[i % 6], seed=i)).save(f'in/{i:02}.png')
     Path('in/void.png').touch()
     film('in/v.mp4', [photograph(96, 128, seed=i) for i in range(2)])
-    command = [str(model('detection')), 'in', '--score-thr', '0.01', '--out-dir']
+    command = [str(model('full')), 'in', '--score-thr', '0.01', '--out-dir']
     assert infer.main([*command, 'one']) == 1
     expected = capsys.readouterr().out.replace('in one', 'in two')
     killed: list[int] = []
@@ -87,6 +87,7 @@ def test_images_and_a_killed_worker(model, capsys):
     out, err = capsys.readouterr()
     assert 'cpvt infer: skipped in/void.png: the file is empty' in err.splitlines()
     assert report(out) == report(expected)
+    assert "note: 13 images or videos reached the model's limit of 2 boxes" in out
     assert contents('two') == contents('one')
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from support import save_tiff
 
 from cpvt_pyramid.app.images.large import open_large
 from cpvt_pyramid.app.predict.large_images import boxes_in_tiles, label_lines
-from cpvt_pyramid.app.predict.openmmlab.model import suppression_of
+from cpvt_pyramid.app.predict.openmmlab.model import most_boxes_of, suppression_of
 from cpvt_pyramid.app.predict.tiles import (
     Boxes,
     Suppression,
@@ -36,6 +36,7 @@ class TileModel:
     classes: tuple = tuple('abcd')
     score_thr: float = 0.0
     suppression: Suppression = Suppression()
+    most_boxes: Optional[int] = None
     together: list[int] = field(default_factory=list)  # tiles of each call
 
     def predict_tiles(self, tiles: list[np.ndarray]) -> list:
@@ -162,7 +163,8 @@ def test_separate_objects_are_found_once_and_whole(tmp_path_factory, seed, heigh
     path = tmp_path_factory.mktemp('run') / 'a.tif'
     save_tiff(path, np.zeros((height, width, 3), np.uint8), photometric='rgb')
     with open_large(path) as file:
-        result = boxes_in_tiles(model, file, grid, 2, lambda count: None)
+        result, is_full = boxes_in_tiles(model, file, grid, 2, lambda count: None)
+    assert not is_full
     order = np.argsort(-things.scores, kind='stable')
     np.testing.assert_allclose(result.boxes, things.boxes[order], atol=1e-4)
     np.testing.assert_array_equal(result.scores, things.scores[order])
@@ -264,3 +266,18 @@ def test_models_without_suppression():
     assert (
         suppression_of(type('Detr', (), {'test_cfg': {'max_per_img': 100}}), 0.3) == Suppression()
     )
+
+
+@pytest.mark.parametrize(
+    'test_cfg, most',
+    [
+        ({'max_per_img': 300}, 300),
+        ({'rpn': {'max_per_img': 1000}, 'rcnn': {'max_per_img': 100}}, 100),
+        ({'max_per_image': 100, 'instance_on': True}, 100),  # Mask2Former
+        ({'max_per_img': -1}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_the_limit_of_boxes_is_that_of_the_last_stage(test_cfg, most):
+    assert most_boxes_of(type('Model', (), {'test_cfg': test_cfg})) == most

@@ -23,6 +23,7 @@ from ...images.reading import picture, read_image
 from ...predictions.drawing import Color
 from ...predictions.kinds import SCORE_THR, Kind, Prediction
 from ...tooling.command import UserError
+from ...tooling.report import amount
 from ..protocol import Prepared, TooLarge
 from ..tiles import Boxes, Suppression
 from .grouping import size_in_batch
@@ -55,6 +56,7 @@ class OpenMMLabModel:
         self.kind = kind_of_results(model, cfg)
         self.bands = loaded_bands(pipeline_of(cfg, 'test'))
         self.suppression = suppression_of(model, score_thr)
+        self.most_boxes = most_boxes_of(model)
         self.pipeline = image_pipeline(cfg)
         if self.kind == 'detections':
             leave_out_low_scores(model, score_thr)
@@ -69,7 +71,7 @@ class OpenMMLabModel:
     def prepare(self, image: np.ndarray) -> Prepared:
         height, width, channels = image.shape
         if self.bands and channels != len(self.bands):  # a frame of a video
-            raise ReadError(f'the model takes {len(self.bands)} bands, got {channels}')
+            raise ReadError(f'the model takes {amount(len(self.bands), "band")}, got {channels}')
         try:
             data = self.pipeline({'img': self.as_loaded(image), 'img_id': 0})
         except cv2.error as error:
@@ -98,7 +100,7 @@ class OpenMMLabModel:
                 samples = self.model.test_step(data)
             if len(samples) != len(batch):
                 raise UserError(
-                    f'the model returned {len(samples)} results for {len(batch)} images'
+                    f'the model returned {len(samples)} results for a batch of {len(batch)}'
                 )
             return [
                 to_prediction(sample, image.image, meta, self.score_thr)
@@ -181,11 +183,22 @@ def leave_out_low_scores(model: Any, score_thr: float) -> None:
         settings['score_thr'] = max(settings['score_thr'], below)
 
 
+def last_settings(model: Any) -> dict:
+    """The `test_cfg` of the last stage of a detector."""
+    settings = getattr(model, 'test_cfg', None) or {}
+    return settings.get('rcnn') or settings
+
+
+def most_boxes_of(model: Any) -> Optional[int]:
+    """How many boxes a detector returns for an image at most, if its `test_cfg` says so."""
+    settings = last_settings(model)
+    most = settings.get('max_per_img', settings.get('max_per_image'))  # the latter of Mask2Former
+    return most if isinstance(most, int) and most > 0 else None
+
+
 def suppression_of(model: Any, score_thr: float) -> Suppression:
     """A detector's non-maximum suppression, from the `test_cfg` of its last stage."""
-    settings = getattr(model, 'test_cfg', None) or {}
-    settings = settings.get('rcnn') or settings
-    nms = settings.get('nms')
+    nms = last_settings(model).get('nms')
     if not isinstance(nms, dict):
         return Suppression()
     threshold: float = nms.get('iou_threshold', Suppression().iou_threshold)

@@ -99,6 +99,7 @@ class TorchSession:
 
     metadata: Optional[str] = None
     test: Optional[str] = None
+    rows: Optional[int] = None
     requests = 1
     names: list[str]
     shapes: dict[str, list[Optional[int]]]
@@ -129,6 +130,10 @@ class DetectorSession(TorchSession):
 
     names = ['boxes', 'scores', 'labels']
     shapes = {'images': [None, 3, None, None], 'valid': [None, 2]}
+
+    def __init__(self, model: Any, dtype: str) -> None:
+        super().__init__(model, dtype)
+        self.rows = model.detections_per_img
 
     def outputs(self, images: Tensor, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         sizes = [(int(height), int(width)) for height, width in inputs['valid']]

@@ -107,16 +107,16 @@ def line_about_limit(results: Results, files: ModelFiles, tile: Optional[int]) -
     if any(is_video(path) for path in results.full):
         count = amount(len(results.full), 'image or video', 'images or videos')
     limit = f"the model's limit of {amount(results.most_boxes or 0, 'box', 'boxes')}"
-    advice = ['--tile, for example 1024']
+    advice = ['tiles, such as --tile 1024']
     line = f'note: {count} reached {limit}, so that objects may be missing'
     if tile is not None:
         line = f'note: in {count} a tile reached {limit}, so that objects may be missing'
-        advice = [f'a --tile smaller than {tile}'] if tile > ALIGN else []
+        advice = [f'tiles smaller than --tile {tile}'] if tile > ALIGN else []
     if files.trained is None:
         again = '' if files.exported is None else ', and export it again'
         advice.append(f"a larger max_per_img in the config's model.test_cfg{again}")
     advice.append('a higher --score-thr')
-    return f'{line}; use {" or ".join(advice)}'
+    return f'{line}; use {", or ".join(advice)}'
 
 
 def check_tiles(inputs: Iterable[Path], tile: int, overlap: int) -> None:

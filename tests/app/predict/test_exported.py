@@ -423,7 +423,7 @@ def test_images_that_reach_the_limit_of_a_model(backend, model, photos, capsys):
         assert main([*words, *command]) == 0
         return [line for line in capsys.readouterr().out.splitlines() if line.startswith('note')]
 
-    advice = f'--tile, for example 1024 or {AGAIN} or a higher --score-thr'
+    advice = f'tiles, such as --tile 1024, or {AGAIN}, or a higher --score-thr'
     assert note(full, 'in') == [f'note: 2 images {LIMIT}{advice}']
     assert note(full, 'in/2.png') == [f'note: 1 image {LIMIT}{advice}']
     assert note(full, 'in', '--score-thr', '0.5') == []
@@ -438,10 +438,10 @@ def test_tiles_that_reach_the_limit_of_a_model(model, photos, capsys):
         Image.fromarray(np.tile(photos[i], (2, 3, 1))).save(f'in/{i}.png')
     command = [str(model('full')), 'in', '--no-pictures', '--overlap', '0', '--tile']
     assert main([*command, '96']) == 0
-    line = f'note: in 1 image a tile {LIMIT}a --tile smaller than 96 or {AGAIN} or a higher --score'
+    line = f'note: in 1 image a tile {LIMIT}tiles smaller than --tile 96, or {AGAIN}, or a higher'
     assert line in capsys.readouterr().out
     assert main([*command, '32']) == 0
-    assert f'a tile {LIMIT}{AGAIN} or a higher' in capsys.readouterr().out
+    assert f'a tile {LIMIT}{AGAIN}, or a higher' in capsys.readouterr().out
 
 
 def test_a_video_that_reaches_the_limit_of_a_model(model, capsys):

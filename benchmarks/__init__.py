@@ -1,6 +1,6 @@
 """What we measure: `python -m benchmarks.speed --help`, for example, in the checkout.
 
-A module with a `main` is a command. `models` has models of other libraries, also for the tests.
+A module with a `main` is a command. `tests/models` has models of other libraries, for both.
 """
 
 from pathlib import Path

@@ -15,7 +15,6 @@ measures whole detectors and segmentors.
 from __future__ import annotations
 
 import json as json_format
-import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,6 +45,7 @@ with imports_of('batch_drift'):
 
     from cpvt_pyramid import ARCHS, CPVTPyramid, load_weights
     from cpvt_pyramid.app.images.reading import read_image
+    from cpvt_pyramid.padding.batching import ceil_div, padded_size
     from tests.models import ports
 
 MEASURED = ('pcpvt_small', 'svt_small', 'pvt_small')
@@ -53,8 +53,8 @@ BACKBONES = ('cpvt_pyramid', 'cpvt_pyramid, unmasked', 'timm', 'mmseg', 'mmdet')
 STRIDES = (4, 8, 16, 32)
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet, RGB
 MULTIPLE = 32  # other libraries' backbones take images whose sides are multiples of it, in pixels
-COLORS = (1e-5, 1.0)  # drift at the ends of the color scale
-DRIFT = 'YlOrRd'  # the color map
+COLOR_RANGE = (1e-5, 1.0)  # drift at the ends of the color scale
+COLOR_MAP = 'YlOrRd'
 
 
 class Backbone(NamedTuple):
@@ -176,7 +176,7 @@ def heat_maps(backbone: Backbone, small: np.ndarray, large: np.ndarray) -> list[
         together = backbone.maps(*padded(images, backbone.multiple))
     heats = []
     for alone, joint, stride in zip(apart, together, STRIDES):
-        height, width = (math.ceil(side / stride) for side in small.shape[:2])
+        height, width = (ceil_div(side, stride) for side in small.shape[:2])
         alone, joint = alone[0, :, :height, :width], joint[0, :, :height, :width]
         heat = (joint - alone).norm(dim=0) / alone.norm(dim=0).mean()
         heats.append(heat.numpy())
@@ -186,7 +186,7 @@ def heat_maps(backbone: Backbone, small: np.ndarray, large: np.ndarray) -> list[
 def padded(images: Sequence[Tensor], multiple: int) -> tuple[Tensor, Tensor]:
     """A batch of images (3, H, W), padded to the next multiple, and their sizes."""
     sizes = torch.tensor([image.shape[1:] for image in images])
-    height, width = (math.ceil(side / multiple) * multiple for side in sizes.max(0)[0].tolist())
+    height, width = padded_size(sizes.max(0)[0].tolist(), multiple)
     batch = [F.pad(x, (0, width - x.shape[2], 0, height - x.shape[1])) for x in images]
     return torch.stack(batch), sizes
 
@@ -244,7 +244,7 @@ def draw(
             ax.set_xlabel(f'largest change {heat.max():.1g}', fontsize=13, labelpad=3)
     for ax, stride in zip(axes[0], strides):
         ax.set_title(f'stride {stride}', fontsize=15)
-    shown = ScalarMappable(LogNorm(*COLORS), DRIFT)
+    shown = ScalarMappable(LogNorm(*COLOR_RANGE), COLOR_MAP)
     bar = body.colorbar(shown, ax=axes, location='bottom', fraction=0.02, aspect=50, pad=0.02)
     bar.set_label('relative change of the features in the batch', fontsize=14)
     with atomic_write(out, '.png') as draft:
@@ -258,9 +258,9 @@ def draw_over(ax: Axes, image: np.ndarray, heat: np.ndarray, stride: int) -> Non
     gray = image.mean(-1)
     rows, columns = heat.shape
     extent = (0, columns * stride, rows * stride, 0)
-    share = LogNorm(*COLORS)(heat.clip(*COLORS)).clip(0, 1)
+    share = LogNorm(*COLOR_RANGE)(heat.clip(*COLOR_RANGE)).clip(0, 1)
     ax.imshow(gray, cmap='gray', vmin=0, vmax=255)
-    colors = plt.get_cmap(DRIFT)(share)
+    colors = plt.get_cmap(COLOR_MAP)(share)
     colors[..., 3] = 0.9 * share
     ax.imshow(colors, extent=extent, interpolation='nearest')
     ax.set(xticks=[], yticks=[], xlim=(0, image.shape[1]), ylim=(image.shape[0], 0))

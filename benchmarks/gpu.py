@@ -25,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,7 +42,6 @@ from cpvt_pyramid.app.tooling.report import markdown_table
 
 SIZES = ((8, 512, 512), (2, 800, 1344), (8, 224, 224), (32, 224, 224))
 MORE_SIZES = ((1, 512, 512), (32, 512, 512), (1, 224, 224))
-COMPILED = ((8, 512, 512),)
 TINY = ((2, 64, 96),)
 # Seconds that a row must have left to start.
 NEEDS = {'eager': 10, 'graph': 10, 'compiled': 100, 'layer norms': 45, 'tests': 60}
@@ -69,6 +68,7 @@ class Case(NamedTuple):
 
     @property
     def title(self) -> list[str]:
+        """The first cells of the row."""
         how = f'{self.how}, padded' if self.padded else self.how
         return [
             self.arch,
@@ -116,34 +116,26 @@ def gpu(
         raise UserError('this torch finds no GPU; cpvt doctor tells you why')
     torch.manual_seed(0)
     report = Report(out, device, time.monotonic() + 60 * minutes)
-    sizes = TINY if tiny else SIZES
     bench = Bench(device, tiny)
-    more = () if tiny else MORE_SIZES
-    compiled = TINY if tiny else COMPILED
-    for case in cases('pcpvt_small', 'bfloat16', sizes):
-        report.add_case(bench, case)
+    sizes = TINY if tiny else SIZES
+    compiled_size = TINY[0] if tiny else SIZES[0]
+    more_sizes = () if tiny else MORE_SIZES
+    report.add_cases(bench, uncompiled('pcpvt_small', 'bfloat16', sizes))
     report.add_norms(bench)
-    for case in cases('svt_small', 'bfloat16', sizes):
-        report.add_case(bench, case)
-    for step in STEPS:
-        for size in compiled:
-            report.add_case(bench, Case('pcpvt_small', step, 'bfloat16', *size, how='compiled'))
+    report.add_cases(bench, uncompiled('svt_small', 'bfloat16', sizes))
+    report.add_cases(bench, compiled('pcpvt_small', 'bfloat16', compiled_size))
     report.add_tests()
     for arch in ('pcpvt_small', 'svt_small'):
-        for case in cases(arch, 'float32', sizes[:2]):
-            report.add_case(bench, case)
+        report.add_cases(bench, uncompiled(arch, 'float32', sizes[:2]))
     for arch in ('pcpvt_small', 'svt_small'):
         for dtype in ('bfloat16', 'float32'):
-            for case in cases(arch, dtype, more):
-                report.add_case(bench, case)
-    for step in STEPS:
-        for size in compiled:
-            report.add_case(bench, Case('svt_small', step, 'bfloat16', *size, how='compiled'))
+            report.add_cases(bench, uncompiled(arch, dtype, more_sizes))
+    report.add_cases(bench, compiled('svt_small', 'bfloat16', compiled_size))
     report.write()
     print(report.page)
 
 
-def cases(arch: str, dtype: str, sizes: Sequence[tuple[int, int, int]]) -> Iterator[Case]:
+def uncompiled(arch: str, dtype: str, sizes: Sequence[tuple[int, int, int]]) -> Iterator[Case]:
     """Eager, padded where there are two images to pad, and as a graph."""
     for size in sizes:
         for step in STEPS:
@@ -151,6 +143,11 @@ def cases(arch: str, dtype: str, sizes: Sequence[tuple[int, int, int]]) -> Itera
             if size[0] > 1:
                 yield Case(arch, step, dtype, *size, padded=True)
             yield Case(arch, step, dtype, *size, how='graph')
+
+
+def compiled(arch: str, dtype: str, size: tuple[int, int, int]) -> Iterator[Case]:
+    for step in STEPS:
+        yield Case(arch, step, dtype, *size, how='compiled')
 
 
 class Report:
@@ -171,7 +168,12 @@ class Report:
         self.tests = ''
         self.left_out: list[str] = []
 
+    def add_cases(self, bench: Bench, cases: Iterable[Case]) -> None:
+        for case in cases:
+            self.add_case(bench, case)
+
     def add_case(self, bench: Bench, case: Case) -> None:
+        """Add a row, if there is time: what was measured, or why it failed."""
         if case.how == 'graph' and not bench.has_graphs:
             return
         title = ', '.join(case.title)
@@ -190,6 +192,7 @@ class Report:
         self.write()
 
     def add_norms(self, bench: Bench) -> None:
+        """Add the rows of the second table, if there is time."""
         if self.has_time('layer norms', 'layer norms'):
             for row in bench.layer_norms():
                 self.norms.append(row)
@@ -214,6 +217,7 @@ class Report:
         self.write()
 
     def has_time(self, what: str, title: str) -> bool:
+        """Whether there is the time that something needs (NEEDS); if not, its title is listed."""
         if time.monotonic() + NEEDS[what] <= self.end:
             print(title, file=sys.stderr, flush=True)
             return True
@@ -221,6 +225,7 @@ class Report:
         return False
 
     def write(self) -> None:
+        """Write the page with all that has been measured so far."""
         about = ', '.join(str(value) for value in self.about.values())
         parts = [f'# Measurements on a GPU\n\n{about}\n', markdown_table(HEAD, self.rows)]
         if self.norms:
@@ -250,15 +255,14 @@ class Bench:
     def measure(self, case: Case) -> tuple[Measured, Measured]:
         """Our model and timm's, in turns."""
         dtype = getattr(torch, case.dtype)
-        pair = build(narrow(case.arch) if self.tiny else case.arch)
-        models = [model.to(self.device, dtype) for model in pair]
+        pair = build(narrow(case.arch) if self.tiny else case.arch).to(self.device, dtype)
         size = (case.batch, 3, case.height, case.width)
         image = torch.randn(size, device=self.device, dtype=dtype)
         valid = self.valid_sizes(case) if case.padded else None
         steps = []
         memory = []
-        for name, model in zip(pair._fields, models):
-            step = self.prepared(case, name, model, image, valid)
+        for model, forward in zip(pair, pair.forwards(image, valid)):
+            step = self.step(case, model, forward)
             for _ in range(WARM_UP):
                 self.timed(step)
             memory.append(self.peak_mib(step))
@@ -283,20 +287,13 @@ class Bench:
             sides.append((int(case.height * share), int(case.width * share)))
         return torch.tensor(sides, device=self.device)
 
-    def prepared(
-        self, case: Case, name: str, model: nn.Module, image: Tensor, valid: Tensor | None
+    def step(
+        self, case: Case, model: nn.Module, forward: Callable[[], Sequence[Tensor]]
     ) -> Callable[[], None]:
         """A step of a model, with its gradients freed."""
-        run: Callable[[], Sequence[Tensor]]
-        if name == 'ours' and valid is not None:
-            run = functools.partial(model, image, valid=valid)
-        elif name == 'ours':
-            run = functools.partial(model, image)
-        else:
-            run = functools.partial(model.forward_intermediates, image, intermediates_only=True)
         if case.how == 'compiled':
-            run = torch.compile(run, dynamic=False)
-        step = one_step(case.step, model, run)
+            forward = torch.compile(forward, dynamic=False)
+        step = one_step(case.step, model, forward)
         if case.how == 'graph':
             return captured(step, model)
 
@@ -320,6 +317,7 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def peak_mib(self, step: Callable[[], None]) -> float:
+        """Peak memory of a step in MiB, beyond what is in use before it."""
         if not self.has_graphs:
             return 0.0
         before = torch.cuda.memory_allocated(self.device)

@@ -25,9 +25,8 @@ from __future__ import annotations
 import gc
 import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -35,8 +34,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode  # PyTorch's notes import it from here
 
+from benchmarks.timing import time_call, torch_threads
 from cpvt_pyramid import ARCHS, Arch, CPVTPyramid
-from cpvt_pyramid.app.tooling.command import UserError, run_command
+from cpvt_pyramid.app.tooling.command import check_at_least, run_command
 from cpvt_pyramid.app.tooling.report import text_table
 from tests.models import ports
 
@@ -64,18 +64,18 @@ def host(
         archs: architectures
         rounds: how often each step is timed; 0 leaves out the times
     """
-    if rounds < 0:
-        raise UserError(f'--rounds must be at least 0, got {rounds}')
-    torch.set_num_threads(1)
+    check_at_least('--rounds', rounds, 0)
     torch.manual_seed(0)
-    print(text_table(('calls', 'step', 'ours', 'timm', 'ratio'), calls_table(archs)))
-    print()
-    print(text_table(('operations', 'step', 'ours', 'timm', 'ratio'), operations_table(archs)))
-    if rounds:
+    with torch_threads(1):
+        print(text_table(('calls', 'step', 'ours', 'timm', 'ratio'), calls_table(archs)))
         print()
-        ratios = ('ratio of minima', 'of lower quartiles')
-        head = ('host time', 'step', 'images', 'ours', 'timm', *ratios)
-        print(text_table(head, time_table(archs, rounds)))
+        print(text_table(('operations', 'step', 'ours', 'timm', 'ratio'), operations_table(archs)))
+        if rounds:
+            print()
+            ratios = ('ratio of minima', 'of lower quartiles')
+            head = ('host time', 'step', 'images', 'ours', 'timm', *ratios)
+            with without_onednn():
+                print(text_table(head, time_table(archs, rounds)))
 
 
 class Pair(NamedTuple):
@@ -84,19 +84,24 @@ class Pair(NamedTuple):
     ours: nn.Module
     timm: nn.Module
 
-    def to(self, device: str) -> Pair:
-        return Pair(self.ours.to(device), self.timm.to(device))
+    def to(self, device: str, dtype: torch.dtype = torch.float32) -> Pair:
+        return Pair(self.ours.to(device, dtype), self.timm.to(device, dtype))
 
-    def runs(self, image: Tensor) -> tuple[Callable, Callable]:
-        """A function for each that makes the maps, without a wrapper that would count."""
+    def forwards(
+        self, image: Tensor, valid: Tensor | None = None
+    ) -> tuple[Callable[[], Sequence[Tensor]], Callable[[], Sequence[Tensor]]]:
+        """A function for each that makes the maps, without a wrapper that would count.
 
-        def run_ours() -> Sequence[Tensor]:
-            return self.ours(image)
+        `valid`, the true sizes of a padded batch, is for ours alone: timm has no padded batches.
+        """
 
-        def run_timm() -> Sequence[Tensor]:
+        def forward_ours() -> Sequence[Tensor]:
+            return self.ours(image, valid)
+
+        def forward_timm() -> Sequence[Tensor]:
             return self.timm.forward_intermediates(image, intermediates_only=True)
 
-        return run_ours, run_timm
+        return forward_ours, forward_timm
 
 
 def build(arch: str | Arch) -> Pair:
@@ -113,19 +118,21 @@ def narrow(arch: str) -> Arch:
     return full._replace(dims=tuple(HEAD_WIDTH * heads for heads in full.heads))
 
 
-def one_step(step: str, model: nn.Module, run: Callable[[], Sequence[Tensor]]) -> Callable:
+def one_step(
+    step: str, model: nn.Module, forward: Callable[[], Sequence[Tensor]]
+) -> Callable[[], None]:
     """A function that runs a step of STEPS once; gradients must be freed after it."""
     model.train(step == 'training step')
 
-    def forward() -> None:
+    def infer() -> None:
         with torch.no_grad():
-            run()
+            forward()
 
     def train() -> None:
-        loss = sum(maps.square().mean() for maps in run())
+        loss = sum(maps.square().mean() for maps in forward())
         loss.backward()
 
-    return forward if step == 'forward' else train
+    return infer if step == 'forward' else train
 
 
 def free_gradients(model: nn.Module) -> None:
@@ -144,8 +151,8 @@ def calls_table(archs: Sequence[str]) -> list[list[str]]:
         pair = build(arch)
         for step in STEPS:
             counts = []
-            for model, run in zip(pair, pair.runs(image)):
-                function = one_step(step, model, run)
+            for model, forward in zip(pair, pair.forwards(image)):
+                function = one_step(step, model, forward)
                 function()  # what is made once is made now
                 free_gradients(model)
                 counts.append(count_calls(function))
@@ -207,12 +214,12 @@ def operations_table(archs: Sequence[str]) -> list[list[str]]:
         pair = build(arch).to('meta')
         counts = {}
         for step in STEPS:
-            for name, model, run in zip(pair._fields, pair, pair.runs(image)):
-                counts[step, name] = count_operations(one_step(step, model, run))
+            for name, model, forward in zip(pair._fields, pair, pair.forwards(image)):
+                counts[step, name] = count_operations(one_step(step, model, forward))
                 free_gradients(model)
             rows.append(compared(arch, step, counts[step, 'ours'], counts[step, 'timm']))
-        padded_run = partial(pair.ours, image, valid=valid)
-        padded = count_operations(one_step('forward', pair.ours, padded_run))
+        forward_padded, _ = pair.forwards(image, valid)
+        padded = count_operations(one_step('forward', pair.ours, forward_padded))
         ratio = f'{padded / counts["forward", "ours"]:.2f} of unpadded'
         rows.append([arch, 'forward, padded', str(padded), '', ratio])
     return rows
@@ -232,20 +239,27 @@ def compared(arch: str, step: str, ours: int, theirs: int) -> list[str]:
 # Time
 
 
-def time_table(archs: Sequence[str], rounds: int) -> list[list[str]]:
-    """A row for each step of each architecture and batch; the models take turns.
-
-    Without oneDNN, whose operations cost the host more than others, as on a GPU.
-    """
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """Inside this context operations cost the host as little as on a GPU: oneDNN's cost more."""
+    before = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
+def time_table(archs: Sequence[str], rounds: int) -> list[list[str]]:
+    """A row for each step of each architecture and batch; the models take turns."""
     rows = []
     for arch, batch in product(archs, TIME_BATCHES):
         image = torch.randn(batch, 3, TIME_SIZE, TIME_SIZE)
         pair = build(narrow(arch))
         for step in STEPS:
             functions = []
-            for model, run in zip(pair, pair.runs(image)):
-                functions.append(one_step(step, model, run))
+            for model, forward in zip(pair, pair.forwards(image)):
+                functions.append(one_step(step, model, forward))
             ours, theirs = time_in_turns(pair, functions, rounds)
             minima = min(ours) / min(theirs)
             quartiles = lower_quartile(ours) / lower_quartile(theirs)
@@ -268,12 +282,10 @@ def time_in_turns(
     try:
         for number in range(-WARM_UP, rounds):
             for i in order:
-                start = time.process_time()
-                functions[i]()
-                elapsed = time.process_time() - start
+                elapsed = time_call(functions[i])
                 free_gradients(models[i])
                 if number >= 0:
-                    seconds[i].append(elapsed)
+                    seconds[i].append(elapsed.processor)
             order.reverse()
             if number % 50 == 0:
                 gc.collect()

@@ -22,15 +22,21 @@ two passes, and the least time is shown. Files and table are written after each 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from json import dumps
 from pathlib import Path
 from typing import NamedTuple
 
-from cpvt_pyramid.app.tooling.command import UserError, imports_of, prepare_for_torch, run_command
+from cpvt_pyramid.app.tooling.command import (
+    UserError,
+    check_at_least,
+    imports_of,
+    prepare_for_torch,
+    run_command,
+)
 from cpvt_pyramid.app.tooling.files import atomic_write, make_folder, write_text
 from cpvt_pyramid.app.tooling.report import markdown_table
+from cpvt_pyramid.app.tooling.sizes import Size
 
 prepare_for_torch()  # before torch is imported
 
@@ -43,8 +49,8 @@ with imports_of('latency'):
     from benchmarks import ROOT
     from benchmarks.costs import count_parameters
     from benchmarks.machine import machine
-    from benchmarks.measuring import parse_size, say
     from benchmarks.published import BACKBONES, COMPARED, RETINANET_1X, family_of
+    from benchmarks.timing import Time, show_progress, time_call, torch_threads
     from cpvt_pyramid import accelerate
     from cpvt_pyramid.app.config.load import load_config
     from cpvt_pyramid.app.predict.openmmlab.loading import build_model
@@ -55,6 +61,7 @@ with imports_of('latency'):
 COLORS = {'PVT': '#7a7f87', 'PVTv2': '#2c6fbb', 'PCPVT': '#c0392b', 'SVT': '#2e8b57'}
 OTHER = '#000000'  # color
 BASE = 'ResNet-50'
+SIZE = Size(800, 1344)  # of the image, as in training
 PASSES = 2  # of a turn; the first one also prepares memory and oneDNN's kernels
 
 
@@ -89,7 +96,7 @@ DETECTORS = {detector.name: detector for detector in detectors()}
 def latency(
     *,
     models: Sequence[str] = (),
-    size: str = '800x1344',
+    size: Size = SIZE,
     rounds: int = 3,
     out: str = 'work_dirs/latency',
 ) -> None:
@@ -97,35 +104,30 @@ def latency(
 
     Args:
         models: names of our configs, ResNet-50 or Swin-T; by default all
-        size: of the image, in pixels, as SIDE or HEIGHTxWIDTH
+        size: of the image, in pixels
         rounds: turns of each detector
         out: folder for latency.json, latency.md and latency.png
     """
-    height, width = parse_size(size)
     for name in models:
         if name not in DETECTORS:
             raise UserError(f'unknown model {name!r}; one of {", ".join(DETECTORS)}')
-    if rounds < 1:
-        raise UserError(f'--rounds must be at least 1, got {rounds}')
+    check_at_least('--size', min(size), 32)
+    check_at_least('--rounds', rounds, 1)
     folder = Path(out)
     make_folder(folder)
     torch.manual_seed(0)
-    image = torch.randn(1, 3, height, width)
+    image = torch.randn(1, 3, *size)
     rows = [new_row(DETECTORS[name]) for name in models or DETECTORS]
-    results = {'machine': machine('cpu'), 'size': [height, width], 'rows': rows}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    results = {'machine': machine('cpu'), 'size': size, 'rows': rows}
+    with torch_threads(1):
         for i in range(rounds):
             for row in rows:
-                say(f'round {i + 1} of {rounds}: {row["name"]}')
+                show_progress(f'round {i + 1} of {rounds}: {row["name"]}')
                 measure(row, image)
             write_text(folder / 'latency.json', dumps(results, indent=1) + '\n')
             write_text(folder / 'latency.md', latency_table(rows))
-            draw(rows, (height, width), folder / 'latency.png')
-    finally:
-        torch.set_num_threads(threads)
-    print(f'{results["machine"]["processor"]}, {height} x {width} pixels, one thread\n')
+            draw(rows, size, folder / 'latency.png')
+    print(f'{results["machine"]["processor"]}, {size.height} x {size.width} pixels, one thread\n')
     print(latency_table(rows), end='')
 
 
@@ -156,15 +158,15 @@ def measure(row: dict, image: Tensor) -> None:
     row['parameters'] = count_parameters(model)
     if 'plain_seconds' in row:
         for _ in range(PASSES):
-            row['plain_seconds'].append(time_pass(model, image)[0])
+            row['plain_seconds'].append(time_pass(model, image).processor)
     accelerate(model)
     for _ in range(PASSES):
-        seconds, clock_seconds = time_pass(model, image)
-        row['seconds'].append(seconds)
-        row['clock_seconds'].append(clock_seconds)
+        seconds = time_pass(model, image)
+        row['seconds'].append(seconds.processor)
+        row['clock_seconds'].append(seconds.clock)
     with bfloat16(model):
         for _ in range(PASSES):
-            row['bfloat16_seconds'].append(time_pass(model, image)[0])
+            row['bfloat16_seconds'].append(time_pass(model, image).processor)
 
 
 def build(detector: Detector) -> nn.Module:
@@ -172,19 +174,17 @@ def build(detector: Detector) -> nn.Module:
     return build_model(load_config(detector.config), 'cpu')
 
 
-def time_pass(model: nn.Module, image: Tensor) -> tuple[float, float]:
-    """Seconds of the processor and of the clock that backbone, neck and head take."""
-    clock_start = time.perf_counter()
-    start = time.process_time()
+def time_pass(model: nn.Module, image: Tensor) -> Time:
+    """The time that backbone, neck and head take."""
     with torch.inference_mode():
-        model(image, mode='tensor')
-    return time.process_time() - start, time.perf_counter() - clock_start
+        return time_call(lambda: model(image, mode='tensor'))
 
 
 # Table and figure
 
 
 def latency_table(rows: Sequence[dict]) -> str:
+    """The least times of each row, in Markdown."""
     base = next((min(row['seconds']) for row in rows if row['name'] == BASE), None)
     lines = []
     for row in rows:
@@ -215,7 +215,7 @@ def latency_table(rows: Sequence[dict]) -> str:
     return markdown_table(head, lines)
 
 
-def draw(rows: Sequence[dict], size: tuple[int, int], path: Path) -> None:
+def draw(rows: Sequence[dict], size: Size, path: Path) -> None:
     """Draw AP over latency: a line for each family, a cross for the detectors of MMDetection."""
     figure, axes = plt.subplots(figsize=(7.5, 4.6), layout='constrained')
     for family, color in COLORS.items():
@@ -242,9 +242,9 @@ def draw(rows: Sequence[dict], size: tuple[int, int], path: Path) -> None:
     axes.plot([], [], 'X', color=OTHER, ms=8, ls='', label="MMDetection's")
     axes.plot([], [], 'X', color='white', mec=OTHER, ms=8, ls='', label='not accelerated')
     axes.plot([], [], 'o--', color='grey', ms=3, lw=0.8, label='in bfloat16')
-    height, width = size
     axes.set(
-        xlabel=f'seconds for one image of {height} x {width} pixels, one CPU thread (measured)',
+        xlabel=f'seconds for one image of {size.height} x {size.width} pixels, '
+        'one CPU thread (measured)',
         ylabel='COCO box AP (published)',
     )
     axes.margins(y=0.1)

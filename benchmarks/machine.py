@@ -36,10 +36,10 @@ def processor() -> str:
         text = Path('/proc/cpuinfo').read_text()
     except OSError:  # not Linux
         return platform.processor() or platform.machine()
-    return named(text)
+    return processor_name(text)
 
 
-def named(cpuinfo: str) -> str:
+def processor_name(cpuinfo: str) -> str:
     """The processor's name in the text of /proc/cpuinfo, with its generation if that is known."""
     found = {}
     for line in cpuinfo.partition('\n\n')[0].splitlines():

@@ -7,10 +7,8 @@ import functools
 import gc
 import math
 import multiprocessing
-import sys
 import time
 import warnings
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
@@ -20,14 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.costs import count_operations, meta_model
+from benchmarks.timing import RESOLUTION, Time, show_progress, time_call, torch_threads
 from cpvt_pyramid import ARCHS, CPVTPyramid, accelerate
 from cpvt_pyramid.app.predict.openvino_graph import to_rows
 from cpvt_pyramid.app.predict.sessions import openvino_core
-from cpvt_pyramid.app.tooling import sizes
-from cpvt_pyramid.app.tooling.command import UserError
 from cpvt_pyramid.app.tooling.report import amount
 from tests.models import ports
-from tests.models.ports import ports_of
 
 OURS = ('plain', 'accelerated', 'checkpointed')
 MODELS = ('timm', 'openmmlab', *OURS, 'openvino')
@@ -39,14 +35,13 @@ TOLERANCES = {'float32': 1e-4, 'bfloat16': 0.05, 'autocast': 0.05}
 # Tokens and channels of the products (tokens x C) @ (C x 4C) whose best rate is the limit: those of
 # the MLPs of a backbone, each in parts of some MiB, so that none is limited by memory.
 PRODUCTS = ((16384, 64), (4096, 128), (1024, 320), (4096, 320), (1024, 512))
-OPENVINO = dict(
+OPENVINO_SETTINGS = dict(
     PERFORMANCE_HINT='LATENCY',
     NUM_STREAMS=1,
     ENABLE_HYPER_THREADING=False,
     ENABLE_CPU_PINNING=False,  # of threads that PyTorch uses, too
 )
 MIB = 2**20
-RESOLUTION = time.get_clock_info('process_time').resolution  # seconds
 
 
 class Case(NamedTuple):
@@ -61,8 +56,8 @@ class Case(NamedTuple):
         return f'{self.arch}, {self.step}, {self.height}x{self.width}'
 
 
-class Way(NamedTuple):
-    """How a model does it; a row of the table."""
+class Variant(NamedTuple):
+    """A model, its dtype and its number of threads: a row of the table."""
 
     dtype: str  # one of DTYPES
     threads: int
@@ -72,31 +67,24 @@ class Way(NamedTuple):
         return f'{self.model} in {self.dtype}, {amount(self.threads, "thread")}'
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Way:
+    def of(cls, row: Mapping[str, Any]) -> Variant:
         return cls(row['dtype'], row['threads'], row['model'])
 
     @property
-    def weights(self) -> torch.dtype:
+    def weight_dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.dtype == 'bfloat16' else torch.float32
 
     @property
-    def products(self) -> torch.dtype:
+    def product_dtype(self) -> torch.dtype:
         return torch.float32 if self.dtype == 'float32' else torch.bfloat16
 
 
-class Time(NamedTuple):
-    """Seconds of a call."""
-
-    clock: float
-    processor: float  # of all threads
-
-
-def ways_of(
+def variants_of(
     case: Case, models: Sequence[str], dtypes: Sequence[str], threads: Sequence[int]
-) -> list[Way]:
+) -> list[Variant]:
     """The rows of a table: OpenVINO has no training and no autocast, and not every library has
     every architecture."""
-    ways = []
+    variants = []
     for dtype in dtypes:
         for number in threads:
             for model in models:
@@ -104,129 +92,118 @@ def ways_of(
                     continue
                 if model in ('timm', 'openmmlab') and port_of(model, case.arch) is None:
                     continue
-                ways.append(Way(dtype, number, model))
-    return ways
+                variants.append(Variant(dtype, number, model))
+    return variants
 
 
 def port_of(model: str, arch: str) -> str | None:
-    """The library that is meant by 'timm' or 'openmmlab'."""
-    for name in ports_of(arch):
+    """The library that 'timm' or 'openmmlab' stands for. None: it has no such architecture."""
+    for name in ports.ports_of(arch):
         if (name == 'timm') == (model == 'timm'):
             return name
     return None
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """'224' or '800x1344': height and width."""
-    try:
-        size = sizes.parse_size(text)
-    except ArgumentTypeError as error:
-        raise UserError(f'a size {error}') from error
-    if min(size) < 32:
-        raise UserError(f'a size must be of at least 32 pixels, got {text}')
-    return size
-
-
-def say(line: str) -> None:
-    """Report progress, on one line if stderr is a terminal."""
-    if sys.stderr.isatty():
-        print(f'{line:78}', end='\r', file=sys.stderr, flush=True)
-    else:
-        print(line, file=sys.stderr, flush=True)
 
 
 # A table
 
 
 def measure(
-    case: Case, ways: Sequence[Way], rounds: int, seconds: float, memory: bool
+    case: Case, variants: Sequence[Variant], rounds: int, seconds: float, memory: bool
 ) -> list[dict[str, Any]]:
-    """A row for each way, which JSON can hold. A model that fails, or whose results are wrong, has
-    a reason there, and no times.
+    """Check the results of all variants, then measure their memory and time.
 
     Args:
         case: what is measured.
-        ways: how.
+        variants: the models.
         rounds: how often each model is timed, at most.
         seconds: after which no other round begins.
         memory: measure the memory of training steps.
+
+    Returns:
+        A row for each variant, which JSON can hold. A variant that fails, or whose results are
+        wrong, has the reason there (`failed`) and no times.
     """
     runners = Runners(case)
-    truths = runners.truths()
+    references = runners.references()
     gflops = operations(case) / 1e9
-    rows: dict[Way, dict[str, Any]] = {}
-    ready: dict[Way, Runner] = {}
-    for way in ways:
-        say(f'{case}: {way}')
-        row = rows[way] = {**case._asdict(), **way._asdict(), 'gflops': gflops}
-        torch.set_num_threads(way.threads)
+    rows: dict[Variant, dict[str, Any]] = {}
+    right: dict[Variant, Runner | OpenVINORunner] = {}
+    for variant in variants:
+        show_progress(f'{case}: {variant}')
+        row = rows[variant] = {**case._asdict(), **variant._asdict(), 'gflops': gflops}
         try:
-            runner = runners.of(way)
-            results = runner.results()
+            with torch_threads(variant.threads):
+                runner = runners.runner(variant)
+                results = runner.results()
         except (RuntimeError, MemoryError, ImportError, AssertionError, TypeError) as error:
             row['failed'] = ' '.join(str(error).split())[:100]
             continue
-        if way.dtype != 'float32' and way.model not in OURS:
-            # PyTorch sums the gradients of LayerNorm's parameters in bfloat16 on a CPU: they lose
-            # up to nine tenths of their value where there are many tokens. Our models correct it.
-            norms = {name: results.pop(name) for name in list(results) if is_of_norm(name)}
-            row['norm_difference'] = min(difference(norms, truth) for truth in truths)
-        row['difference'] = min(difference(results, truth) for truth in truths)
-        if row['difference'] > TOLERANCES[way.dtype]:
-            row['failed'] = f'wrong: differs by {row["difference"]:.1e}'
-            row['is_wrong'] = True
-            continue
-        ready[way] = runner
+        row |= compare(results, references, variant)
+        if 'failed' not in row:
+            right[variant] = runner
     if memory and case.step == 'training':
-        add_memory(case, {way: rows[way] for way in ready})
-    add_times(case, ready, rows, rounds, seconds)
+        add_memory(case, {variant: rows[variant] for variant in right})
+    add_times(case, right, rows, rounds, seconds)
     return list(rows.values())
+
+
+def compare(
+    results: dict[str, Tensor], references: Sequence[Mapping[str, Tensor]], variant: Variant
+) -> dict[str, Any]:
+    """What a row says of results: how much they differ from the nearest of the references."""
+    found: dict[str, Any] = {}
+    if variant.dtype != 'float32' and variant.model not in OURS:
+        # PyTorch sums the gradients of LayerNorm's parameters in bfloat16 on a CPU: they lose up to
+        # nine tenths of their value where there are many tokens. Our models correct it.
+        norms = {name: results.pop(name) for name in list(results) if is_norm_gradient(name)}
+        found['norm_difference'] = min(difference(norms, reference) for reference in references)
+    found['difference'] = min(difference(results, reference) for reference in references)
+    if found['difference'] > TOLERANCES[variant.dtype]:
+        found['failed'] = f'wrong: differs by {found["difference"]:.1e}'
+        found['is_wrong'] = True
+    return found
 
 
 def add_times(
     case: Case,
-    runners: Mapping[Way, Runner],
-    rows: Mapping[Way, dict[str, Any]],
+    runners: Mapping[Variant, Runner | OpenVINORunner],
+    rows: Mapping[Variant, dict[str, Any]],
     rounds: int,
     seconds: float,
 ) -> None:
     """Let the models take turns, so that a slower machine is slower for all."""
-    times: dict[Way, list[Time]] = {way: [] for way in runners}
-    products = {(way.products, way.threads): Products(way.products, way.threads) for way in runners}
+    times: dict[Variant, list[Time]] = {variant: [] for variant in runners}
+    products: dict[tuple[torch.dtype, int], Products] = {}
+    for variant in runners:
+        key = (variant.product_dtype, variant.threads)
+        products[key] = Products(*key)
     start = time.perf_counter()
     for i in range(rounds):
-        say(f'{case}: round {i + 1} of {rounds}')
-        for way, runner in runners.items():
-            torch.set_num_threads(way.threads)
-            times[way].append(time_of(runner.run))
+        show_progress(f'{case}: round {i + 1} of {rounds}')
+        for variant, runner in runners.items():
+            with torch_threads(variant.threads):
+                times[variant].append(time_call(runner.run))
         for product in products.values():
             product.run()
         if time.perf_counter() - start > seconds:
             break
-    for way, of_way in times.items():
-        rows[way] |= {
-            'clock_seconds': [round(each.clock, 6) for each in of_way],
-            'processor_seconds': [round(each.processor, 6) for each in of_way],
-            'product_gflops': products[way.products, way.threads].gflops(),
+    for variant, found in times.items():
+        rows[variant] |= {
+            'clock_seconds': [round(each.clock, 6) for each in found],
+            'processor_seconds': [round(each.processor, 6) for each in found],
+            'product_gflops': products[variant.product_dtype, variant.threads].gflops(),
         }
 
 
-def add_memory(case: Case, rows: Mapping[Way, dict[str, Any]]) -> None:
+def add_memory(case: Case, rows: Mapping[Variant, dict[str, Any]]) -> None:
     """Measure each model and dtype once, in the first of the numbers of threads."""
     found: dict[tuple[str, str], float] = {}
-    for way, row in rows.items():
-        key = (way.model, way.dtype)
+    for variant, row in rows.items():
+        key = (variant.model, variant.dtype)
         if key not in found:
-            say(f'{case}: memory of {way}')
-            found[key] = in_process(peak_of_this_process, case, way)
+            show_progress(f'{case}: memory of {variant}')
+            found[key] = call_in_process(measure_peak, case, variant)
         row['peak_mib'] = found[key]
-
-
-def time_of(function: Callable[[], object]) -> Time:
-    clock = time.perf_counter()
-    processor = time.process_time()
-    function()
-    return Time(time.perf_counter() - clock, time.process_time() - processor)
 
 
 def operations(case: Case) -> int:
@@ -264,18 +241,23 @@ class Runner:
 
     def run(self) -> None:
         """Run a step; gradients are freed."""
-        run_step(self.maps, self.model, self.step)
+        if self.step == 'inference':
+            with torch.inference_mode():
+                self.maps()
+            return
+        loss_of(self.maps()).backward()
+        self.model.zero_grad(set_to_none=True)
 
     def results(self) -> dict[str, Tensor]:
         """The maps, and of a training step the gradients of the image and of all parameters."""
         if self.step == 'inference':
             with torch.inference_mode():
-                return named(self.maps())
+                return by_name(self.maps())
         self.image.requires_grad_()
         try:
             maps = self.maps()
             loss_of(maps).backward()
-            found = named([x.detach() for x in maps])
+            found = by_name([x.detach() for x in maps])
             for name, value in [('image', self.image), *self.model.named_parameters()]:
                 if value.grad is not None:
                     found[f'gradient of {name}'] = value.grad
@@ -292,13 +274,13 @@ class OpenVINORunner:
     Args:
         graph: of OpenVINO, for one size.
         image: in float32.
-        way: the dtype that it computes in, and the number of threads.
+        variant: the dtype that it computes in, and the number of threads.
     """
 
-    def __init__(self, graph: Any, image: Tensor, way: Way) -> None:
-        settings = OPENVINO | {
-            'INFERENCE_NUM_THREADS': way.threads,
-            'INFERENCE_PRECISION_HINT': 'bf16' if way.dtype == 'bfloat16' else 'f32',
+    def __init__(self, graph: Any, image: Tensor, variant: Variant) -> None:
+        settings = OPENVINO_SETTINGS | {
+            'INFERENCE_NUM_THREADS': variant.threads,
+            'INFERENCE_PRECISION_HINT': 'bf16' if variant.dtype == 'bfloat16' else 'f32',
         }
         compiled = openvino_core().compile_model(graph, 'CPU', settings)
         self.request = compiled.create_infer_request()
@@ -309,7 +291,7 @@ class OpenVINORunner:
 
     def results(self) -> dict[str, Tensor]:
         outputs = self.request.infer([self.image])
-        return named([torch.from_numpy(value) for value in outputs.values()])
+        return by_name([torch.from_numpy(value) for value in outputs.values()])
 
 
 class Runners:
@@ -323,45 +305,48 @@ class Runners:
         self.case = case
         generator = torch.Generator().manual_seed(0)
         self.image = torch.randn(1, 3, case.height, case.width, generator=generator)
-        self.tensors = ports.randomize(self.our_model()).state_dict()
+        self.weights = ports.randomize(self.our_model()).state_dict()
         self.modules: dict[tuple[str, torch.dtype], nn.Module] = {}
         self.graph: Any = None
 
-    def of(self, way: Way) -> Runner | OpenVINORunner:
-        if way.model == 'openvino':
-            return OpenVINORunner(self.openvino_graph(), self.image, way)
-        key = (way.model, way.weights)
+    def runner(self, variant: Variant) -> Runner | OpenVINORunner:
+        """What runs a variant; those of one model and one dtype of weights share a module."""
+        if variant.model == 'openvino':
+            return OpenVINORunner(self.openvino_graph(), self.image, variant)
+        key = (variant.model, variant.weight_dtype)
         if key not in self.modules:
-            model = self.build(way.model).to(way.weights).train(self.case.step == 'training')
-            accelerated = way.model in ('accelerated', 'checkpointed')
-            self.modules[key] = accelerate(model) if accelerated else model
-        image = self.image.to(way.weights, copy=True)
-        return Runner(self.modules[key], image, self.case.step, way.dtype == 'autocast')
+            model = self.build(variant.model).to(variant.weight_dtype)
+            model.train(self.case.step == 'training')
+            if variant.model in ('accelerated', 'checkpointed'):
+                accelerate(model)
+            self.modules[key] = model
+        image = self.image.to(variant.weight_dtype, copy=True)
+        return Runner(self.modules[key], image, self.case.step, variant.dtype == 'autocast')
 
-    def truths(self) -> list[dict[str, Tensor]]:
+    def references(self) -> list[dict[str, Tensor]]:
         """The results of our plain model in float32; if it has windows, also with windows that the
         map does not fill treated as other libraries do."""
         paddings = ['mask', 'zero'] if ARCHS[self.case.arch].window else ['mask']
         found = []
         for padding in paddings:
-            model = self.filled(self.our_model(window_padding=padding))
+            model = self.with_weights(self.our_model(window_padding=padding))
             model.train(self.case.step == 'training')
             found.append(Runner(model, self.image, self.case.step, autocast=False).results())
         return found
 
     def build(self, name: str) -> nn.Module:
+        """One of MODELS in PyTorch, not accelerated."""
         if name in OURS:
-            return self.filled(self.our_model(with_cp=name == 'checkpointed'))
-        port = port_of(name, self.case.arch)
-        return ports.with_eps(
-            ports.build(port, self.case.arch, self.tensors, has_stage_norm(self.case.arch))
-        )
+            return self.with_weights(self.our_model(with_cp=name == 'checkpointed'))
+        arch = self.case.arch
+        model = ports.build(port_of(name, arch), arch, self.weights, has_stage_norm(arch))
+        return ports.with_eps(model)
 
     def our_model(self, **options: Any) -> CPVTPyramid:
         return CPVTPyramid(self.case.arch, stage_norm=has_stage_norm(self.case.arch), **options)
 
-    def filled(self, model: CPVTPyramid) -> nn.Module:
-        model.load_state_dict(self.tensors)
+    def with_weights(self, model: CPVTPyramid) -> nn.Module:
+        model.load_state_dict(self.weights)
         return ports.with_eps(model)
 
     def openvino_graph(self) -> Any:
@@ -384,36 +369,27 @@ def has_stage_norm(arch: str) -> bool:
     return ARCHS[arch].stage_norm and not ARCHS[arch].window
 
 
-def run_step(maps_of: Callable[[], Sequence[Tensor]], model: nn.Module, step: str) -> None:
-    """Run a step; gradients are freed."""
-    if step == 'inference':
-        with torch.inference_mode():
-            maps_of()
-        return
-    loss_of(maps_of()).backward()
-    model.zero_grad(set_to_none=True)
-
-
 def loss_of(maps: Sequence[Tensor]) -> Tensor:
+    """The sum of the mean squares of all maps."""
     return torch.stack([x.float().square().mean() for x in maps]).sum()
 
 
-def named(maps: Sequence[Tensor]) -> dict[str, Tensor]:
+def by_name(maps: Sequence[Tensor]) -> dict[str, Tensor]:
     return {f'map {i}': x for i, x in enumerate(maps)}
 
 
-def is_of_norm(name: str) -> bool:
+def is_norm_gradient(name: str) -> bool:
     """Whether a result is the gradient of a parameter of a layer norm, which is named as ours."""
     return name.startswith('gradient of') and 'norm' in name
 
 
-def difference(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> float:
+def difference(results: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
     """The largest difference of values, relative to the largest value of the same name; infinite
     where shapes differ or a value is not finite."""
     found = 0.0
-    for name in results.keys() & truth.keys():
+    for name in results.keys() & reference.keys():
         value = results[name].float()
-        expected = truth[name]
+        expected = reference[name]
         if value.shape != expected.shape or not value.isfinite().all():
             return math.inf
         found = max(found, ((value - expected).abs().max() / expected.abs().max()).item())
@@ -444,12 +420,11 @@ class Products:
 
     def run(self) -> None:
         """Time each product; the first time prepares oneDNN's kernel."""
-        torch.set_num_threads(self.threads)
-        with torch.inference_mode():
+        with torch_threads(self.threads), torch.inference_mode():
             for x, weight in self.factors:
                 operations = 2 * x.shape[0] * weight.shape[0] * weight.shape[1]
                 for _ in range(3):
-                    found = time_of(functools.partial(F.linear, x, weight))
+                    found = time_call(functools.partial(F.linear, x, weight))
                     self.times.setdefault(operations, []).append(found)
 
     def gflops(self) -> dict[str, float]:
@@ -460,26 +435,26 @@ class Products:
             clock = max(clock, operations / min(each.clock for each in times))
             least = min(each.processor for each in times) / self.threads
             processor = max(processor, operations / max(least, RESOLUTION))
-        return {'clock': round(clock / 1e9, 1), 'processor': round(processor / 1e9, 1)}
+        return {'clock': round(clock / 1e9, 3), 'processor': round(processor / 1e9, 3)}
 
 
 # Memory
 
 
-def in_process(function: Callable, *arguments: object) -> Any:
-    """What a function returns in a process that runs nothing else."""
+def call_in_process(function: Callable, *arguments: object) -> Any:
+    """Call a function in a process that runs nothing else; returns what it returns."""
     context = multiprocessing.get_context('forkserver')
     context.set_forkserver_preload([__name__])  # imported once for all processes
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result()
 
 
-def peak_of_this_process(case: Case, way: Way) -> float:
+def measure_peak(case: Case, variant: Variant) -> float:
     """Peak memory of a step in MiB, beyond what is in use before it, after an identical step."""
     from cpvt_pyramid.app.tooling import memory
 
-    torch.set_num_threads(way.threads)
-    runner = Runners(case).of(way)
+    torch.set_num_threads(variant.threads)
+    runner = Runners(case).runner(variant)
     runner.run()
     gc.collect()
     malloc_trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)  # of glibc

@@ -306,6 +306,7 @@ def metafile_entries() -> list[dict]:
 
 
 def metafile_entry(recipe: Recipe, arch: str) -> dict:
+    """The entry of a config, in the schema of OpenMMLab's metafiles."""
     name = recipe.config.format(BACKBONES[arch].short)
     cfg = read_config(name)
     dataset = DATA[cfg.train_dataloader.dataset.type]

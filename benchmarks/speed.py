@@ -57,30 +57,35 @@ from json import dumps
 from pathlib import Path
 from typing import Literal
 
-from cpvt_pyramid.app.tooling.command import UserError, imports_of, prepare_for_torch, run_command
+from cpvt_pyramid.app.tooling.command import (
+    UserError,
+    check_at_least,
+    imports_of,
+    prepare_for_torch,
+    run_command,
+)
 from cpvt_pyramid.app.tooling.files import write_text
 from cpvt_pyramid.app.tooling.report import markdown_table, text_table
+from cpvt_pyramid.app.tooling.sizes import Size
 
 prepare_for_torch()  # before torch is imported
 
 with imports_of('speed'):
-    import torch
-
     from benchmarks.machine import machine, version
     from benchmarks.measuring import (
         DTYPES,
         MODELS,
         STEPS,
         Case,
-        Way,
+        Variant,
         measure,
-        parse_size,
-        say,
-        ways_of,
+        variants_of,
     )
     from benchmarks.speed_tables import HEAD, lines_of
+    from benchmarks.timing import show_progress
     from cpvt_pyramid import ARCHS
 
+SIZES = (Size(512, 512), Size(800, 1344))  # of images
 STRIDE = 32  # pixels. The libraries treat sizes that it does not divide differently.
 
 
@@ -88,7 +93,7 @@ def speed(
     *,
     archs: Sequence[str] = ('pcpvt_small', 'svt_small', 'pvt_v2_b2', 'mit_b2'),
     models: Sequence[Literal[MODELS]] = ('timm', 'plain', 'accelerated', 'openvino'),
-    sizes: Sequence[str] = ('512', '800x1344'),
+    sizes: Sequence[Size] = SIZES,
     steps: Sequence[Literal[STEPS]] = ('inference',),
     dtypes: Sequence[Literal[DTYPES]] = DTYPES,
     threads: Sequence[int] = (1, 2),
@@ -104,7 +109,7 @@ def speed(
     Args:
         archs: architectures of pyramids
         models: what to compare
-        sizes: of the image, in pixels, each as SIDE or HEIGHTxWIDTH, in multiples of 32
+        sizes: of the image, in pixels, multiples of 32
         steps: what to measure
         dtypes: float32, weights in bfloat16, or float32 weights under autocast
         threads: numbers of threads
@@ -115,48 +120,44 @@ def speed(
         markdown: print tables in Markdown
         json: write machine, commit and all times to this file, after each table
     """
-    pixels = [parse_size(text) for text in sizes]
-    check(archs, pixels, threads, rounds, json)
-    threads_before = torch.get_num_threads()
+    check(archs, sizes, threads, rounds, json)
     about = {'machine': machine('cpu'), **version(), 'by': by}
     done: list[dict] = []
     wrong = []
-    try:
-        for arch, size, step in itertools.product(archs, pixels, steps):
-            case = Case(arch, step, *size)
-            say(f'{case} ...')
-            ways = ways_of(case, models, dtypes, threads)
-            rows = measure(case, ways, rounds, seconds, memory=not no_memory)
-            done += rows
-            print(f'\n{about["machine"]["processor"]}, {case}\n')
-            lines = lines_of(rows, by)
-            print((markdown_table if markdown else text_table)(HEAD, lines), flush=True)
-            if json:
-                write_text(json, as_json(about, done))
-            for row in rows:
-                if row.get('is_wrong'):
-                    wrong.append(f'{case}, {Way.of(row)}: {row["failed"]}')
-    finally:
-        torch.set_num_threads(threads_before)
+    for arch, size, step in itertools.product(archs, sizes, steps):
+        case = Case(arch, step, *size)
+        show_progress(f'{case} ...')
+        variants = variants_of(case, models, dtypes, threads)
+        rows = measure(case, variants, rounds, seconds, memory=not no_memory)
+        done += rows
+        print(f'\n{about["machine"]["processor"]}, {case}\n')
+        table = markdown_table if markdown else text_table
+        print(table(HEAD, lines_of(rows, by)), flush=True)
+        if json:
+            write_text(json, as_json(about, done))
+        for row in rows:
+            if row.get('is_wrong'):
+                wrong.append(f'{case}, {Variant.of(row)}: {row["failed"]}')
     if wrong:
         raise UserError('wrong results: ' + '; '.join(wrong))
 
 
 def check(
     archs: Sequence[str],
-    sizes: Sequence[tuple[int, int]],
+    sizes: Sequence[Size],
     threads: Sequence[int],
     rounds: int,
     file: str | None,
 ) -> None:
+    """Raise a UserError for options that cannot be measured, or a file that cannot be written."""
     for arch in archs:
         if arch not in ARCHS:
             raise UserError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
-    for height, width in sizes:
-        if height % STRIDE or width % STRIDE:
-            raise UserError(f'sizes must be multiples of {STRIDE}, got {height}x{width}')
-    if min(rounds, *threads) < 1:
-        raise UserError('--rounds and --threads must be at least 1')
+    for size in sizes:
+        if size.height % STRIDE or size.width % STRIDE:
+            raise UserError(f'sizes must be multiples of {STRIDE}, got {size}')
+    check_at_least('--rounds', rounds, 1)
+    check_at_least('--threads', min(threads), 1)
     if file and Path(file).exists():
         raise UserError(f'{file} already exists; remove it or name another file')
     if file and not Path(file).parent.is_dir():

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from json import loads
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import ROOT
@@ -30,7 +29,8 @@ BY = {
     'clock': 'medians of the clock, on an otherwise idle machine',
     'processor': 'least processor time of a thread, on a busy machine',
 }
-OTHERS = {'timm': 'timm', 'openmmlab': 'OpenMMLab', 'openvino': 'OpenVINO'}
+OTHERS = {'timm': 'timm', 'openmmlab': 'OpenMMLab', 'openvino': 'OpenVINO'}  # shown names
+TRAINED_OTHERS = ('timm', 'openmmlab')
 README_SIZE = (512, 512)
 
 Row = Mapping[str, Any]  # what benchmarks.measuring.measure returns
@@ -59,6 +59,7 @@ def lines_of(rows: Sequence[Row], by: str) -> list[list[str]]:
 
 
 def line_of(row: Row, rows: Sequence[Row], by: str) -> list[str]:
+    """The cells of a row, which is compared with others of its table; see HEAD."""
     title = [row['dtype'], str(row['threads']), row['model']]
     differs = f'{row["difference"]:.0e}' if 'difference' in row else ''
     norms = f'{row["norm_difference"]:.0e}' if row.get('norm_difference') else ''
@@ -134,8 +135,9 @@ class Measured(NamedTuple):
         return f'{share(row, self.by):.0%}' if row else ''
 
 
-def read(path: Path = MEASURED) -> Measured:
-    found = loads(path.read_text())
+def read() -> Measured:
+    """What benchmarks/speed.json holds."""
+    found = loads(MEASURED.read_text())
     machine = found['machine']
     about = (
         f'commit {found["commit"]}, {machine["processor"]}, {machine["cores"]} cores, '
@@ -160,14 +162,14 @@ def readme_section(measured: Measured) -> str:
     ):
         rows = [measured.find(column, step=step, dtype=dtype) for column in columns]
         title = 'inference' if step == 'inference' else 'training step'
-        lines.append(
-            [f'{title}, {dtype}', *[f'{measured.ms(row)} ms' if row else '' for row in rows]]
-        )
-        names = ['timm', 'openmmlab', 'openvino'] if step == 'inference' else ['timm', 'openmmlab']
-        lines += multiples(measured, rows, names, time_ratio)
-    memory = [f'{row["peak_mib"]:.0f} MiB' if row else '' for row in rows]
+        times = [f'{measured.ms(row)} ms' if row else '' for row in rows]
+        lines.append([f'{title}, {dtype}', *times])
+        others = OTHERS if step == 'inference' else TRAINED_OTHERS
+        lines += multiples(measured, rows, others, time_ratio)
+    steps = [measured.find(column, step='training') for column in columns]
+    memory = [f'{row["peak_mib"]:.0f} MiB' if row else '' for row in steps]
     lines.append(['peak memory of the step', *memory])
-    lines += multiples(measured, rows, names, memory_ratio)
+    lines += multiples(measured, steps, TRAINED_OTHERS, memory_ratio)
     height, width = README_SIZE
     head = [f'one image of {height} x {width}, one CPU thread', *map(name_of, columns)]
     caption = (
@@ -190,24 +192,28 @@ def name_of(row: Row) -> str:
 
 
 def multiples(
-    measured: Measured, rows: Sequence[Row | None], names: Sequence[str], ratio_of: Any
+    measured: Measured,
+    rows: Sequence[Row | None],
+    others: Iterable[str],
+    ratio_of: Callable[[Measured, Row, Row], str],
 ) -> list[list[str]]:
     """A line for each of other models: their times or memory as multiples of the rows'."""
     lines = []
-    for name in names:
-        cells = [
-            ratio_of(measured, measured.find(row, model=name), row) if row else '' for row in rows
-        ]
-        lines.append([f'in {OTHERS[name]}', *[f'x {cell}' if cell else '' for cell in cells]])
+    for name in others:
+        cells = []
+        for row in rows:
+            other = measured.find(row, model=name) if row else None
+            cells.append(f'x {ratio_of(measured, other, row)}' if row and other else '')
+        lines.append([f'in {OTHERS[name]}', *cells])
     return lines
 
 
-def time_ratio(measured: Measured, other: Row | None, row: Row) -> str:
+def time_ratio(measured: Measured, other: Row, row: Row) -> str:
     return ratio(other, row, measured.by)
 
 
-def memory_ratio(measured: Measured, other: Row | None, row: Row) -> str:
-    return f'{other["peak_mib"] / row["peak_mib"]:.2f}' if other else ''
+def memory_ratio(measured: Measured, other: Row, row: Row) -> str:
+    return f'{other["peak_mib"] / row["peak_mib"]:.2f}'
 
 
 def page_section(measured: Measured) -> str:

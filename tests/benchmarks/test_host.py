@@ -37,8 +37,8 @@ def test_one_more_operation_is_seen():
 
     def counts():
         found = []
-        for model, run in zip(pair, pair.runs(image)):
-            found.append(host.count_operations(host.one_step('training step', model, run)))
+        for model, forward in zip(pair, pair.forwards(image)):
+            found.append(host.count_operations(host.one_step('training step', model, forward)))
             host.free_gradients(model)
         return found
 
@@ -53,8 +53,9 @@ def test_one_more_operation_is_seen():
 def test_tables(capsys, monkeypatch):
     shallow = host.ARCHS['svt_small']._replace(depths=(2, 2, 2, 2))
     monkeypatch.setitem(host.ARCHS, 'svt_small', shallow)
-    monkeypatch.setattr(torch.backends.mkldnn, 'enabled', True)
+    settings = (torch.get_num_threads(), torch.backends.mkldnn.enabled)
     assert host.main(['--archs', 'svt_small', '--rounds', '2']) == 0
+    assert (torch.get_num_threads(), torch.backends.mkldnn.enabled) == settings
     tables = [table.splitlines() for table in capsys.readouterr().out.split('\n\n')]
     assert [table[0].split()[0] for table in tables] == ['calls', 'operations', 'host']
     assert [len(table) for table in tables] == [3, 4, 5]

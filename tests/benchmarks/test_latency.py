@@ -57,7 +57,7 @@ def test_resnet_has_the_result_of_its_metafile():
     [
         ('--models retinanet_r50', "unknown model 'retinanet_r50'; one of retinanet_cpvt_s, "),
         ('--rounds 0', '--rounds must be at least 1'),
-        ('--size 31', 'of at least 32 pixels, got 31'),
+        ('--size 31', '--size must be at least 32, got 31'),
     ],
 )
 def test_mistakes(arguments, complaint, capsys, tmp_path):

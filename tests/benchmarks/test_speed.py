@@ -9,7 +9,9 @@ import torch
 
 from benchmarks import measuring, model_table, speed_tables
 from benchmarks import speed as tool
-from benchmarks.measuring import Case, Runner, Runners, Way
+from benchmarks.measuring import Case, Runner, Runners, Variant
+from benchmarks.timing import Time
+from cpvt_pyramid.app.tooling.sizes import Size
 
 OURS_AND_OTHERS = ['timm', 'plain', 'accelerated', 'openvino']
 
@@ -24,7 +26,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_of(path: Path, **options) -> list[dict]:
-    settings = dict(archs=['pcpvt_nano'], sizes=['32x64'], rounds=1, threads=[1], no_memory=True)
+    settings = dict(
+        archs=['pcpvt_nano'], sizes=[Size(32, 64)], rounds=1, threads=[1], no_memory=True
+    )
     file = path / 'speed.json'
     tool.speed(json=str(file), **settings | options)
     return json.loads(file.read_text())['rows']
@@ -37,7 +41,7 @@ def test_inference(tmp_path, capsys):
     in_float32 = [('float32', n, model) for n in (1, 2) for model in OURS_AND_OTHERS]
     in_bfloat16 = [('bfloat16', n, model) for n in (1, 2) for model in OURS_AND_OTHERS]
     autocast = [('autocast', n, model) for n in (1, 2) for model in OURS_AND_OTHERS[:-1]]
-    assert [Way.of(row) for row in rows] == in_float32 + in_bfloat16 + autocast
+    assert [Variant.of(row) for row in rows] == in_float32 + in_bfloat16 + autocast
     for row in rows:
         assert len(row['clock_seconds']) == len(row['processor_seconds']) == 2
         assert 0 < speed_tables.share(row, 'clock') and 0 < speed_tables.share(row, 'processor')
@@ -69,17 +73,17 @@ def test_layer_norms_are_judged_in_ours_alone(monkeypatch):
     def results(runner: Runner) -> dict[str, torch.Tensor]:
         found = right_results(runner)
         name = 'gradient of patch_embeds.0.norm.bias'
-        gradient = runners.truths()[0][name] if name not in found else found[name]
+        gradient = runners.references()[0][name] if name not in found else found[name]
         return {**found, name: 0.1 * gradient}
 
     case = Case('pcpvt_nano', 'training', 32, 64)
     runners = Runners(case)
     right_results = Runner.results
-    truths = runners.truths()
-    monkeypatch.setattr(Runners, 'truths', lambda _: truths)
+    references = runners.references()
+    monkeypatch.setattr(Runners, 'references', lambda _: references)
     monkeypatch.setattr(Runner, 'results', results)
-    ways = [Way('bfloat16', 1, model) for model in ('timm', 'plain')]
-    timms, ours = measuring.measure(case, ways, rounds=1, seconds=1, memory=False)
+    variants = [Variant('bfloat16', 1, model) for model in ('timm', 'plain')]
+    timms, ours = measuring.measure(case, variants, rounds=1, seconds=1, memory=False)
     assert timms['norm_difference'] > 0.5 and 'failed' not in timms
     assert ours['is_wrong'] and ours['difference'] > 0.5
 
@@ -112,16 +116,23 @@ def test_operations_of_a_step():
     assert measuring.operations(Case('pvt_v2_b1', 'training', 224, 224)) == 3 * forward
 
 
+def test_a_small_product_on_a_busy_machine_has_a_rate():
+    """By which shares are divided."""
+    products = measuring.Products(torch.float32, threads=1)
+    products.times = {2 * 64 * 16 * 64: [Time(clock=0.01, processor=0.01)]}
+    assert min(products.gflops().values()) > 0
+
+
 def test_models_differ_where_their_weights_do():
     case = Case('pcpvt_nano', 'training', 64, 64)
-    way = Way('float32', 1, 'timm')
+    variant = Variant('float32', 1, 'timm')
     runners = Runners(case)
-    (truth,) = runners.truths()
-    same = runners.of(way)
-    assert measuring.difference(same.results(), truth) < 1e-4
+    (reference,) = runners.references()
+    same = runners.runner(variant)
+    assert measuring.difference(same.results(), reference) < 1e-4
     with torch.no_grad():
         next(same.model.parameters()).mul_(1.1)
-    assert measuring.difference(same.results(), truth) > 1e-3
+    assert measuring.difference(same.results(), reference) > 1e-3
 
 
 def cells(table: str) -> list[list[str]]:
@@ -135,14 +146,18 @@ def test_tables():
     rows = []
     for step in measuring.STEPS:
         case = Case('svt_small', step, 512, 512)
-        for way in measuring.ways_of(case, list(numbers), measuring.DTYPES, [1, 2]):
-            number = numbers[way.model]
-            row = {**case._asdict(), **way._asdict(), 'difference': 0.0}
-            row['clock_seconds'] = [0.008 * number / way.threads, 0.01 * number / way.threads, 9]
+        for variant in measuring.variants_of(case, list(numbers), measuring.DTYPES, [1, 2]):
+            number = numbers[variant.model]
+            row = {**case._asdict(), **variant._asdict(), 'difference': 0.0}
+            row['clock_seconds'] = [
+                0.008 * number / variant.threads,
+                0.01 * number / variant.threads,
+                9,
+            ]
             row['processor_seconds'] = [0.016 * number, 0.008 * number]  # of all threads
             row['peak_mib'] = 10 * number
             row['gflops'] = 1.0
-            row['product_gflops'] = {'clock': 200.0 * way.threads, 'processor': 250.0}
+            row['product_gflops'] = {'clock': 200.0 * variant.threads, 'processor': 250.0}
             rows.append(row)
     by_clock = speed_tables.Measured(rows, 'clock', 'commit 1')
 
@@ -184,9 +199,9 @@ def test_tables():
 def test_memory_of_a_process():
     """A step takes more memory than its image, and less than everything."""
     case = Case('pcpvt_nano', 'training', 128, 128)
-    way = Way('float32', 1, 'accelerated')
+    variant = Variant('float32', 1, 'accelerated')
     image = 3 * 128 * 128 * 4 / measuring.MIB
-    assert image < measuring.in_process(measuring.peak_of_this_process, case, way) < 1000
+    assert image < measuring.call_in_process(measuring.measure_peak, case, variant) < 1000
 
 
 def test_failures_are_rows_and_an_interrupt_keeps_finished_results(monkeypatch, capsys, tmp_path):
@@ -213,9 +228,9 @@ def test_failures_are_rows_and_an_interrupt_keeps_finished_results(monkeypatch, 
     ('arguments', 'complaint'),
     [
         ('--archs pcpvt_tiny', "unknown arch 'pcpvt_tiny'; one of pcpvt_nano"),
-        ('--sizes 31', 'of at least 32 pixels, got 31'),
+        ('--sizes 31', 'multiples of 32, got 31x31'),
         ('--sizes 64x100', 'multiples of 32, got 64x100'),
-        ('--threads 0', '--rounds and --threads must be at least 1'),
+        ('--threads 0', '--threads must be at least 1, got 0'),
         ('--json there.json', 'there.json already exists'),
         ('--json nowhere/a.json', 'no such directory'),
     ],

@@ -459,7 +459,7 @@ def shown_default(value: Any) -> str:
     """A default in --help; '' if there is none to show."""
     if value is None or value is False:
         return ''
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)) and not isinstance(value, Size):
         value = ' '.join(map(str, value))
     return f' (default: {value})'.replace('%', '%%') if value != '' else ''
 

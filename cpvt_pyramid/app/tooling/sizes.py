@@ -18,6 +18,9 @@ class Size(NamedTuple):
     height: int
     width: int
 
+    def __str__(self) -> str:
+        return f'{self.height}x{self.width}'
+
 
 SYNTAX = 'SIDE|HEIGHTxWIDTH'  # in --help
 

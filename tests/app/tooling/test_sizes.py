@@ -2,6 +2,7 @@
 
 import inspect
 from argparse import ArgumentTypeError
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Optional, get_type_hints
@@ -11,6 +12,9 @@ import pytest
 from cpvt_pyramid.app import commands
 from cpvt_pyramid.app.tooling.command import declaration_of, parser_of, run_command
 from cpvt_pyramid.app.tooling.sizes import Size, parse_size
+
+SIZE = Size(640, 480)
+SIZES = (Size(32, 64), Size(8, 8))
 
 
 def resize(*, size: Optional[Size] = None) -> None:
@@ -42,9 +46,24 @@ def test_a_size():
             parse_size(text)
 
 
+def test_a_default_is_shown_as_it_is_given(capsys):
+    def crop(*, sizes: Sequence[Size] = SIZES, size: Size = SIZE) -> None:
+        """Crop.
+
+        Args:
+            sizes: of some images
+            size: of another
+        """
+
+    with pytest.raises(SystemExit):
+        run_command(crop, ['--help'])
+    shown = ' '.join(capsys.readouterr().out.split())
+    assert '(default: 32x64 8x8)' in shown and '(default: 640x480)' in shown
+
+
 def test_an_option(capsys):
     assert run_command(resize, ['--size', '30x40']) == 0
-    assert capsys.readouterr().out == 'Size(height=30, width=40)\n'
+    assert capsys.readouterr().out == '30x40\n'
     with pytest.raises(SystemExit):
         run_command(resize, ['--size', '30', '40'])
     with pytest.raises(SystemExit):

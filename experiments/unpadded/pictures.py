@@ -12,7 +12,6 @@ from functools import cache
 from typing import NamedTuple, Optional
 
 import numpy as np
-import skimage.data
 import torch
 from PIL import Image
 from skimage.color import rgb2lab
@@ -20,12 +19,13 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
+from cpvt_pyramid.app.demo.photographs import load_photograph, random_crop
+
 from .arms import SHARES, SIZES
 
 load_digits = cache(load_digits)
 KEPT = (0, 1, 4, 7)  # digits; all ten would take several times as many steps
 PHOTOGRAPHS = {'train': ('astronaut', 'coffee', 'rocket'), 'test': ('chelsea', 'retina')}
-CROP = (0.5, 1.0)  # of the largest crop of that shape which the photograph holds
 DIGITS = (1, 6)  # in an image
 DIGIT_HEIGHT = (28, 96)  # pixels
 DIGIT_STRETCH = 1.15  # width over height, at most and (inverted) at least
@@ -123,28 +123,7 @@ def scans_of(seed: int) -> list[np.ndarray]:
 @cache
 def photographs_of(split: str) -> dict[str, Image.Image]:
     """The photographs of a split, by name."""
-    found = {}
-    for name in PHOTOGRAPHS[split]:
-        found[name] = Image.fromarray(getattr(skimage.data, name)()).convert('RGB')
-    return found
-
-
-def random_crop(
-    rng: np.random.Generator, photograph: Image.Image, size: tuple[int, int]
-) -> np.ndarray:
-    """A random crop of the photograph, resized to `size` and mirrored half of the time: (H, W, 3)
-    float32, 0 to 255."""
-    zoom = min(photograph.width / size[0], photograph.height / size[1]) * rng.uniform(*CROP)
-    width = size[0] * zoom
-    height = size[1] * zoom
-    left = rng.uniform(0, photograph.width - width)
-    top = rng.uniform(0, photograph.height - height)
-    crop = photograph.resize(
-        size, Image.Resampling.BICUBIC, box=(left, top, left + width, top + height)
-    )
-    if rng.random() < 0.5:
-        crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return np.array(crop, np.float32)
+    return {name: load_photograph(name) for name in PHOTOGRAPHS[split]}
 
 
 def ink_of_scan(scan: np.ndarray, height: float, stretch: float, angle: float) -> np.ndarray:

@@ -31,7 +31,7 @@ from .model import (
 )
 from .padding.batching import ceil_div
 from .padding.mask import BatchPadding, Padding, check_image, fill_outside, mean_inside
-from .position import PEGConfig, RelativePosition, parse_position, position_table
+from .position import PEGConfig, RelativePosition, build_position, parse_position
 
 
 class Column(nn.Module):
@@ -80,7 +80,7 @@ class Column(nn.Module):
         mapped = arch.depth if reads_last else arch.depth - 1  # blocks whose map is read
 
         self.patch_embed = PatchEmbed(in_channels, arch.dim, arch.patch_size, norm=False)
-        self.pos_embed = position_table(
+        self.pos_embed = build_position(
             encoding.kind, arch.dim, pretrain_img_size, arch.patch_size, 'bicubic'
         )
         self.cls_token = token(arch.dim) if class_token else None

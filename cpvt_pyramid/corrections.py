@@ -150,10 +150,10 @@ def safe_conv2d(
     groups: int = 1,
 ) -> Tensor:
     """`F.conv2d`, in float32 where it may be wrong in bfloat16."""
-    is_small = are_few(weight.shape[1] * groups, weight.shape[0])
-    is_small = is_small or sees_padding_alone(input, weight, stride, padding, dilation)
+    may_be_wrong = has_few_channels(weight.shape[1] * groups, weight.shape[0])
+    may_be_wrong = may_be_wrong or sees_padding_alone(input, weight, stride, padding, dilation)
     options = (stride, padding, dilation, groups)
-    return convolve_tensors(F.conv2d, is_small, input, weight, bias, *options)
+    return convolve_safely(F.conv2d, may_be_wrong, input, weight, bias, *options)
 
 
 def safe_conv_transpose2d(
@@ -167,21 +167,31 @@ def safe_conv_transpose2d(
     dilation: Pair = 1,
 ) -> Tensor:
     """`F.conv_transpose2d`, in float32 where it may be wrong in bfloat16."""
-    is_small = are_few(weight.shape[0], weight.shape[1] * groups)
+    may_be_wrong = has_few_channels(weight.shape[0], weight.shape[1] * groups)
     options = (stride, padding, output_padding, groups, dilation)
-    return convolve_tensors(F.conv_transpose2d, is_small, input, weight, bias, *options)
+    return convolve_safely(F.conv_transpose2d, may_be_wrong, input, weight, bias, *options)
 
 
-def convolve_tensors(
+def convolve_safely(
     function: Callable,
-    is_small: bool,
+    may_be_wrong: bool,
     input: Tensor,
     weight: Tensor,
     bias: Optional[Tensor],
     *options: Any,
 ) -> Tensor:
-    """A convolution, in float32 if it is small and would be computed in bfloat16 on a CPU."""
-    if not is_small or not input.is_cpu or computed_dtype(input) != torch.bfloat16:
+    """Call a function that convolves, in float32 if it would compute in bfloat16 on a CPU and may
+    be wrong there.
+
+    Args:
+        function: `F.conv2d` or `F.conv_transpose2d`.
+        may_be_wrong: in bfloat16 on a CPU.
+        input: (B, C, H, W).
+        weight: as `function` takes it.
+        bias: (C',), or None.
+        options: the other positional arguments of `function`.
+    """
+    if not may_be_wrong or not input.is_cpu or computed_dtype(input) != torch.bfloat16:
         return function(input, weight, bias, *options)
     with torch.autocast('cpu', enabled=False):
         bias = None if bias is None else bias.float()
@@ -196,7 +206,8 @@ def computed_dtype(x: Tensor) -> torch.dtype:
     return cpu_autocast_dtype() or x.dtype
 
 
-def are_few(in_channels: int, out_channels: int) -> bool:
+def has_few_channels(in_channels: int, out_channels: int) -> bool:
+    """True if a convolution has so few channels that oneDNN may compute it wrongly in bfloat16."""
     return out_channels < FEWEST_CHANNELS or MOST_BANDS < in_channels < FEWEST_CHANNELS
 
 
@@ -222,4 +233,5 @@ def sees_padding_alone(
 
 
 def at(values: Pair, axis: int) -> int:
+    """The entry of an axis, -2 or -1, in what may be one number for both."""
     return values if isinstance(values, int) else values[axis % len(values)]

@@ -47,9 +47,9 @@ from .padding.mask import BatchPadding, Padding, check_image, fill_outside
 from .position import (
     NoPosition,
     PEGConfig,
+    build_position,
     check_rope,
     parse_position,
-    position_table,
     rotate,
 )
 from .recompute import gelu_linear, is_plain_linear
@@ -169,7 +169,7 @@ class CPVTPyramid(nn.Module):
             build_patch_embed(arch, i, in_channels, drop_rate) for i in stages
         )
         self.pos_embeds = nn.ModuleList(
-            position_table(encoding.kind, arch.dims[i], pretrain_img_size, arch.strides[i])
+            build_position(encoding.kind, arch.dims[i], pretrain_img_size, arch.strides[i])
             for i in stages
         )
         options = BlockOptions(
@@ -450,6 +450,7 @@ class Block(nn.Module):
         return self.branches(x, grid)
 
     def branches(self, x: Tensor, grid: Grid) -> Tensor:
+        """`forward` without checkpointing."""
         attended = self.attn(self.norm1(x), grid)
         if self.drop_path is not None:
             attended = self.drop_path(attended)

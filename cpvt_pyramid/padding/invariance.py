@@ -217,14 +217,14 @@ def batch_report(
     alone = [_run_alone(run, group, tolerance) for group in groups]
     outputs = _compared_outputs(alone, stack, tolerance)
 
-    def differences(name: str) -> _Differences:
-        return _Differences(name, tolerance, bitwise and name != PADDED, outputs)
+    def new_probe(name: str) -> _Probe:
+        return _Probe(name, tolerance, bitwise and name != PADDED, outputs)
 
-    found = {name: differences(name) for name in (REPEATED, BATCH, ORDER, IDENTICAL)}
+    found = {name: new_probe(name) for name in (REPEATED, BATCH, ORDER, IDENTICAL)}
     for group, own in zip(groups, alone):
         _compare_batches(run, group, own, found)
     if len(groups) > 1:
-        found[PADDED] = differences(PADDED)
+        found[PADDED] = new_probe(PADDED)
         mixed = run(list(images))
         for group, own in zip(groups, alone):
             for index, expected in zip(group.indices[: group.given], own.first):
@@ -301,7 +301,7 @@ def _run_alone(run: '_Runner', group: _Group, tolerance: float) -> _Alone:
 
 
 def _compare_batches(
-    run: '_Runner', group: _Group, alone: _Alone, found: Mapping[str, '_Differences']
+    run: '_Runner', group: _Group, alone: _Alone, found: Mapping[str, '_Probe']
 ) -> None:
     """Run the batches of a group, and add the differences to each probe."""
     together = run(group.images)
@@ -372,7 +372,7 @@ def _compared_outputs(alone: Sequence[_Alone], stack: bool, tolerance: float) ->
 def _is_constant(values: Sequence[Optional[np.ndarray]]) -> bool:
     """Whether an output has the same values for all images."""
     first = values[0]
-    return all(_difference(x, first, _Scale(1.0), None).absolute == 0 for x in values[1:])
+    return all(_compare(x, first, _Scale(1.0), None).absolute == 0 for x in values[1:])
 
 
 @dataclass
@@ -465,8 +465,8 @@ class _Difference(NamedTuple):
         return cls(math.inf, math.inf, False, note)
 
 
-class _Differences:
-    """Collects the differences of a probe; see `BatchProbe`.
+class _Probe:
+    """A probe in progress: compares results, and collects what a `BatchProbe` says of them.
 
     Args:
         name: of the probe.
@@ -509,7 +509,7 @@ class _Differences:
             theirs = expected.get(name)
             if ours is None and (theirs is None or name in self.outputs.constant):
                 continue
-            difference = _difference(ours, theirs, scale, share)
+            difference = _compare(ours, theirs, scale, share)
             lacks_bits = self.bitwise and not difference.same_bits
             if lacks_bits or difference.relative > self.tolerance:
                 self.images.add(index)
@@ -534,13 +534,13 @@ class _Differences:
         )
 
 
-def _difference(
+def _compare(
     found: Optional[np.ndarray],
     expected: Optional[np.ndarray],
     scale: '_Scale',
     share: Optional[tuple[float, float]],
 ) -> _Difference:
-    """Compare one output of an image with what is expected, see `_Differences.add`."""
+    """Compare one output of an image with what is expected, see `_Probe.add`."""
     if found is None or expected is None:
         return _Difference.total('not one row for each image')
     if found.shape != expected.shape:

@@ -8,7 +8,7 @@ There are three kinds:
   `RelativePosition`. Set `position` of an attention to add one of your own.
 """
 
-from .added import LearnedPosition, NoPosition, SinCosPosition, position_table
+from .added import LearnedPosition, NoPosition, SinCosPosition, build_position
 from .attention import RelativePosition, RoPE, rotate
 from .settings import (
     COLUMNAR_POSITIONS,
@@ -29,8 +29,8 @@ __all__ = [
     'RelativePosition',
     'RoPE',
     'SinCosPosition',
+    'build_position',
     'check_rope',
     'parse_position',
-    'position_table',
     'rotate',
 ]

@@ -80,7 +80,7 @@ class NoPosition(nn.Module):
         return x
 
 
-def position_table(
+def build_position(
     kind: str, dim: int, image_size: Union[int, Sequence[int]], stride: int, mode: str = 'bilinear'
 ) -> nn.Module:
     """Build the encoding that is added before the first block of a stage.

@@ -84,6 +84,9 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     return (x * cos + turned * sin).to(x.dtype)
 
 
+REACH = 8  # of relative positions in the comparison of the CPVT paper
+
+
 class RelativePosition(nn.Module):
     """A bias of attention scores from the distance of key and query, in rows and in columns.
 
@@ -93,10 +96,10 @@ class RelativePosition(nn.Module):
 
     Args:
         dim: d, channels of a head.
-        reach: K, the distance at which distances are clipped; 8 in the CPVT paper's comparison.
+        reach: K, the distance at which distances are clipped.
     """
 
-    def __init__(self, dim: int, reach: int = 8) -> None:
+    def __init__(self, dim: int, reach: int = REACH) -> None:
         super().__init__()
         if reach < 1:
             raise ValueError(f'reach of relative positions must be at least 1, got {reach}')

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Optional, Union
 
 from ..archs import Arch
-from .attention import RoPE
+from .attention import REACH, RoPE
 
 # The encodings, each with the names of its options. Those of a PEG are the fields of `PEGConfig`.
 POSITIONS = {
@@ -77,7 +77,7 @@ class PositionSettings(NamedTuple):
     kind: str  # a key of `POSITIONS`; 'none' if PEGs are the only encoding
     peg: Optional[PEGConfig]
     rope: Optional[RoPE]
-    reach: int = 8  # of 'relative'
+    reach: int = REACH  # of 'relative'
 
 
 def parse_position(
@@ -105,7 +105,7 @@ def parse_position(
             f'position_options of position={position!r} can hold {allowed}, got {options}'
         )
     rope = RoPE(**options) if kind == 'rope' else None
-    reach = options.get('reach', 8)
+    reach = options.get('reach', REACH)
     if kind != 'peg' and not is_pair:
         if peg:
             raise ValueError(f'peg={peg} needs a position with a PEG, got position={position!r}')

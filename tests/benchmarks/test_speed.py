@@ -102,7 +102,7 @@ def test_a_wrong_result_has_no_time(monkeypatch, tmp_path, capsys):
     file = tmp_path / 'a.json'
     assert tool.main([*options.split(), str(file)]) == 2
     out, error = capsys.readouterr()
-    assert 'pcpvt_nano, inference, 32x32, plain in autocast, 1 threads' in error
+    assert 'pcpvt_nano, inference, 32x32, plain in autocast, 1 thread:' in error
     assert 'wrong: differs by inf' in out
     right, _, wrong = json.loads(file.read_text())['rows']
     assert 'clock_seconds' in right and 'clock_seconds' not in wrong

@@ -145,7 +145,8 @@ def missing_file(path: Union[str, Path]) -> str:
         files = []
     if not files:
         return f'no checkpoint at {path}'
-    return f'no checkpoint at {path}; {folder} has {listed([file.name for file in files])}'
+    where = 'this folder' if folder == Path() else folder
+    return f'no checkpoint at {path}; {where} has {listed([file.name for file in files])}'
 
 
 def shards_of(index: Path) -> list[Path]:

@@ -29,7 +29,9 @@ def serve(
     if files.exported is not None:
         check_report(files.exported, backend or 'onnxruntime')
     elif files.trained is None:
-        raise UserError(f'{model} is a checkpoint; export it to a .onnx file with cpvt export')
+        raise UserError(
+            f'{model} must be {SERVING.kinds}; cpvt export makes a .onnx file of a checkpoint'
+        )
     opened = open_model(files, backend=backend, dtype=dtype)
     assert isinstance(opened, SessionModel)
     folder = Path(samples) if samples else samples_of(opened.path)

@@ -79,7 +79,7 @@ def resolve_model(
             raise UserError(f'{model} is a config; its checkpoint comes next')
         return ModelFiles(checkpoint=words[0], config=model), words[1:]
     if path.suffix.lower() in IMAGE_ENDINGS:
-        raise UserError(f'{model} is an image; the model comes first, then the images')
+        raise UserError(f'{model} is an image; the model comes first, and must be {accepted.kinds}')
     if path.is_file():
         return ModelFiles(checkpoint=str(path)), words
     if is_address(model) or model.endswith(WEIGHTS):  # where there is no such file, reading says so
@@ -173,7 +173,8 @@ def open_model(
         if backend == 'onnxruntime' and files.exported.suffix == '.xml':
             raise UserError(f'{files.exported} is a model of OpenVINO; leave out onnxruntime')
         backend = backend or 'onnxruntime'
-        exported = ExportedModel(files.exported, backend, device, threads, score_thr, dtype)
+        path = exported_path(str(files.exported))
+        exported = ExportedModel(path, backend, device, threads, score_thr, dtype)
         model = exported if shorter_side is None else exported.with_shorter_side(shorter_side)
     elif files.trained is not None:
         if backend is not None or cfg_options:

@@ -76,6 +76,26 @@ def test_files_that_are_no_exported_models(command, said):
     )
 
 
+@pytest.mark.parametrize('command', PREDICTING[:2])
+def test_an_exported_model_of_a_similar_name(command, said):
+    Path('trees.onnx').touch()
+    assert said(command, 'tree.onnx') == 'no model at tree.onnx; did you mean trees.onnx?'
+
+
+@pytest.mark.parametrize('command', PREDICTING)
+def test_an_image_instead_of_a_model(command, said):
+    line = said(command, 'photo.jpg')
+    assert line.startswith('photo.jpg is an image; the model comes first, and must be ')
+    assert ('CONFIG' in line) == (not command.startswith('app'))
+
+
+def test_a_checkpoint_that_is_elsewhere(said):
+    Path('epoch_1.pth').touch()
+    line = said('export MODEL --out a.onnx', 'epoch_2.pth')
+    assert line == 'no checkpoint at epoch_2.pth; this folder has epoch_1.pth'
+    assert said('app MODEL', 'epoch_1.pth').startswith('epoch_1.pth must be an exported model')
+
+
 def test_the_page_takes_no_config(said):
     line = said('app MODEL', 'my.py')
     assert line.endswith('; export its model: cpvt export my.py CHECKPOINT --out FILE.onnx')

@@ -613,7 +613,7 @@ def test_mistakes_on_the_command_line(model, capsys):
         port = str(other.getsockname()[1])
         for arguments, complaint in (
             (['no.onnx'], 'no model at no.onnx'),
-            (['a.pth'], 'a.pth is a checkpoint; export it to a .onnx file'),
+            (['a.pth'], 'a.pth must be an exported model (.onnx, .xml), or the name of a'),
             ([path, '--samples', 'nowhere'], 'no folder at nowhere'),
             ([path, '--port', port], f'cannot listen on 127.0.0.1:{port}: '),
             ([path, '--port', '99999'], 'cannot listen on 127.0.0.1:99999: '),

@@ -595,7 +595,7 @@ def test_options_that_do_not_fit(untrained, capsys):
     for words, error in (
         (['a.py', 'a.png'], 'a.png was taken as the checkpoint of a.py, so that'),
         (['a.py', 'b.pth', 'a.png'], 'no config at a.py'),
-        (['a.png', 'a.png'], 'a.png is an image; the model comes first, then the images'),
+        (['a.png', 'a.png'], 'a.png is an image; the model comes first, and must be CONFIG CHECK'),
         (['retinanet_pvt_v2_b2_coc', 'a.png'], 'no model at retinanet_pvt_v2_b2_coc, and none of'),
         (['nothing', 'a.png'], 'no model at nothing, and none of this name in cpvt models; the'),
     ):

@@ -40,7 +40,8 @@ def map_in_batches(
     items: Iterable[Item],
     key: Callable[[Item], Hashable],
     batch_size: int,
-    waiting: int = WAITING,
+    waiting: float = WAITING,
+    weight: Callable[[Item], float] = lambda item: 1,
 ) -> Iterator[Result]:
     """Call a function with batches of items that have one key; yields results in order of items.
 
@@ -51,7 +52,8 @@ def map_in_batches(
         batch_size: items in a full batch.
         waiting: the largest number of items that are held, including those whose results wait for
             an earlier item. When it is reached, the batch of the earliest item runs before it is
-            full.
+            full, unless the items held are fewer than a batch.
+        weight: as how many items one counts for `waiting`, such as one that needs more memory.
 
     Examples:
         >>> words = ['one', 'three', 'two', 'seven', 'six']
@@ -62,6 +64,7 @@ def map_in_batches(
     results: dict[int, Result] = {}
     first_held = 0  # index of the earliest item whose result has not been yielded
     keys: dict[int, Hashable] = {}
+    weights: dict[int, float] = {}  # of the items that are held
 
     def run(group_key: Hashable) -> None:
         group = groups.pop(group_key)
@@ -75,16 +78,17 @@ def map_in_batches(
         nonlocal first_held
         while first_held in results:
             yield results.pop(first_held)
-            del keys[first_held]
+            del keys[first_held], weights[first_held]
             first_held += 1
 
     for index, item in enumerate(items):
         keys[index] = key(item)
+        weights[index] = weight(item)
         groups[keys[index]].append((index, item))
         if len(groups[keys[index]]) == batch_size:
             run(keys[index])
             yield from ready()
-        while index + 1 - first_held >= max(waiting, batch_size):
+        while len(weights) >= batch_size and sum(weights.values()) >= waiting:
             run(keys[first_held])
             yield from ready()
     while keys:

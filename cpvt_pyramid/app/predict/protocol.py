@@ -5,6 +5,7 @@ and `openmmlab.model.OpenMMLabModel`.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Protocol, TypeVar, Union
@@ -100,7 +101,7 @@ def predict_all(
     collects the images of a batch from among others.
     """
     if threads == 1:
-        yield from map_in_batches(predict, images, padded_size_of, batch_size)
+        yield from map_in_batches(predict, images, padded_size_of, batch_size, weight=megapixels)
         return
     for results in prefetch(predict, batches_in_turn(images, batch_size), threads):
         yield from results()
@@ -115,6 +116,11 @@ def batches_in_turn(images: Iterable[Prepared], batch_size: int) -> Iterator[lis
 
 def padded_size_of(image: Prepared) -> Optional[tuple[int, int]]:
     return image.padded_size
+
+
+def megapixels(image: Prepared) -> float:
+    """Of an image, or 1 if it has less."""
+    return max(math.prod(image.image.shape[:2]) / 2**20, 1)
 
 
 def check_score_thr(score_thr: Optional[float], kind: Kind = 'detections') -> None:

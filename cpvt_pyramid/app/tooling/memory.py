@@ -36,14 +36,17 @@ def restart_peak() -> None:
 
 
 def available() -> int:
-    """Memory that processes can still take, on this machine and in the control group of this
-    process, of which psutil knows nothing."""
+    """Memory that this process can still take: of this machine, and in its control group and its
+    address space, of whose limits psutil knows nothing."""
     free = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # no such group, or no limit
         limit = int((GROUP / 'memory.max').read_text())
         (used,) = re.findall(r'^anon (\d+)$', (GROUP / 'memory.stat').read_text(), re.M)
         free = min(free, limit - int(used))
-    return free
+    address_space = address_limit()
+    if address_space is not None:
+        free = min(free, address_space - psutil.Process().memory_info().vms)
+    return max(free, 0)
 
 
 def address_limit() -> Optional[int]:

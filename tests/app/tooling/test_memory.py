@@ -42,3 +42,11 @@ def test_a_container_has_the_memory_of_its_limit(limit, anonymous, expected, tmp
         assert memory.available() == expected
     else:
         assert memory.available() == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+
+
+def test_a_process_has_the_memory_of_its_address_space(monkeypatch):
+    taken = psutil.Process().memory_info().vms
+    monkeypatch.setattr(memory, 'address_limit', lambda: taken + 10**9)
+    assert memory.available() == pytest.approx(10**9, rel=0.2)
+    monkeypatch.setattr(memory, 'address_limit', lambda: taken // 2)
+    assert memory.available() == 0

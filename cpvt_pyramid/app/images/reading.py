@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
 from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
+from ..tooling import memory
 from ..tooling.command import UserError
 from .formats import kind_of_content, open_image, readable_formats
 from .rasters import (
@@ -49,7 +50,8 @@ def load_image(source: Source) -> np.ndarray:
     - Of several frames or pages the first is read, with a warning.
 
     Raises:
-        OSError: not a complete image, or one of 32 bits a channel.
+        OSError: not a complete image, one of 32 bits a channel, or one that does not fit into
+            memory.
         ValueError: an array of another shape or dtype, or a Pillow image of 32 bits.
     """
     if isinstance(source, np.ndarray):
@@ -76,6 +78,8 @@ def load_image(source: Source) -> np.ndarray:
         raise OSError('permission denied') from error
     except Image.DecompressionBombError as error:
         raise OSError(too_large_text()) from error
+    except MemoryError as error:
+        raise OSError(no_memory_text(path)) from error
     except UnidentifiedImageError as error:
         if is_tiff(path):
             return _load_other_tiff(path)
@@ -98,6 +102,8 @@ def _load_other_tiff(path: Path) -> np.ndarray:
             rgb = read_rgb(image)
             warn_of_raster(path, image, int(rgb.max()))
             return rgb
+    except MemoryError as error:
+        raise OSError(no_memory_text(path)) from error
     except UserError as error:  # rasterio is not installed
         raise OSError(str(error)) from error
 
@@ -119,6 +125,15 @@ def too_large_text() -> str:
     return (
         f'more than {pixel_limit() // 10**6} million pixels; cut or reduce it, or use cpvt infer '
         '--tile'
+    )
+
+
+def no_memory_text(path: Path) -> str:
+    size = size_of(path)
+    pixels = 'its pixels' if size is None else f'{size[1]} x {size[0]} pixels'
+    return (
+        f'{pixels} do not fit into memory ({memory.available() / 1e9:.1f} GB are free); reduce the '
+        'image'
     )
 
 
@@ -153,6 +168,8 @@ def read_image(path: Union[str, Path], bands: Optional[Sequence[int]] = None) ->
             check_readable(Path(path))
             return read_bands(path, bands)
         return load_image(path)
+    except MemoryError as error:  # of bands
+        raise ReadError(no_memory_text(Path(path))) from error
     except OSError as error:
         raise ReadError(str(error)) from error
 

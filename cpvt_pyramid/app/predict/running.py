@@ -11,12 +11,13 @@ from ..images.large import open_large
 from ..images.rasters import ReadError
 from ..images.reading import size_of
 from ..predictions.kinds import Prediction
+from ..tooling import memory
 from ..tooling.command import one_line
 from ..tooling.progress import progress
 from ..tooling.threads import prefetch
 from .protocol import Model, Prepared, TooLarge, predict_all
 from .results import Results
-from .sessions import SessionError
+from .sessions import OutOfMemory, SessionError
 from .tiles import TileGrid
 from .videos import write_video
 
@@ -31,6 +32,7 @@ class RunOptions(NamedTuple):
 
 
 TILE, OVERLAP = 1024, 256  # pixels, of images that do not fit into memory
+NO_MEMORY = 'its results do not fit into memory; add --workers 0'
 MOST_FAILURES = 10  # a model that fails on as many images, and on no other before, fails on all
 Outcome = Union[Prediction, TooLarge, SessionError]  # of an image
 Skip = Callable[[Path, str], object]  # called with an input that cannot be read, and why
@@ -51,8 +53,10 @@ def write_results(
         if is_video(entry[0]):
             try:
                 write_video(model, entry, results, options.batch_size)
-            except ReadError as error:
+            except (ReadError, SessionError, TooLarge) as error:
                 skip(entry[0], one_line(error))
+            except MemoryError:
+                skip(entry[0], NO_MEMORY)
 
 
 def write_images(
@@ -71,7 +75,7 @@ def write_images(
         for entry, result in zip(named, prefetch(load, named, options.workers)):
             try:
                 image = result()
-            except ReadError as error:
+            except (ReadError, TooLarge) as error:
                 skip(entry[0], one_line(error))
                 update(1)
             else:
@@ -117,7 +121,11 @@ def write_images(
             update(1)
 
     def write(item: tuple[NamedInput, Prediction]) -> None:
-        results.write(*item)
+        entry, found = item
+        try:
+            results.write(entry, found)
+        except MemoryError:
+            skip(entry[0], f'{NO_MEMORY}, or divide the image with --tile {TILE}')
 
     with progress(len(named), 'images') as update:
         for written in prefetch(write, predicted(), options.workers):
@@ -137,5 +145,9 @@ def write_large_images(
                 grid = TileGrid(image.shape, options.tile, options.overlap)
                 with progress(len(grid.rows) * len(grid.columns), 'tiles', name) as update:
                     results.write_in_tiles(entry, model, image, grid, options.batch_size, update)
+        except (MemoryError, OutOfMemory):
+            free = f'{memory.available() / 1e9:.1f} GB are free'
+            what = f'tiles of {options.tile} pixels do not fit into memory ({free})'
+            skip(path, f'{what}; use a smaller --tile')
         except (ReadError, SessionError, TooLarge) as error:
             skip(path, one_line(error))

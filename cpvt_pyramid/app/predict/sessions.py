@@ -30,7 +30,7 @@ DEVICES = {
 SOURCE_LINE = re.compile(r'\S+\.(cc|h):\d+ \S.*?\) (?=[A-Z])')
 NO_MEMORY = re.compile(
     "failed to allocate memory|bad_alloc|bad allocation|out of memory|can(no|')t allocate memory|"
-    'not enough memory',
+    'not enough memory|insufficient memory',
     re.I,
 )
 NAMES = {'images', 'valid', 'original', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
@@ -364,6 +364,6 @@ def run_session(
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a backend could not allocate memory. onnxruntime and OpenVINO have no class of their
-    own for it."""
+    """Whether memory could not be allocated. onnxruntime, OpenVINO, PyTorch and OpenCV have no
+    class of their own for it."""
     return isinstance(error, MemoryError) or NO_MEMORY.search(str(error)) is not None

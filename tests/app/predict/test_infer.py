@@ -232,16 +232,37 @@ def test_images_are_read_ahead_in_order():
     assert 1 < most <= 4
 
 
-def test_too_little_gpu_memory_is_one_line(untrained, monkeypatch, capsys):
-    Image.fromarray(photograph(90, 130)).save('a.png')
-    error = torch.cuda.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.\nSee also')
-    fails = mock.Mock(side_effect=error)
-    monkeypatch.setattr('mmseg.models.EncoderDecoder.extract_feat', fails)
-    monkeypatch.setattr(OpenMMLabModel, 'scores_of', fails)
-    for options in ([], ['--tile', '64']):
-        assert infer.main([*untrained['segmentor'], 'a.png', *options]) == 1
-        line = 'cpvt infer: skipped a.png: too little GPU memory; use a smaller'
-        assert line in capsys.readouterr().err
+# As PyTorch (on a GPU, on a CPU, in oneDNN), OpenCV and NumPy report it.
+NO_MEMORY = {
+    'GPU': torch.cuda.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.\nSee also'),
+    'CPU': RuntimeError(
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+    ),
+    'oneDNN': RuntimeError('std::bad_alloc'),
+    'OpenCV': cv2.error('(-4:Insufficient memory) Failed to allocate 9 bytes'),
+    'NumPy': MemoryError('Unable to allocate 3 GiB'),
+}
+
+
+@pytest.mark.parametrize('kind', NO_MEMORY)
+def test_an_image_that_needs_too_much_memory_is_skipped(kind, untrained, monkeypatch, capsys):
+    """In the pipeline, in the model, in tiles; the others are not."""
+    for name, width in (('a', 130), ('b', 120)):
+        Image.fromarray(photograph(90, width)).save(f'{name}.png')
+    place = 'the memory of the GPU' if kind == 'GPU' else r'memory \([0-9.]+ GB are free\)'
+    whole = f'130 x 90 pixels do not fit into {place}; reduce the image, or divide it with --tile'
+    in_tiles = f'tiles of 130 x 90 pixels do not fit into {place}; use a smaller --tile'
+    for step, options, line in (
+        ('mmcv.transforms.Resize.transform', [], whole),
+        ('mmseg.models.EncoderDecoder.extract_feat', [], whole),
+        ('mmseg.models.EncoderDecoder.extract_feat', ['--tile', '160'], in_tiles),
+    ):
+        with mock.patch(step, side_effect=NO_MEMORY[kind]) as failing:
+            arguments = [*untrained['segmentor'], 'a.png', 'b.png', *options]
+            assert infer.main(arguments) == 1
+            said = capsys.readouterr().err
+            assert re.search(f'cpvt infer: skipped a.png: {line}', said), said
+            assert said.count('skipped') == failing.call_count == 2
 
 
 # Instance masks

@@ -1,5 +1,6 @@
 """Models of OpenMMLab, from a config and a checkpoint to the predictions for images."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +23,11 @@ from ...images.rasters import ReadError
 from ...images.reading import picture, read_image
 from ...predictions.drawing import Color
 from ...predictions.kinds import SCORE_THR, Kind, Prediction
+from ...tooling import memory
 from ...tooling.command import UserError
 from ...tooling.report import amount
 from ..protocol import Prepared, TooLarge
+from ..sessions import is_out_of_memory
 from ..tiles import Boxes, Suppression
 from .grouping import size_in_batch
 from .label_maps import predict_labels
@@ -62,6 +65,13 @@ class OpenMMLabModel:
             leave_out_low_scores(model, score_thr)
 
     @property
+    def advice(self) -> str:
+        """What to do with an image that does not fit into memory."""
+        if self.kind == 'segments':
+            return 'reduce the image'
+        return 'reduce the image, or divide it with --tile 1024'
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
@@ -73,7 +83,8 @@ class OpenMMLabModel:
         if self.bands and channels != len(self.bands):  # a frame of a video
             raise ReadError(f'the model takes {amount(len(self.bands), "band")}, got {channels}')
         try:
-            data = self.pipeline({'img': self.as_loaded(image), 'img_id': 0})
+            with errors_of_model(f'{width} x {height} pixels', self.advice):
+                data = self.pipeline({'img': self.as_loaded(image), 'img_id': 0})
         except cv2.error as error:
             if error.code != cv2.Error.STS_ASSERT:
                 raise
@@ -92,7 +103,12 @@ class OpenMMLabModel:
     def predict(self, batch: Sequence[Prepared]) -> list[Prediction]:
         """The predictions for images with one padded size."""
         meta = {'classes': self.classes, 'palette': self.palette}
-        with errors_of_model(), torch.no_grad():
+        sizes = [image.image.shape[:2] for image in batch]
+        height, width = max(sizes, key=math.prod)
+        what = f'{width} x {height} pixels'
+        if len(batch) > 1:
+            what = f'{len(batch)} images of up to {what}'
+        with errors_of_model(what, self.advice), torch.no_grad():
             data = pseudo_collate([image.data for image in batch])
             if self.kind == 'labels' and 'data_samples' in data:  # not so of a wrong pipeline
                 samples = predict_labels(self.model, data)
@@ -112,7 +128,9 @@ class OpenMMLabModel:
         if self.kind == 'segments':
             raise UserError(f'{type(self.model).__name__} is panoptic; run it without --tile')
         inputs = [torch.from_numpy(self.as_loaded(tile)) for tile in tiles]
-        with errors_of_model(), torch.no_grad():
+        height, width = tiles[0].shape[:2]
+        what = f'tiles of {width} x {height} pixels'
+        with errors_of_model(what, 'use a smaller --tile'), torch.no_grad():
             # A GPU gets all tiles before the first result is waited for.
             if self.kind == 'detections':
                 found = [self.boxes_in(tile) for tile in inputs]
@@ -147,17 +165,18 @@ class OpenMMLabModel:
 
 
 @contextmanager
-def errors_of_model() -> Iterator[None]:
-    """Inside this context, in which a model runs, too little memory is reported as `TooLarge`."""
-    advice = 'use a smaller --batch-size or --tile'
+def errors_of_model(what: str, advice: str) -> Iterator[None]:
+    """Inside this context, in which a model or its pipeline runs, too little memory is reported as
+    `TooLarge`; `what` does not fit."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
-        raise TooLarge(f'too little GPU memory; {advice}') from error
-    except RuntimeError as error:  # PyTorch has no class for it
-        if 'DefaultCPUAllocator' not in str(error):
+        raise TooLarge(f'{what} do not fit into the memory of the GPU; {advice}') from error
+    except (MemoryError, RuntimeError, cv2.error) as error:  # PyTorch has no class for it
+        if not is_out_of_memory(error):
             raise
-        raise TooLarge(f'too little memory; {advice}') from error
+        free = f'{memory.available() / 1e9:.1f} GB are free'
+        raise TooLarge(f'{what} do not fit into memory ({free}); {advice}') from error
 
 
 def is_panoptic(model: nn.Module) -> bool:

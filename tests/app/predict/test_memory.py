@@ -1,0 +1,129 @@
+"""Images that do not fit into memory, in whatever step: they are skipped, with one line that says
+what to do, and the others are not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support import film, save_tiff
+
+from cpvt_pyramid.app.commands.infer import main
+from cpvt_pyramid.app.images import reading
+from cpvt_pyramid.app.predict.protocol import Prepared, predict_all
+from cpvt_pyramid.app.predict.sessions import OnnxRuntime
+from cpvt_pyramid.app.predictions.kinds import Detections
+
+WIDE = 211  # pixels: only the image that does not fit
+
+
+@pytest.fixture
+def images(photos) -> list[str]:
+    """The second of three is as wide as `WIDE`."""
+    for name, photo in zip('abc', [photos[0], photos[3], photos[0]]):
+        assert (photo.shape[1] == WIDE) == (name == 'b')
+        Image.fromarray(photo).save(f'{name}.png')
+    return ['a.png', 'b.png', 'c.png']
+
+
+def fails_if(is_large: Callable[..., bool], function: Callable, error: Exception) -> Callable:
+    def call(*arguments, **options):
+        if is_large(*arguments):
+            raise error
+        return function(*arguments, **options)
+
+    return call
+
+
+def infer_all_but_one(arguments: list[str], path: str, capsys) -> str:
+    """Run `cpvt infer` on three inputs; returns the line for the only one that is skipped."""
+    assert main(arguments) == 1
+    said = capsys.readouterr()
+    assert '2 of 3 done' in said.out
+    skipped = [line for line in said.err.splitlines() if 'skipped' in line]
+    assert len(skipped) == 1 and f'skipped {path}: ' in skipped[0]
+    return skipped[0]
+
+
+@pytest.mark.parametrize('workers', ['0', '2'])
+def test_reading(workers, model, images, monkeypatch, capsys):
+    is_large = lambda image, name: 'b.png' in str(name)  # noqa: E731
+    monkeypatch.setattr(reading, '_to_rgb', fails_if(is_large, reading._to_rgb, MemoryError()))
+    line = infer_all_but_one(
+        [str(model('detection')), *images, '--workers', workers], 'b.png', capsys
+    )
+    assert '211 x 37 pixels do not fit into memory (' in line
+    assert line.endswith('GB are free); reduce the image')
+
+
+def test_reading_by_gdal(monkeypatch):
+    save_tiff(Path('a.tif'), np.zeros((40, 50, 3), np.uint16))
+    for name, bands in (('read_rgb', None), ('read_bands', [1, 2])):
+        with monkeypatch.context() as patch:
+            patch.setattr(reading, name, fails_if(lambda *_: True, None, MemoryError()))
+            with pytest.raises(OSError, match='do not fit into memory'):
+                reading.read_image('a.tif', bands)
+
+
+@pytest.mark.parametrize('workers', ['0', '2'])
+def test_drawing(workers, model, images, monkeypatch, capsys):
+    is_large = lambda found: found.image.shape[1] == WIDE  # noqa: E731
+    monkeypatch.setattr(Detections, 'draw', fails_if(is_large, Detections.draw, MemoryError()))
+    line = infer_all_but_one(
+        [str(model('detection')), *images, '--workers', workers], 'b.png', capsys
+    )
+    assert 'its results do not fit into memory; add --workers 0, or divide' in line
+    assert not Path('predictions/b.detections.json').exists()
+
+
+@pytest.mark.parametrize(
+    'error', [MemoryError(), RuntimeError('Failed to allocate memory'), RuntimeError('bad_alloc')]
+)
+def test_tiles(error, model, images, monkeypatch, capsys):
+    is_large = lambda session, inputs: inputs['images'].shape[2] < 64  # noqa: E731
+    monkeypatch.setattr(OnnxRuntime, 'run', fails_if(is_large, OnnxRuntime.run, error))
+    line = infer_all_but_one([str(model('detection')), *images, '--tile', '128'], 'b.png', capsys)
+    assert 'tiles of 128 pixels do not fit into memory (' in line
+    assert line.endswith('GB are free); use a smaller --tile')
+
+
+@pytest.mark.parametrize(
+    'error, text',
+    [
+        (RuntimeError('Failed to allocate memory'), 'does not fit into memory'),
+        (RuntimeError('no kernel'), 'failed on images of'),
+        (MemoryError(), 'does not fit into memory'),
+    ],
+)
+def test_videos(error, text, model, photos, monkeypatch, capsys):
+    for name, photo in zip('abc', [photos[0], photos[3], photos[0]]):
+        film(f'{name}.mp4', [photo[: photo.shape[0] & ~1, : photo.shape[1] & ~1]] * 3)
+    is_large = lambda session, inputs: inputs['images'].shape[3] > 132  # noqa: E731
+    monkeypatch.setattr(OnnxRuntime, 'run', fails_if(is_large, OnnxRuntime.run, error))
+    arguments = [str(model('detection', resize=None)), 'a.mp4', 'b.mp4', 'c.mp4']
+    assert text in infer_all_but_one(arguments, 'b.mp4', capsys)
+    assert not list(Path('predictions').glob('b.*'))
+
+
+def test_few_photographs_wait_for_their_batch():
+    """Else the first one, of a size of its own, would let all others wait."""
+    held: list[int] = []
+    most = 0
+
+    def images():
+        nonlocal most
+        for number in range(40):
+            held.append(number)
+            most = max(most, len(held))
+            size = 1, 1
+            pixels = np.broadcast_to(np.uint8(0), (3000, 4000, 3))
+            yield Prepared(pixels, number, size if number else None)
+
+    def predict(batch):
+        return [image.data for image in batch]
+
+    for number, found in enumerate(predict_all(predict, images(), 4, threads=1)):
+        assert found == number
+        held.remove(found)
+    assert most <= 7

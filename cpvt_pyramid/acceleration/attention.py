@@ -18,9 +18,12 @@ from ..model import Attention, GlobalAttention, LinearAttention
 from .processor import fused_attention_is_slow
 from .products import affine, cast, common_dtype, is_differentiated, summed_outer
 
-# From this number of scores of a head on, products of oneDNN are faster than PyTorch's fused
-# kernel, where that is slow.
+# From this number of scores of a head on, oneDNN's products in float32 are faster than PyTorch's
+# fused kernel, where that is slow.
 WORTH_ONEDNN = 2**16
+
+# And those in bfloat16, which are batched, from this number of scores of all heads on.
+WORTH_BATCHES = 2**13
 
 # Scores that are computed at a time, which stay in the cache.
 SCORES_AT_A_TIME = 2**20
@@ -44,7 +47,7 @@ class AttentionInParts(Attention):
             return super().attend(q, k, v, grid)
         q, k, v = cast(dtype, q, k, v)
         trains = torch.is_grad_enabled()
-        if fused_attention_is_slow(dtype) and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:
+        if fused_attention_is_slow(dtype) and is_worth_products(q, k):
             bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(q.dtype)
             function = PartsOfAttention.apply if trains else attention_in_parts
             return function(q, k, v, bias)
@@ -79,43 +82,18 @@ def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) 
     """
     out = q.new_empty(q.transpose(1, 2).shape)
     k = scaled(k)
-    count = heads_at_a_time(q, k)
-    if count == 1:
-        k = k.contiguous()
-        v = v.transpose(2, 3).contiguous()
-        for b, head, rows in query_parts(q, k):
-            weights = attention_weights(q[b, head, rows], k[b, head], bias, b)
-            out[b, rows, head] = torch.ops.aten.mkldnn_linear(weights, v[b, head]).to_dense()
+    if takes_batches(q, k):
+        for part in batches(q, k):
+            weights = batched_weights(q, k, bias, part)
+            found = torch.bmm(weights, v[part].flatten(0, 1))
+            out.transpose(1, 2)[part] = found.unflatten(0, q[part].shape[:2])
         return out
-    for b in range(q.shape[0]):
-        image_bias = None if bias is None else bias[b]
-        for start in range(0, q.shape[1], count):
-            heads = slice(start, start + count)
-            found = batched_attention(q[b, heads], k[b, heads], v[b, heads], image_bias)
-            out[b, :, heads] = found.transpose(0, 1)
+    k = k.contiguous()
+    v = v.transpose(2, 3).contiguous()
+    for b, head, rows in query_parts(q, k):
+        weights = attention_weights(q[b, head, rows], k[b, head], bias, b)
+        out[b, rows, head] = torch.ops.aten.mkldnn_linear(weights, v[b, head]).to_dense()
     return out
-
-
-def heads_at_a_time(q: Tensor, k: Tensor) -> int:
-    """Number of heads of an image whose scores stay in the cache.
-
-    It is 1 in float32, because oneDNN computes PyTorch's batched products only in bfloat16.
-    """
-    if q.dtype == torch.float32:
-        return 1
-    fitting = SCORES_AT_A_TIME // (q.shape[2] * k.shape[2])
-    return min(max(fitting, 1), q.shape[1])
-
-
-def batched_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """Attention (n, N, d) by batched products, without gradient; the keys are `scaled`.
-
-    `bias`, of a shape that expands to that of the scores, (n, N, M), is added to them.
-    """
-    scores = torch.bmm(q, k.transpose(1, 2))
-    if bias is not None:
-        scores += bias
-    return torch.bmm(scores.to_mkldnn().softmax(-1).to_dense(), v)
 
 
 class PartsOfAttention(torch.autograd.Function):
@@ -129,24 +107,101 @@ class PartsOfAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         q, k, v, bias = ctx.saved_tensors
+        grad = grad.transpose(1, 2)
         if is_differentiated(grad):
-            return *attention_gradients(grad.transpose(1, 2), q, k, v, bias), None
-        grad_q = q.new_empty(q.transpose(1, 2).shape).transpose(1, 2)
-        k = scaled(k).contiguous()
-        v = v.contiguous()
-        grad_k = torch.zeros_like(k, dtype=torch.float32)  # sums of many parts
-        grad_v = torch.zeros_like(v, dtype=torch.float32)
-        for b, head, rows in query_parts(q, k):
-            part_q = q[b, head, rows].contiguous()
-            part_grad = grad[b, rows, head].contiguous()
-            weights = attention_weights(part_q, k[b, head], bias, b).to_dense()
-            grad_v[b, head] += summed_outer(weights, part_grad)
-            grad_scores = torch.ops.aten._softmax_backward_data(
-                affine(part_grad, v[b, head]), weights, -1, weights.dtype
-            )
-            grad_k[b, head] += summed_outer(grad_scores, part_q)
-            grad_q[b, head, rows] = affine(grad_scores, k[b, head].t())
-        return grad_q, scaled(grad_k).to(k.dtype), grad_v.to(v.dtype), None
+            return *attention_gradients(grad, q, k, v, bias), None
+        if takes_batches(q, k):
+            return *gradients_in_batches(grad, q, k, v, bias), None
+        return *gradients_in_parts(grad, q, k, v, bias), None
+
+
+Gradients = tuple[Tensor, Tensor, Tensor]  # those of queries, keys and values
+
+
+def gradients_in_parts(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]
+) -> Gradients:
+    """The gradients of attention, some queries of a head at a time."""
+    grad_q = empty_by_token(q)
+    k = scaled(k).contiguous()
+    v = v.contiguous()
+    grad_k = torch.zeros_like(k, dtype=torch.float32)  # sums of many parts
+    grad_v = torch.zeros_like(v, dtype=torch.float32)
+    for b, head, rows in query_parts(q, k):
+        part_q = q[b, head, rows].contiguous()
+        part_grad = grad[b, head, rows].contiguous()
+        weights = attention_weights(part_q, k[b, head], bias, b).to_dense()
+        grad_v[b, head] += summed_outer(weights, part_grad)
+        grad_scores = softmax_gradient(affine(part_grad, v[b, head]), weights)
+        grad_k[b, head] += summed_outer(grad_scores, part_q)
+        grad_q[b, head, rows] = affine(grad_scores, k[b, head].t())
+    return grad_q, scaled(grad_k).to(k.dtype), grad_v.to(v.dtype)
+
+
+def gradients_in_batches(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]
+) -> Gradients:
+    """The gradients of attention, some heads at a time."""
+    found = [empty_by_token(x) for x in (q, k, v)]
+    k = scaled(k)
+    for part in batches(q, k):
+        weights = batched_weights(q, k, bias, part)
+        part_grad, part_q, part_k, part_v = [x[part].flatten(0, 1) for x in (grad, q, k, v)]
+        grad_v = torch.bmm(weights.transpose(1, 2), part_grad)
+        grad_weights = torch.bmm(part_grad, part_v.transpose(1, 2))
+        grad_scores = softmax_gradient(grad_weights, weights)
+        grad_q = torch.bmm(grad_scores, part_k)
+        grad_k = scaled(torch.bmm(grad_scores.transpose(1, 2), part_q))
+        for to, x in zip(found, (grad_q, grad_k, grad_v)):
+            to[part] = x.unflatten(0, q[part].shape[:2])
+    return found[0], found[1], found[2]
+
+
+def empty_by_token(x: Tensor) -> Tensor:
+    """A tensor of the shape (B, heads, N, d) of x whose heads are next to each other in memory, as
+    those of a linear layer's result are."""
+    return x.new_empty(x.transpose(1, 2).shape).transpose(1, 2)
+
+
+def softmax_gradient(grad: Tensor, weights: Tensor) -> Tensor:
+    return torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
+
+
+def is_worth_products(q: Tensor, k: Tensor) -> bool:
+    """True if products are faster than PyTorch's fused kernel, where that is slow."""
+    scores = q.shape[2] * k.shape[2]
+    if q.dtype == torch.float32:
+        return scores >= WORTH_ONEDNN
+    return q.shape[0] * q.shape[1] * scores >= WORTH_BATCHES
+
+
+def takes_batches(q: Tensor, k: Tensor) -> bool:
+    """True if several heads are computed at a time, by PyTorch's batched products.
+
+    In float32 these are MKL's, so that only small ones, those of windows, are fast.
+    """
+    scores = q.shape[2] * k.shape[2]
+    return scores <= SCORES_AT_A_TIME // 2 and (q.dtype != torch.float32 or scores < WORTH_ONEDNN)
+
+
+def batches(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Split images and heads into parts whose scores stay in the cache."""
+    batch, count, queries, _ = q.shape
+    heads = max(SCORES_AT_A_TIME // (queries * k.shape[2]), 1)
+    images = max(heads // count, 1)
+    for image, head in itertools.product(range(0, batch, images), range(0, count, heads)):
+        yield slice(image, image + images), slice(head, head + heads)
+
+
+def batched_weights(
+    q: Tensor, k: Tensor, bias: Optional[Tensor], part: tuple[slice, slice]
+) -> Tensor:
+    """Attention weights (n, N, M) of the n heads of a part; the keys are `scaled`."""
+    scores = torch.bmm(q[part].flatten(0, 1), k[part].flatten(0, 1).transpose(1, 2))
+    if bias is not None:
+        images, _ = part
+        scores.unflatten(0, q[part].shape[:2]).add_(bias[images, None, None])
+    return scores.to_mkldnn().softmax(-1).to_dense()
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Optional[Tensor], image: int) -> Tensor:
@@ -172,7 +227,7 @@ def scaled(k: Tensor) -> Tensor:
 
 def attention_gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Gradients:
     """The gradients of attention by their formulas, which can be differentiated themselves."""
     k = scaled(k)
     scores = q @ k.transpose(2, 3)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
 from ..recompute import is_plain_linear
-from .attention import batched_attention, is_simple, scaled
+from .attention import PartsOfAttention, attention_in_parts, is_simple
 from .processor import fused_attention_is_slow
 from .products import cast, common_dtype, fast_dtype
 
@@ -24,8 +24,9 @@ class BorderWindowAttention(WindowAttention):
     """A `WindowAttention` with smaller windows at the border of a map.
 
     Inference computes some rows of windows at a time, with their linear layers, so that the maps
-    between the layers stay in the cache. Where PyTorch's fused kernel is slow, inference takes
-    batched products: in bfloat16 they are oneDNN's, and in float32 all threads share them.
+    between the layers stay in the cache. Where PyTorch's fused kernel is slow, batched products
+    take its place: in bfloat16 those of oneDNN, and in inference in float32, with several threads,
+    those of MKL, which all threads share.
     """
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
@@ -49,13 +50,15 @@ class BorderWindowAttention(WindowAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         dtype = common_dtype(q, k, v)
-        if dtype is None or torch.is_grad_enabled() or not is_simple(self, grid):
+        if dtype is None or not is_simple(self, grid) or not fused_attention_is_slow(dtype):
             return super().attend(q, k, v, grid)
-        is_alone = dtype == torch.float32 and torch.get_num_threads() == 1
-        if not fused_attention_is_slow(dtype) or is_alone:
+        trains = torch.is_grad_enabled()
+        if dtype == torch.float32 and (trains or torch.get_num_threads() == 1):
             return super().attend(q, k, v, grid)
         q, k, v = cast(dtype, q, k, v)
-        return attention_of_windows(q, k, v, grid.key_bias)
+        bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(dtype)
+        function = PartsOfAttention.apply if trains else attention_in_parts
+        return function(q, k, v, bias)
 
     def attend_in_bands(self, x: Tensor, bias: Optional[Tensor]) -> Tensor:
         """The attention of a map (B, H, W, C) and its linear layers, without gradient."""
@@ -102,19 +105,6 @@ class BorderWindowAttention(WindowAttention):
             key_bias = to_windows(bias, height, width)[:, None, None, :, 0]
         x = self.attend(q, k, v, Grid(height, width, key_bias=key_bias)).flatten(2)
         return from_windows(x, height, width, (b, rows, columns, x.shape[-1]))
-
-
-def attention_of_windows(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """Attention inside of windows, of (n, heads, T, d) each to (n, T, heads, d), without gradient.
-
-    `bias`, (n, 1, 1, T), is added to the scores; None: nothing is.
-    """
-    windows, heads, tokens, _ = q.shape
-    if bias is not None:
-        bias = bias.to(q.dtype).expand(windows, heads, 1, tokens).flatten(0, 1)
-    q, k, v = [x.flatten(0, 1) for x in (q, scaled(k), v)]
-    found = batched_attention(q, k, v, bias)
-    return found.unflatten(0, (windows, heads)).transpose(1, 2)
 
 
 def whole_and_rest(side: int, k: int) -> list[int]:

@@ -11,9 +11,8 @@ from torch import nn
 
 from cpvt_pyramid import accelerate
 from cpvt_pyramid.acceleration import attention, conv_mlp, products, windows
-from cpvt_pyramid.acceleration.attention import attention_in_parts
+from cpvt_pyramid.acceleration.attention import PartsOfAttention, attention_in_parts
 from cpvt_pyramid.acceleration.conv_mlp import FusedConvMLP
-from cpvt_pyramid.acceleration.windows import attention_of_windows
 from cpvt_pyramid.grid import Grid, grid_of_windows
 from cpvt_pyramid.model import MLP, ConvMLP, WindowAttention
 from cpvt_pyramid.padding.mask import Padding
@@ -156,22 +155,6 @@ def test_other_convolutions_are_called(change):
     torch.testing.assert_close(fast(x, Grid(7, 5)), plain(x, Grid(7, 5)), rtol=1e-4, atol=1e-5)
 
 
-@settings(deadline=None, max_examples=30)
-@given(
-    count=st.integers(1, 9),
-    heads=st.integers(1, 3),
-    tokens=st.integers(1, 12),
-    masked=st.booleans(),
-)
-def test_attention_inside_of_windows(count, heads, tokens, masked):
-    q, k, v = torch.randn(3, count, heads, tokens, 8).unbind(0)
-    bias = None
-    if masked:
-        bias = torch.where(torch.rand(count, 1, 1, tokens) < 0.4, -30_000.0, 0.0)
-    expected = nn.functional.scaled_dot_product_attention(q, k, v, bias).transpose(1, 2)
-    torch.testing.assert_close(attention_of_windows(q, k, v, bias), expected)
-
-
 @pytest.mark.parametrize('window_padding', ['mask', 'zero', 'mmseg'])
 @settings(deadline=None, max_examples=30)
 @given(
@@ -200,32 +183,53 @@ def test_windows_in_bands(window_padding, height, width, batch, padded, band):
         torch.testing.assert_close(found, plain(x, grid)[inside], rtol=1e-4, atol=1e-5)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=60)
 @given(
-    batch=st.integers(1, 2),
+    batch=st.integers(1, 5),
     heads=st.integers(1, 5),
     queries=st.integers(1, 40),
     keys=st.integers(1, 20),
     masked=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    worth_onednn=st.sampled_from([1, 10**6]),
     at_a_time=st.sampled_from([50, 1000, 10**6]),
 )
-def test_attention_in_bfloat16(batch, heads, queries, keys, masked, at_a_time):
+def test_attention_and_its_gradients(
+    batch, heads, queries, keys, masked, dtype, worth_onednn, at_a_time
+):
     """Some heads at a time where they are small, else some queries of one."""
-    q = torch.randn(batch, queries, heads, 16).bfloat16().transpose(1, 2)
-    k, v = torch.randn(batch, keys, 2, heads, 16).bfloat16().transpose(1, 3).unbind(2)
+    q = torch.randn(batch, queries, heads, 8).to(dtype).requires_grad_()
+    kv = torch.randn(batch, keys, 2, heads, 8).to(dtype).requires_grad_()
+    noise = torch.randn(batch, queries, heads, 8).to(dtype)
     bias = None
     if masked:
-        bias = torch.where(torch.rand(batch, keys) < 0.4, -30_000.0, 0.0).bfloat16()
+        bias = torch.where(torch.rand(batch, keys) < 0.4, -30_000.0, 0.0).to(dtype)
         bias[:, 0] = 0  # no image is all padding
-    scores = q.double() @ k.double().transpose(2, 3) / 4
-    if masked:
-        scores += bias.double()[:, None, None]
-    expected = (scores.softmax(-1) @ v.double()).transpose(1, 2)
-    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+
+    def results(attention, *tensors):
+        q, kv, *others = tensors
+        k, v = kv.transpose(1, 3).unbind(2)
+        out = attention(q.transpose(1, 2), k, v, *others)
+        return [out, *torch.autograd.grad(out, (q, kv), noise.to(out.dtype))]
+
+    def formula(q, k, v, bias):
+        scores = q @ k.transpose(2, 3) / 8**0.5
+        if bias is not None:
+            scores = scores + bias[:, None, None]
+        return (scores.softmax(-1) @ v).transpose(1, 2)
+
+    exact = [x.detach().double().requires_grad_() for x in (q, kv)]
+    expected = results(formula, *exact, None if bias is None else bias.double())
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, 'SCORES_AT_A_TIME', at_a_time)
-        found = attention_in_parts(q, k, v, bias)
-    assert found.dtype == torch.bfloat16
-    assert (found.double() - expected).norm() <= 0.02 * expected.norm()
+        patch.setattr(attention, 'WORTH_ONEDNN', worth_onednn)
+        found = results(PartsOfAttention.apply, q, kv, bias)
+    for a, b in zip(found, expected):
+        assert a.dtype == dtype
+        if dtype == torch.float32:
+            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+        else:
+            assert (a.double() - b).norm() <= 0.02 * b.norm() + 1e-3
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])

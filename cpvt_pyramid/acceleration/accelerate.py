@@ -54,8 +54,8 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     parts; smaller windows at the border of a map; patches by one product; and, in inference in
     float32, 3x3 convolutions with 128 channels or more by Winograd's minimal filtering. The last
     one has 4 to 7 times the rounding errors of PyTorch's convolution, and NaN and infinite values
-    reach the 3 x 3 outputs around those that depend on them. On processors without AMX, attention in
-    bfloat16 rounds its scores to bfloat16, which PyTorch's fused kernel does not.
+    reach the 3 x 3 outputs around those that depend on them. On processors without AMX,
+    attention in bfloat16 rounds its scores to bfloat16, which PyTorch's fused kernel does not.
 
     The process keeps blocks of memory of up to 32 MiB that it frees, also after `enable=False`: see
     `acceleration/memory.py`.

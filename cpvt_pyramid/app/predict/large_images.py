@@ -80,7 +80,7 @@ def boxes_in_tiles(
     found: list[Any] = []
     for outputs in outputs_of_rows(model, image, grid, batch_size, done):
         found += outputs
-    most = max(np.count_nonzero(part.scores >= model.score_thr) for part in found)
+    most = max(int((part.scores >= model.score_thr).sum()) for part in found)
     is_full = model.most_boxes is not None and most >= model.most_boxes
     boxes = merged(found, grid, model.suppression)
     keep = boxes.scores >= model.score_thr

@@ -281,7 +281,7 @@ def test_another_number_of_processes(configs, capfd):
     assert [status for status, _ in in_processes(2, work)] == [75, 75]
     assert train.main(['mine.py', '--work-dir', 'work', '--resume']) == 0
     said = capfd.readouterr().out
-    assert '1 processes instead of 2' in said
+    assert '1 process instead of 2' in said
     assert 'an epoch has 8 iterations now, and had 4' in said
     assert torch.load('work/epoch_2.pth', weights_only=False)['meta']['iter'] == 16
     assert learning_rates('work', 1)[0] == pytest.approx(4e-9)

@@ -221,8 +221,8 @@ def published_weights() -> Iterator[list[str]]:
         yield [f'`{weights_of(arch)}`', f'`{arch}`', family.weights, family.licence, size, form]
     name = f'`{weights_of("cpvt_tiny")}`'
     size = megabytes(4 * count_parameters(meta_model(timm.create_model, 'deit_tiny_patch16_224')))
-    model = "`cpvt_tiny` with `position='learned'` (DeiT-Ti)"
-    yield [name, model, 'timm', 'Apache-2.0', size, '`vit`']
+    ours = "`cpvt_tiny` with `position='learned'` (DeiT-Ti)"
+    yield [name, ours, 'timm', 'Apache-2.0', size, '`vit`']
     for path in sorted(IN_PACKAGE.glob('*.safetensors')):
         name = f'`cpvt://{path.stem}`'
         source = 'this package, [distilled](models.md#weights-in-this-package)'
@@ -329,7 +329,7 @@ def metafile_entry(recipe: Recipe, arch: str) -> dict:
     values = recipe.results[arch]
     if values:
         meta['Results Source'] = 'published with the backbone, not reproduced'
-        by_task = defaultdict(dict)
+        by_task: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for (metric, task), value in zip(recipe.metrics.items(), values):
             by_task[task][metric] = value
         entry['Results'] = []

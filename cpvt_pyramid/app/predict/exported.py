@@ -289,6 +289,8 @@ class SessionModel:
             )
         inputs = padded_inputs(images, self.session.shapes, originals)
         outputs = run_session(self.path, self.session, inputs)
+        if not all(map(len, outputs.values())):  # OpenVINO raises no error then
+            raise OutOfMemory(f'{self.path} returned nothing: too little memory')
         found = []
         for i, (size, original) in enumerate(zip(sizes, originals)):
             output = {name: x[i] for name, x in outputs.items()}

@@ -13,6 +13,7 @@ from typing import Any, Optional, Protocol
 import numpy as np
 
 from ...padding.batching import padded_size
+from ..tooling import memory
 from ..tooling.command import UserError, one_line
 from ..tooling.threads import usable_cores
 from .openvino_graph import is_quantized, join_blocks, to_rows
@@ -28,11 +29,6 @@ DEVICES = {
 }
 # Where in its source code a backend has failed, with the arguments of the function there
 SOURCE_LINE = re.compile(r'\S+\.(cc|h):\d+ \S.*?\) (?=[A-Z])')
-NO_MEMORY = re.compile(
-    "failed to allocate memory|bad_alloc|bad allocation|out of memory|can(no|')t allocate memory|"
-    'not enough memory|insufficient memory',
-    re.I,
-)
 NAMES = {'images', 'valid', 'original', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
 
 
@@ -284,6 +280,8 @@ def open_session(
     except ImportError as error:
         raise UserError(f'cannot import {backend}; pip install {backend} ({error})') from error
     except Exception as error:  # the backends' own kinds
+        if memory.is_exhausted(error):
+            raise
         reason = SOURCE_LINE.sub('', one_line(error, 1000))
         if is_torn(path, error):
             raise UserError(f'{path} is not a complete model: {reason}') from error
@@ -357,13 +355,7 @@ def run_session(
         return session.run(inputs)
     except Exception as error:  # the backends' own kinds
         line = f'{path} failed on images of {inputs["images"].shape}: {one_line(error, 100)}'
-        if is_out_of_memory(error):
+        if memory.is_exhausted(error):
             asked = re.search(r'requested buffer of size (\d+)', str(error))
             raise OutOfMemory(line, int(asked[1]) if asked else None) from error
         raise SessionError(line) from error
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory could not be allocated. onnxruntime, OpenVINO, PyTorch and OpenCV have no
-    class of their own for it."""
-    return isinstance(error, MemoryError) or NO_MEMORY.search(str(error)) is not None

@@ -56,6 +56,7 @@ from typing import (
     get_type_hints,
 )
 
+from . import memory
 from .sizes import SYNTAX, Size, parse_size
 
 ROOT = Path(__file__).resolve().parents[3]  # the checkout, or site-packages
@@ -233,6 +234,9 @@ def expected_ending(error: BaseException, interrupted: str = '') -> Optional[End
         return Ending(f'permission denied for {error.filename}')
     if line := missing_package(error):
         return Ending(line)
+    if memory.is_exhausted(error):
+        free = f'{memory.available() / 1e9:.1f} GB are free'
+        return Ending(f'too little memory ({free}): {one_line(error, 150)}')
     return None
 
 

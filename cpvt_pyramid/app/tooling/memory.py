@@ -7,6 +7,12 @@ from typing import Optional
 
 import psutil
 
+# How onnxruntime, OpenVINO, PyTorch and OpenCV say that they could not allocate memory
+EXHAUSTED = re.compile(
+    "failed to allocate memory|bad_alloc|bad allocation|out of memory|can(no|')t allocate memory|"
+    'not enough memory|insufficient memory',
+    re.I,
+)
 STATUS = Path('/proc/self/status')
 GROUP = Path('/sys/fs/cgroup')  # the control group (version 2) of this process, as in a container
 
@@ -47,6 +53,12 @@ def available() -> int:
     if address_space is not None:
         free = min(free, address_space - psutil.Process().memory_info().vms)
     return max(free, 0)
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether an error says that memory could not be allocated, for which many libraries have no
+    class of their own."""
+    return isinstance(error, MemoryError) or EXHAUSTED.search(str(error)) is not None
 
 
 def address_limit() -> Optional[int]:

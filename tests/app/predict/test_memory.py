@@ -11,8 +11,9 @@ from support import film, save_tiff
 
 from cpvt_pyramid.app.commands.infer import main
 from cpvt_pyramid.app.images import reading
+from cpvt_pyramid.app.predict import running, sessions
 from cpvt_pyramid.app.predict.protocol import Prepared, predict_all
-from cpvt_pyramid.app.predict.sessions import OnnxRuntime
+from cpvt_pyramid.app.predict.sessions import OnnxRuntime, OpenVino
 from cpvt_pyramid.app.predictions.kinds import Detections
 
 WIDE = 211  # pixels: only the image that does not fit
@@ -127,3 +128,34 @@ def test_few_photographs_wait_for_their_batch():
         assert found == number
         held.remove(found)
     assert most <= 7
+
+
+def test_openvino_returns_nothing_if_memory_is_too_small(model, images, monkeypatch, capsys):
+    """It raises no error then."""
+    run = OpenVino.run
+
+    def empty_if_large(session, inputs):
+        found = run(session, inputs)
+        if inputs['images'].shape[3] >= WIDE:
+            found = {name: x[:0] for name, x in found.items()}
+        return found
+
+    monkeypatch.setattr(OpenVino, 'run', empty_if_large)
+    monkeypatch.setattr(running, 'TILE', 64)
+    monkeypatch.setattr(running, 'OVERLAP', 32)
+    arguments = [*images, '--backend', 'openvino']
+    line = infer_all_but_one([str(model('box', resize=None)), *arguments], 'b.png', capsys)
+    assert 'an input of 211 x 37 pixels does not fit into memory (' in line
+    assert main([str(model('detection', resize=None)), *arguments]) == 0  # in tiles
+    said = capsys.readouterr()
+    assert 'b.png: it does not fit into memory as a whole; divided' in said.err
+
+
+@pytest.mark.parametrize(
+    'error', [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")]
+)
+def test_a_model_that_does_not_fit(error, model, images, monkeypatch, capsys):
+    monkeypatch.setattr(sessions, 'OnnxRuntime', fails_if(lambda *_: True, None, error))
+    assert main([str(model('detection')), *images]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith('cpvt infer: too little memory (') and 'traceback' not in line

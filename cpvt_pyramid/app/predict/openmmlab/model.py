@@ -27,7 +27,6 @@ from ...tooling import memory
 from ...tooling.command import UserError
 from ...tooling.report import amount
 from ..protocol import Prepared, TooLarge
-from ..sessions import is_out_of_memory
 from ..tiles import Boxes, Suppression
 from .grouping import size_in_batch
 from .label_maps import predict_labels
@@ -173,7 +172,7 @@ def errors_of_model(what: str, advice: str) -> Iterator[None]:
     except torch.cuda.OutOfMemoryError as error:
         raise TooLarge(f'{what} do not fit into the memory of the GPU; {advice}') from error
     except (MemoryError, RuntimeError, cv2.error) as error:  # PyTorch has no class for it
-        if not is_out_of_memory(error):
+        if not memory.is_exhausted(error):
             raise
         free = f'{memory.available() / 1e9:.1f} GB are free'
         raise TooLarge(f'{what} do not fit into memory ({free}); {advice}') from error

@@ -305,9 +305,9 @@ def gelu_gradient(grad: Tensor, x: Tensor) -> Tensor:
 
 def summed_outer(grad: Tensor, x: Tensor) -> Tensor:
     """grad.T @ x of rows (T, C): the gradient of a linear layer's weight."""
-    if is_differentiated(grad):
-        return grad.t() @ x
-    # oneDNN is fastest with the smaller side first.
+    if is_differentiated(grad) or grad.dtype == torch.bfloat16:
+        return grad.t() @ x  # in bfloat16 by oneDNN, without a copy of what is transposed
+    # oneDNN's linear layer is fastest with the smaller side first.
     if grad.shape[1] < x.shape[1]:
         return affine(grad.t(), x.t())
     if not mkl_is_slow():

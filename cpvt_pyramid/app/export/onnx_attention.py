@@ -10,11 +10,56 @@ from typing import Any, Optional
 
 import onnx
 import onnxscript
+import torch
+import torch.nn.functional as F
 from onnxscript import BOOL, FLOAT, INT64, graph
 from onnxscript import opset18 as op
+from torch import Tensor
+from torch.export import ExportedProgram
 
 SCORES = 1 << 20  # of a head and image in a block: 4 MiB, which fit into a cache
 TRUE = onnx.helper.make_tensor('true', onnx.TensorProto.BOOL, [], [True])
+SDPA = torch.ops.aten.scaled_dot_product_attention.default
+
+
+@torch.library.custom_op('cpvt_pyramid::attention', mutates_args=())
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    scale: Optional[float] = None,
+) -> Tensor:
+    """Attention as one operator of a graph."""
+    return F.scaled_dot_product_attention(query, key, value, attn_mask, scale=scale)
+
+
+@attention.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    scale: Optional[float] = None,
+) -> Tensor:
+    return query.new_empty(*query.shape[:-1], value.shape[-1])
+
+
+def choose_attention(program: ExportedProgram) -> None:
+    """Replace attention by the operator `attention`, except what it does not cover, such as causal
+    and grouped attention, which PyTorch translates."""
+    for node in program.graph.find_nodes(op='call_function', target=SDPA):
+        names = ('query', 'key', 'value', 'attn_mask', 'dropout_p', 'is_causal')
+        options = dict(zip(names, node.args)) | node.kwargs
+        dropout = options.pop('dropout_p', 0.0)
+        is_causal = options.pop('is_causal', False)
+        is_grouped = options.pop('enable_gqa', False)
+        if dropout or is_causal or is_grouped or node.meta['val'].dim() != 4:
+            continue
+        node.target = attention._opoverload
+        node.args = ()
+        node.kwargs = options
+    program.graph.lint()
 
 
 def attention_in_onnx(
@@ -22,14 +67,9 @@ def attention_in_onnx(
     key: Any,
     value: Any,
     attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
     scale: Optional[float] = None,
-    enable_gqa: bool = False,
 ) -> Any:
-    """`F.scaled_dot_product_attention` of a model in evaluation mode."""
-    if is_causal or enable_gqa:
-        raise NotImplementedError('causal and grouped attention are not translated to ONNX')
+    """The operator `attention`."""
     queries, channels = query.shape[2:]
     keys = key.shape[2]
     if scale is None:

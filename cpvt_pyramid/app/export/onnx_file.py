@@ -16,7 +16,7 @@ from ...versions import require_torch
 from .base import Exportable, Settings, as_arguments
 from .labels import best_of_classes
 from .nms import survives
-from .onnx_attention import attention_in_onnx
+from .onnx_attention import attention, attention_in_onnx, choose_attention
 from .onnx_mlp import join_mlps, mlp, mlp_in_onnx
 
 require_torch((2, 7), 'cpvt export')
@@ -61,6 +61,7 @@ def capture(model: Exportable, settings: Settings) -> ExportedProgram:
 def translate(program: ExportedProgram, outputs: Sequence[str]) -> onnx.ModelProto:
     """A captured graph in ONNX's standard operators. Raises an ExportError."""
     join_mlps(program)
+    choose_attention(program)
     inputs = [name for name in program.graph_signature.user_inputs if name is not None]
     try:
         with no_cache():
@@ -131,7 +132,7 @@ def labels_in_onnx(scores: FLOAT, rows: FLOAT, columns: FLOAT, possible: BOOL, d
 
 
 IN_ONNX = {
-    torch.ops.aten.scaled_dot_product_attention.default: attention_in_onnx,
+    attention._opoverload: attention_in_onnx,
     torch.ops.aten.gelu.default: gelu_in_onnx,
     mlp._opoverload: mlp_in_onnx,
     survives._opoverload: nms_in_onnx,

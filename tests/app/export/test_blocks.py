@@ -90,6 +90,36 @@ def test_small_attention_of_known_size_has_no_branches():
     assert {'If', 'Loop'}.isdisjoint(node.op_type for node in translate(program, ['y']).graph.node)
 
 
+class OtherAttention(nn.Module):
+    """Attention of a user's own head."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, **self.options)
+
+
+@pytest.mark.parametrize('option', ['is_causal', 'enable_gqa'])
+def test_other_attention_is_translated_by_pytorch(option):
+    model = OtherAttention(**{option: True})
+
+    def arguments(queries: int, keys: int) -> tuple[Tensor, ...]:
+        q, k, v = given(2, queries, keys, '')
+        if option == 'enable_gqa':
+            k, v = k[:, :1], v[:, :1]
+        return q, k, v
+
+    shapes = ({2: Dim.DYNAMIC},) * 3
+    program = torch.export.export(model, arguments(40, 30), dynamic_shapes=shapes)
+    file = translate(program, ['y'])
+    for sizes in ((5, 5), (20, 33)):
+        inputs = arguments(*sizes)
+        for found in run_in_both(file, dict(zip(INPUTS, inputs))):
+            torch.testing.assert_close(found, model(*inputs), rtol=1e-5, atol=1e-5)
+
+
 MEASURE = """
 import json, resource, sys
 import numpy, onnxruntime

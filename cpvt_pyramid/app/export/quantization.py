@@ -323,6 +323,7 @@ def quantize_images(
     Raises:
         UserError: a file of the result exists, or see `quantize_file`.
     """
+    remove_leftovers(out)
     for file in files_of(out):
         if file.exists():
             raise UserError(f'{file} exists; remove it, or choose another name with --out')
@@ -369,6 +370,7 @@ def quantize_file(
     """
     original = ExportedModel(path, 'openvino')
     model = float32_model(path)
+    original_bytes = stored_bytes(path, model)
     truth = None
     if annotations is not None:
         truth = read_annotations(annotations, original, compared, zero_is_ignored)
@@ -408,7 +410,7 @@ def quantize_file(
             'accuracy': accuracies(measured, expected, truth),
             'bfloat16': in_bfloat16 and in_bfloat16._asdict(),
             'latency_ms': latency._asdict(),
-            'bytes': {'float32': path.stat().st_size, 'int8': bytes_of(partial)},
+            'bytes': {'float32': original_bytes, 'int8': bytes_of(partial)},
             'versions': {name: version(name) for name in ('nncf', 'openvino')},
         }
         report = folder / out.with_suffix('.report.json').name
@@ -450,6 +452,15 @@ def files_of(out: Path) -> list[Path]:
     return [out, out.with_suffix('.bin'), out.with_suffix('.report.json')]
 
 
+def stored_bytes(path: Path, model: Any) -> int:
+    """The size of a file, and of the weights of its `openvino.Model` if it keeps them elsewhere, as
+    in the external data of ONNX."""
+    size = path.stat().st_size
+    constants = [node for node in model.get_ops() if node.get_type_name() == 'Constant']
+    weights = sum(node.get_byte_size() for node in constants)
+    return size if size >= weights else size + weights
+
+
 def bytes_of(path: Path) -> int:
     """The size of an .xml file and its weights."""
     return path.stat().st_size + path.with_suffix('.bin').stat().st_size
@@ -489,16 +500,32 @@ def read_annotations(
     return truth
 
 
+def hidden_path(out: Path) -> Path:
+    """The folder next to a file for what is not finished."""
+    return out.with_name(f'.{out.name}.partial')
+
+
 @contextmanager
 def hidden_folder(out: Path) -> Iterator[Path]:
-    """A folder next to a file for what is not finished, with nothing of an earlier run."""
-    folder = out.with_name(f'.{out.name}.partial')
+    """`hidden_path`, with nothing of an earlier run."""
+    folder = hidden_path(out)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove what a run that was killed has left: its hidden folder, and the files that it had
+    moved out of it. The model is moved last: while it is there, the run was not finished."""
+    folder = hidden_path(out)
+    if (folder / out.name).exists():
+        for file in files_of(out):
+            if not (folder / file.name).exists():
+                file.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def summary(results: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -35,6 +36,7 @@ from cpvt_pyramid.app.predictions.kinds import Detections, LabelMap
 from cpvt_pyramid.app.tooling.command import UserError
 
 CLASSES = ('red', 'green', 'blue')
+FILES = ['model-int8.bin', 'model-int8.report.json', 'model-int8.xml']
 DIM = 8
 # A patch embedding, a block, a PEG and a head, for pixels; the class is the brightest channel.
 BODY = """
@@ -173,8 +175,7 @@ def test_a_segmentor(photos, capsys):
     assert 'cpvt quantize: few images to calibrate with: 4;' in shown.err
     assert 'images to calibrate with: 4; to compare on: 4' in shown.out
     assert 'times as fast' in shown.out
-    files = ['model-int8.bin', 'model-int8.report.json', 'model-int8.xml']
-    assert left() == [*files, 'model.onnx', 'photos']
+    assert left() == [*FILES, 'model.onnx', 'photos']
 
     report = json.loads(Path('model-int8.report.json').read_text())
     assert report['agreement'] > 0.9 and report['accuracy'] is None
@@ -315,6 +316,57 @@ def test_nothing_is_left_of_an_interrupted_run(photos, capsys, monkeypatch):
     assert tool.main(['model.onnx', 'photos', '--agreement', '0']) == 130
     assert 'interrupted; nothing was written' in capsys.readouterr().err
     assert left() == ['model.onnx', 'photos']
+
+
+def test_a_killed_run_does_not_stop_the_next(photos, monkeypatch):
+    """It leaves its hidden folder and, if it was killed while it moved the files, some of them."""
+    write_segmentor()
+    kept: list[int] = []
+
+    class Killed(BaseException):
+        pass
+
+    def replace_some(source: Path, target: Path) -> None:
+        if len(kept) == moved:
+            raise Killed
+        kept.append(1)
+        shutil.move(source, target)
+
+    command = ['model.onnx', 'photos', '--agreement', '0']
+    for moved in range(3):
+        kept.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(quantization.os, 'replace', replace_some)
+            patch.setattr(quantization.shutil, 'rmtree', lambda *_, **__: None)  # a SIGKILL
+            with pytest.raises(Killed):
+                tool.main(command)
+        assert not Path('model-int8.xml').exists() and len(left()) == 3 + moved
+        assert tool.main(command) == 0
+        assert left() == [*FILES, 'model.onnx', 'photos']
+        for name in FILES:
+            Path(name).unlink()
+
+    Path('model-int8.bin').write_bytes(b'of something else')
+    assert tool.main(command) == 2
+    assert Path('model-int8.bin').read_bytes() == b'of something else'
+
+
+def test_weights_in_another_file_count(photos):
+    write_segmentor()
+    assert tool.main(['model.onnx', 'photos', '--agreement', '0']) == 0
+    onnx.save(
+        onnx.load('model.onnx'),
+        'other.onnx',
+        save_as_external_data=True,
+        location='other.data',
+        size_threshold=0,
+    )
+    assert tool.main(['other.onnx', 'photos', '--agreement', '0']) == 0
+    reports = [Path(f'{name}-int8.report.json').read_text() for name in ('model', 'other')]
+    inside, outside = (json.loads(report)['bytes']['float32'] for report in reports)
+    assert inside == Path('model.onnx').stat().st_size
+    expected = Path('other.onnx').stat().st_size + Path('other.data').stat().st_size
+    assert abs(outside - expected) < 0.05 * expected
 
 
 def test_nncf_is_named_if_it_is_not_installed(photos, capsys, monkeypatch):

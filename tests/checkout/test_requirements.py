@@ -48,7 +48,7 @@ EXTRAS = {
 # Not in these extras: the user is told what to install, or a plain version works without it.
 OPTIONAL = {
     'cpvt_pyramid/app/doctor.py': {'mmcv', 'torch'},  # looks for them
-    'cpvt_pyramid/app/export/': {'mmdet', 'mmseg', 'torchvision'},  # those of the exported model
+    'cpvt_pyramid/app/export/': {'mmdet', 'torchvision'},  # those of the exported model
     'cpvt_pyramid/app/images/large.py': {'rasterio'},
     'cpvt_pyramid/app/images/rasters.py': {'rasterio'},
     'cpvt_pyramid/app/predict/cluster.py': {'ray'},

@@ -2,35 +2,19 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import mmdet
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from support import ROOT
-from torch import Tensor, nn
+from torch import nn
 
 from tests.models.ports import randomize
 
 TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(2, 1, 1, 1))
 DIMS = TINY['dims']
 NECK = dict(in_channels=DIMS, out_channels=16)
-
-
-class Patches(nn.Module):
-    """Takes the place of a backbone, with maps of its shapes. It is captured in no time, and the
-    backbone's own graphs are tested elsewhere."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.channels, self.strides = backbone.channels, backbone.strides
-        self.convs = nn.ModuleList(
-            nn.Conv2d(3, dim, stride, stride, stride // 2)
-            for dim, stride in zip(self.channels, self.strides)
-        )
-
-    def forward(self, x: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
-        return tuple(conv(x[:, :3]) for conv in self.convs)  # without mm's channel of validity
 
 
 def layers(count: int, **attentions: dict) -> dict:

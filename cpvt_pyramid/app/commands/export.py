@@ -35,11 +35,11 @@ def export(
     """Export a model.
 
     Args:
-        model: config, checkpoint with its config inside, or name of a trained model (cpvt models);
-            or the name of an architecture, for example pcpvt_small, for the backbone (cpvt_*: the
-            classifier) alone.
+        model: name of a trained model (cpvt models), which needs no OpenMMLab; config, or
+            checkpoint with its config inside; or the name of an architecture, for example
+            pcpvt_small, for the backbone (cpvt_*: the classifier) alone.
         checkpoint: weights of a config or an architecture, a path or an address (timm://, hf://,
-            https://).
+            https://); of a trained model, its file, which is otherwise downloaded.
         out: file to write, such as model.onnx.
         size: fixed size of the images, for runtimes that need one.
         half: store weights in float16, for a file of half the size; they are computed with in
@@ -48,7 +48,7 @@ def export(
         probabilities: of a segmentor, those of all classes instead of labels.
         backbone: the maps of the backbone of a config alone.
         images: photographs or folders for the comparison with PyTorch; by default those of
-            the config's test set, or else those of scikit-image.
+            a config's test set, or else those of scikit-image.
         cfg_options: override settings of the config, for example
             model.test_cfg.score_thr=0.1.
 

@@ -90,6 +90,9 @@ class Exportable(nn.Module):
         by `stages`."""
         raise NotImplementedError
 
+    def check(self, settings: Settings) -> None:
+        """Raise a UserError if the model cannot be exported with these settings."""
+
     def with_noise(self, share: float, random: torch.Generator) -> AbstractContextManager[None]:
         """A context in which `reference` has noise where noise of the image does not reach, with a
         standard deviation of this share of the largest value."""

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ...padding.batching import ceil_div
+from .anchors import clip
 from .base import Batch
 from .deformable import Levels, deformable_attention, encode
-from .detectors import Detector, clip
+from .detectors import Detector
 from .nms import best, take, top
 
 

@@ -1,6 +1,6 @@
 """From what a user calls a model to the exported file.
 
-mm is imported inside functions: the backbones by themselves need none of it.
+mm is imported inside functions: backbones and trained models by name need none of it.
 """
 
 import warnings
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ... import CPVT, CPVTPyramid, load_weights
 from ...archs import ARCHS, COLUMNAR_ARCHS
-from ...trained import TRAINED
+from ...trained import PALETTES, TRAINED
 from ..images.formats import IMAGE_ENDINGS
 from ..images.reading import load_image
 from ..predict.opening import EXPORTING, resolve_model
@@ -57,19 +57,23 @@ def export_file(
     if path.exists():
         raise UserError(f'{path} exists; remove it, or choose another name')
     check_file(path)
-    source = open_source(model, checkpoint, cfg_options)
+    source = open_source(model, checkpoint, cfg_options, backbone)
     photographs = given_photographs(images) if images else own_photographs(source.images)
     graph = exportable(source.model, probabilities, backbone)
+    graph.check(settings)
     return write_verified(path, graph, source.model, source.config, photographs, settings, tqdm)
 
 
-def open_source(name: str, checkpoint: Optional[str], cfg_options: Sequence[str]) -> Source:
+def open_source(
+    name: str, checkpoint: Optional[str], cfg_options: Sequence[str], backbone: bool = False
+) -> Source:
     """Build a model and load its weights.
 
     Args:
         name: of an architecture, or what `resolve_model` takes.
         checkpoint: of an architecture or a config, a path or an address.
         cfg_options: override settings of the config.
+        backbone: whether only the backbone is exported.
     """
     if name in ARCHS or name in COLUMNAR_ARCHS:
         if checkpoint is None:
@@ -84,11 +88,17 @@ def open_source(name: str, checkpoint: Optional[str], cfg_options: Sequence[str]
     if left:
         raise UserError(f'{name} has its own weights; leave out {checkpoint}')
     if files.trained is not None:
-        trained = TRAINED[files.trained]
-        weights = files.checkpoint or trained.url
-        return open_trained_source(weights, str(trained.config_path), cfg_options)
+        if cfg_options:
+            raise UserError(f'--cfg-options needs a config; {name} is a trained model in PyTorch')
+        if backbone:
+            trained = TRAINED[files.trained]
+            raise UserError(
+                f'--backbone needs a config; export the backbone of {name} by cpvt export '
+                f'{trained.arch} {files.checkpoint or trained.url}'
+            )
+        return trained_by_name(files.trained, files.checkpoint)
     assert files.checkpoint is not None
-    return open_trained_source(files.checkpoint, files.config, cfg_options)
+    return trained_from_config(files.checkpoint, files.config, cfg_options)
 
 
 def backbone_alone(arch: str, checkpoint: str) -> nn.Module:
@@ -101,10 +111,26 @@ def backbone_alone(arch: str, checkpoint: str) -> nn.Module:
     return model
 
 
-def open_trained_source(
+def trained_by_name(name: str, checkpoint: Optional[str]) -> Source:
+    """A trained model in PyTorch, without OpenMMLab."""
+    from ..predict.pytorch.model import load_by_name
+
+    model = load_by_name(name, checkpoint)
+    trained = TRAINED[name]
+    short, long = trained.image_sides
+    about = {
+        'classes': list(model.classes),
+        'palette': PALETTES[trained.data],
+        'resize': {'short': short, 'long': long},
+        'arch': f'{trained.head}, CPVTPyramid {trained.arch}',
+    }
+    return Source(model, about)
+
+
+def trained_from_config(
     checkpoint: str, config: Optional[str], cfg_options: Sequence[str]
 ) -> Source:
-    """A detector or a segmentor."""
+    """A detector or a segmentor of OpenMMLab."""
     from ..config.parts import leaves
     from ..predict.openmmlab.model import load_from_config
 

@@ -6,6 +6,7 @@ Shapes: B batch, H x W image in pixels, h x w map, N tokens, Q queries, C channe
 """
 
 from collections.abc import Sequence
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,8 @@ from .base import Batch, Preprocessing, full_sizes
 from .deformable import Levels, encode, outside
 from .detectors import Detector
 from .labels import resized_labels
+from .mm_model import preprocessing_of
+from .mm_segmentors import check_whole, original_pixels
 from .nms import best, largest, take
 from .segmentors import PixelClassifier
 
@@ -25,7 +28,8 @@ class Mask2FormerSegmentor(PixelClassifier):
     times mask. Probabilities are the share of each class in the sums."""
 
     def __init__(self, model: nn.Module, probabilities: bool = False) -> None:
-        super().__init__(model, probabilities)
+        check_whole(model)
+        super().__init__(model, preprocessing_of(model), probabilities)
         check(self.preprocessing, model.decode_head)
         self.details['resized'] = 'probabilities'
 
@@ -44,6 +48,9 @@ class Mask2FormerSegmentor(PixelClassifier):
 
     def probabilities(self, scores: Tensor) -> Tensor:
         return scores / scores.sum(1, keepdim=True)
+
+    def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
+        return original_pixels(self, image, original)
 
 
 class Mask2Former(Detector):

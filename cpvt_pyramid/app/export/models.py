@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from ...columnar import CPVT, Column
 from ...model import CPVTPyramid
+from ...segmentors import SemanticSegmentor
 from ..tooling.command import UserError
 from .base import Batch, Exportable, Preprocessing
 
@@ -47,24 +48,33 @@ class ClassifierGraph(Exportable):
 
 
 def exportable(model: nn.Module, probabilities: bool = False, backbone: bool = False) -> Exportable:
-    """The exportable form of a detector, a segmentor, or a model of this package.
+    """The exportable form of a detector, a segmentor, or a backbone.
 
     Args:
-        model: in evaluation mode, with its weights.
+        model: in evaluation mode, with its weights; of MMDetection, MMSegmentation or this
+            package.
         probabilities: of a segmentor: return those of all classes instead of labels.
-        backbone: of a detector or a segmentor: export its backbone alone.
+        backbone: of a detector or a segmentor of OpenMMLab: export its backbone alone.
 
     Raises:
         UserError: a model that cannot be exported, or an option that it does not have.
     """
     kinds = [kind.__name__ for kind in type(model).__mro__]  # without importing their packages
-    segments = 'EncoderDecoder' in kinds
+    segments = isinstance(model, SemanticSegmentor) or 'EncoderDecoder' in kinds
     if probabilities and (not segments or backbone):
         raise UserError('--probabilities needs a segmentor; leave it out')
     if isinstance(model, CPVT):
         return ClassifierGraph(model, Preprocessing())
     if isinstance(model, (CPVTPyramid, Column)):
         return BackboneGraph(model, Preprocessing())
+    if isinstance(model, SemanticSegmentor):
+        from .trained_models import TrainedSegmentor
+
+        return TrainedSegmentor(model, probabilities)
+    if kinds[0] == 'MMDetectionRetinaNet':
+        from .trained_models import TrainedDetector
+
+        return TrainedDetector(model)
     if backbone:
         from .mm_model import preprocessing_of
 
@@ -72,10 +82,10 @@ def exportable(model: nn.Module, probabilities: bool = False, backbone: bool = F
         return BackboneGraph(model.get_submodule('backbone'), alone)
     if segments:
         from .mask2former import Mask2FormerSegmentor
-        from .segmentors import Segmentor
+        from .mm_segmentors import EncoderDecoder
 
         is_mask2former = type(model.decode_head).__name__ == 'Mask2FormerHead'
-        return (Mask2FormerSegmentor if is_mask2former else Segmentor)(model, probabilities)
+        return (Mask2FormerSegmentor if is_mask2former else EncoderDecoder)(model, probabilities)
     if kinds[0] == 'DINO':
         from .dino import DINO
 

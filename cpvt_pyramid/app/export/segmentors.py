@@ -1,4 +1,4 @@
-"""Semantic segmentors of MMSegmentation.
+"""Semantic segmentors with a backbone, perhaps a neck, and a head that classifies cells of a map.
 
 Shapes: B batch, H x W image in pixels.
 """
@@ -9,18 +9,16 @@ from typing import Optional
 
 import torch
 import torch.nn.functional as F
-from mmseg.models.utils import Upsample
 from torch import Tensor, nn
 
 from ...columnar import crop
-from ..tooling.command import UserError
-from .base import Batch, full_sizes
+from .base import Batch, Preprocessing, full_sizes
 from .labels import resized_labels
-from .mm_model import MMModel
 from .resizing import AdaptiveAvgPool2d, Length, resample, resize_weights
+from .whole_model import WholeModel
 
 
-class PixelClassifier(MMModel):
+class PixelClassifier(WholeModel):
     """What the segmentors share: their result is the class of each pixel, or with `probabilities`
     those of all classes, (B, classes, H, W).
 
@@ -29,15 +27,8 @@ class PixelClassifier(MMModel):
 
     task = 'segmentation'
 
-    def __init__(self, model: nn.Module, probabilities: bool) -> None:
-        if model.test_cfg.get('mode', 'whole') != 'whole':
-            raise UserError('a segmentor is exported for whole images; set test_cfg.mode=whole')
-        if (model.data_preprocessor.test_cfg or {}).get('size'):
-            raise UserError(
-                'data_preprocessor.test_cfg pads images to one size, which is not exported; set '
-                'size_divisor instead of size, or set it to None'
-            )
-        super().__init__(model)
+    def __init__(self, model: nn.Module, preprocessing: Preprocessing, probabilities: bool) -> None:
+        super().__init__(model, preprocessing)
         self.output_names = ('probabilities',) if probabilities else ('labels',)
         self.takes_original = not probabilities
 
@@ -59,48 +50,60 @@ class PixelClassifier(MMModel):
         return crop(x.permute(0, 2, 3, 1), *images.shape[2:]).permute(0, 3, 1, 2)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """(B, classes, H, W) of what mm returns for each pixel."""
+        """(B, classes, H, W) of what the original model returns for each pixel."""
         raise NotImplementedError
-
-    def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
-        found = self.test(image, original)
-        if 'labels' in self.output_names:
-            return {'labels': found.pred_sem_seg.data}
-        return {'probabilities': self.probabilities(found.seg_logits.data[None])}
 
 
 class Segmentor(PixelClassifier):
-    """The class of each pixel; those of the padding mean nothing."""
+    """The class of each pixel; those of the padding mean nothing.
 
-    def __init__(self, model: nn.Module, probabilities: bool = False) -> None:
-        super().__init__(model, probabilities)
+    Args:
+        model: with `backbone`, perhaps `neck`, and `decode_head`, which returns logits
+            (B, classes, h, w).
+        preprocessing: see there.
+        probabilities: return those of all classes instead of labels.
+        align_corners: of the resizing of logits.
+        threshold: of the second of two classes, if the model has one logit for both; else None.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        preprocessing: Preprocessing,
+        probabilities: bool,
+        align_corners: bool = False,
+        threshold: Optional[float] = None,
+    ) -> None:
+        super().__init__(model, preprocessing, probabilities)
         self.head = for_any_size(model.decode_head)
         self.neck = None if self.neck is None else for_any_size(self.neck)
+        self.align_corners = align_corners
+        self.threshold = threshold
         self.details['resized'] = 'logits'
-        if self.head.out_channels == 1:
-            self.details['threshold'] = self.head.threshold
+        if threshold is not None:
+            self.details['threshold'] = threshold
 
     def stages(self, batch: Batch) -> dict[str, Tensor]:
         x, valid = self.preprocess(batch)
         maps, stages = self.maps(x, valid)
         logits = stages['logits_0'] = self.head(maps)
-        corners, size = self.head.align_corners, x.shape[2:]
+        size = x.shape[2:]
         if not self.takes_original:
-            scores = F.interpolate(logits, size, None, 'bilinear', corners)
+            scores = F.interpolate(logits, size, None, 'bilinear', self.align_corners)
             scores = self.without_padding(scores, batch.images)
-            if self.head.out_channels == 1:  # as mmseg returns those of a single class
+            if self.threshold is not None:  # as mmseg returns those of a single class
                 scores = scores.sigmoid()
             return stages | {'probabilities': self.probabilities(scores)}
         rows, columns = self.weights(logits, batch, size)
-        if self.head.out_channels > 1:
+        if self.threshold is None:
             return stages | {'labels': resized_labels(logits, rows, columns)}
         scores = resample(rows, logits, columns)[:, 0].sigmoid()
-        return stages | {'labels': (scores > self.head.threshold).to(torch.uint8)}
+        return stages | {'labels': (scores > self.threshold).to(torch.uint8)}
 
     def weights(self, logits: Tensor, batch: Batch, padded: Sequence[Length]) -> list[Tensor]:
         """Weights (B, h, H) and (B, w, W) of both resizings: from the logits to the padded image,
         and from that to the original image."""
-        corners = self.head.align_corners
+        corners = self.align_corners
         # The sizes are those of the batch: one image stands for all.
         old_sides = full_sizes(logits[:1]).unbind(1)
         new_sides = [torch.full_like(old, new) for old, new in zip(old_sides, padded)]
@@ -110,7 +113,7 @@ class Segmentor(PixelClassifier):
         return [b @ a for a, b in zip(first, second)]
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        if self.head.out_channels > 1:
+        if self.threshold is None:
             return scores.softmax(1)
         return torch.cat([1 - scores, scores], dim=1)
 
@@ -120,7 +123,8 @@ def for_any_size(module: nn.Module) -> nn.Module:
     result = copy.deepcopy(module)
     for parent in list(result.modules()):
         for name, child in parent.named_children():
-            if isinstance(child, Upsample) and not child.size:  # of mmseg, by a factor
+            enlarges = type(child).__name__ == 'Upsample'  # mmseg's, or PyTorch's, which stays
+            if enlarges and not child.size:  # by a factor
                 options = child.scale_factor, child.mode, child.align_corners
                 setattr(parent, name, nn.Upsample(None, *options))
             elif isinstance(child, nn.AdaptiveAvgPool2d):

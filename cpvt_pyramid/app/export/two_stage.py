@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..tooling.command import UserError
+from .anchors import by_level, clip
 from .base import Batch
-from .detectors import Detector, by_level, clip, nms_settings
+from .detectors import Detector, nms_settings
 from .nms import best, survives
 
 
@@ -45,7 +46,7 @@ class TwoStage(Detector):
     def stages(self, batch: Batch) -> dict[str, Tensor]:
         levels, stages = self.maps(*self.preprocess(batch))
         predictions = self.model.rpn_head(levels)
-        stages |= by_level(predictions)
+        stages |= by_level(*predictions)
         found = self.anchor_boxes(self.model.rpn_head, predictions, batch)
         boxes, scores, _ = (torch.stack(parts, dim=1) for parts in zip(*found))
         proposals, scores, _ = self.survivors(boxes, scores, self.of_proposals)

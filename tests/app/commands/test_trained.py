@@ -10,28 +10,28 @@ from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.app.export import exporting
 from cpvt_pyramid.app.page.server import Server
 from cpvt_pyramid.app.tooling.command import UserError
-from cpvt_pyramid.trained import TRAINED
 
 NAME = 'segformer_b0_ade20k'
 
 
-def test_export_takes_the_config_and_the_weights_of_a_name(tmp_path, monkeypatch, capsys):
+def test_export_takes_a_name_or_a_config(tmp_path, monkeypatch, capsys):
+    """A name is a model in PyTorch, and a config one of OpenMMLab."""
     asked = []
 
-    def open_trained(*arguments: object) -> None:
+    def ask(*arguments: object) -> None:
         asked.append(arguments)
         raise UserError('enough')
 
-    monkeypatch.setattr(exporting, 'open_trained_source', open_trained)
+    monkeypatch.setattr(exporting, 'trained_from_config', ask)
+    monkeypatch.setattr(exporting, 'trained_by_name', ask)
     out = ['--out', str(tmp_path / 'model.onnx')]
     (tmp_path / 'best.pth').touch()
     path = str(tmp_path / 'best.pth')
-    trained = TRAINED[NAME]
     for command in ([NAME], [NAME, 'mine.pth'], ['a.py', 'b.pth'], [path]):
         assert main(['export', *command, *out]) == 2
     assert asked == [
-        (trained.url, str(trained.config_path), ()),
-        ('mine.pth', str(trained.config_path), ()),
+        (NAME, None),
+        (NAME, 'mine.pth'),
         ('b.pth', 'a.py', ()),
         (path, None, ()),
     ]

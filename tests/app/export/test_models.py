@@ -12,11 +12,15 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
+from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.app.export.base import Exportable
 from cpvt_pyramid.app.export.detectors import Detector
 from cpvt_pyramid.app.export.models import exportable
 from cpvt_pyramid.app.predict.openmmlab.samples import data_sample
 from cpvt_pyramid.app.tooling.command import UserError
+from cpvt_pyramid.torchvision_models import from_mmdetection
+from cpvt_pyramid.trained import TRAINED, build_trained
+from tests.models.patches import Patches
 from tests.models.small import (
     DIMS,
     NECK,
@@ -27,6 +31,7 @@ from tests.models.small import (
     mask_rcnn,
     retinanet,
     semantic_fpn,
+    small,
     upernet,
 )
 
@@ -270,6 +275,45 @@ def test_segmentors_of_mmseg_with_our_backbone(config, head, divisor):
     for probabilities in (False, True):
         model = exportable(original, probabilities=probabilities)
         assert_each_alone(model, SAME, [(75, 190), (7, 9)])
+
+
+@pytest.mark.parametrize(
+    'name', ['retinanet_pvt_v2_b0_coco', 'semantic_fpn_cpvt_s_ade20k', 'upernet_cpvt_s_ade20k']
+)
+def test_trained_models_are_exported_as_the_configs_of_openmmlab(name):
+    """The graph of a model in PyTorch gives what that of the config gives, with one backbone."""
+    row = TRAINED[name]._replace(arch='pcpvt_nano')
+    ours = build_trained(row).eval()
+    dims = list(CPVTPyramid('pcpvt_nano').channels)
+    changes = {'backbone.arch': 'pcpvt_nano'}
+    if row.head == 'upernet':
+        changes |= {'decode_head.in_channels': dims, 'auxiliary_head.in_channels': dims[2]}
+    else:
+        changes['neck.in_channels'] = dims
+    theirs = small(row.config, **changes)
+    tensors = {k: v for k, v in theirs.state_dict().items() if not k.startswith('backbone.')}
+    unused = ours.load_state_dict(from_mmdetection(tensors), strict=False).unexpected_keys
+    assert not unused
+    theirs.backbone = Patches(theirs.backbone)
+    if row.detects:
+        ours.backbone.body = Patches(ours.backbone.body)
+        ours.backbone.body.convs = theirs.backbone.convs[1:]  # without stride 4
+    else:
+        ours.backbone = theirs.backbone
+    both = exportable(ours), exportable(theirs)
+    for attribute in ('task', 'output_names', 'takes_original', 'details'):
+        assert getattr(both[0], attribute) == getattr(both[1], attribute)
+    one, other = (graph.preprocessing for graph in both)
+    assert (one.divisor, one.bgr) == (other.divisor, other.bgr)
+    assert [*one.mean, *one.std] == pytest.approx([*other.mean, *other.std])
+    images, valid, _ = padded(TOGETHER if row.detects else [SIZES[-1]] * 3)
+    with torch.no_grad():
+        found, expected = (graph(images, valid if row.detects else None) for graph in both)
+    for x, y in zip(found, expected):
+        if x.dtype.is_floating_point:
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-3)
+        else:
+            assert (x != y).double().mean() < 1e-4
 
 
 def test_an_image_with_fewer_tokens_than_queries():

@@ -26,9 +26,9 @@ from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.openmmlab.samples import data_sample
 from cpvt_pyramid.app.predict.sessions import padded_inputs
 from cpvt_pyramid.archs import Arch
+from tests.models.patches import Patches
 from tests.models.ports import randomize
 from tests.models.small import (
-    Patches,
     dino,
     mask2former_detector,
     mask2former_segmentor,

@@ -15,9 +15,9 @@ from cpvt_pyramid.app.export.models import exportable
 from cpvt_pyramid.app.export.self_test import verify_session
 from cpvt_pyramid.app.export.verification import make_samples
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime, OpenVino
+from tests.models.patches import Patches
 from tests.models.ports import randomize
 from tests.models.small import (
-    Patches,
     dino,
     mask2former_detector,
     mask2former_segmentor,

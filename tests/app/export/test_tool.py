@@ -25,8 +25,8 @@ from cpvt_pyramid.app.export.photographs import PHOTOGRAPHS
 from cpvt_pyramid.app.export.self_test import draw
 from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime
+from tests.models.patches import Patches
 from tests.models.ports import randomize
-from tests.models.small import Patches
 
 tool = load_tool('export')
 

@@ -50,15 +50,7 @@ class TrainedModel(SessionModel):
         dtype: str = 'float32',
     ) -> None:
         trained = TRAINED[name]
-        try:
-            model: Any = load_trained(name, checkpoint)
-        except ImportError as error:
-            raise UserError(
-                f"{name} needs torch and torchvision; pip install '.[torch]' ({error})"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise UserError(str(error)) from error
-        model = on_device(model, device)
+        model = on_device(load_by_name(name, checkpoint), device)
         kind = DetectorSession if trained.detects else SegmentorSession
         short, long = model.image_sides
         about = {
@@ -79,6 +71,22 @@ class TrainedModel(SessionModel):
         if isinstance(self.session, SegmentorSession):
             return self.session.scores(tile)
         return super()._predict_tile(tile)
+
+
+def load_by_name(name: str, checkpoint: Optional[str]) -> Any:
+    """`load_trained`.
+
+    Raises:
+        UserError: it cannot be loaded; one line that says why.
+    """
+    try:
+        return load_trained(name, checkpoint)
+    except ImportError as error:
+        raise UserError(
+            f"{name} needs torch and torchvision; pip install '.[torch]' ({error})"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
 
 
 def on_device(model: Any, device: Optional[str]) -> Any:

@@ -28,6 +28,7 @@ from cpvt_pyramid.app.export.quantization import (
     evenly_spaced,
     float32_model,
     split_images,
+    stored_bytes,
 )
 from cpvt_pyramid.app.export.self_test import draw, own_test, pack, verify_session
 from cpvt_pyramid.app.predict import Predictor
@@ -351,22 +352,19 @@ def test_a_killed_run_does_not_stop_the_next(photos, monkeypatch):
     assert Path('model-int8.bin').read_bytes() == b'of something else'
 
 
-def test_weights_in_another_file_count(photos):
-    write_segmentor()
-    assert tool.main(['model.onnx', 'photos', '--agreement', '0']) == 0
-    onnx.save(
-        onnx.load('model.onnx'),
-        'other.onnx',
-        save_as_external_data=True,
-        location='other.data',
-        size_threshold=0,
+def test_weights_in_another_file_count(tmp_path):
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> '
+        'tiny (float[B,100] x) => (float[B,500] y) {y = MatMul(x, weights)}'
     )
-    assert tool.main(['other.onnx', 'photos', '--agreement', '0']) == 0
-    reports = [Path(f'{name}-int8.report.json').read_text() for name in ('model', 'other')]
-    inside, outside = (json.loads(report)['bytes']['float32'] for report in reports)
-    assert inside == Path('model.onnx').stat().st_size
-    expected = Path('other.onnx').stat().st_size + Path('other.data').stat().st_size
-    assert abs(outside - expected) < 0.05 * expected
+    weights = np.random.default_rng(0).normal(size=(100, 500)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, 'weights'))
+    onnx.save(model, inside := tmp_path / 'inside.onnx')
+    outside = tmp_path / 'outside.onnx'
+    onnx.save(model, outside, save_as_external_data=True, location='weights.data')
+    openvino.save_model(read_openvino(inside), xml := tmp_path / 'inside.xml', False)
+    for path, more in ((inside, 0), (outside, weights.nbytes), (xml, weights.nbytes)):
+        assert stored_bytes(path, read_openvino(path)) == path.stat().st_size + more
 
 
 def test_nncf_is_named_if_it_is_not_installed(photos, capsys, monkeypatch):

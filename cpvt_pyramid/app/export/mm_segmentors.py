@@ -3,9 +3,9 @@
 Shapes: H x W image in pixels.
 """
 
-from typing import Optional
+from typing import Any, Optional
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..tooling.command import UserError
 from .mm_model import original_result, preprocessing_of
@@ -15,7 +15,7 @@ from .segmentors import PixelClassifier, Segmentor
 class EncoderDecoder(Segmentor):
     """A segmentor whose head returns logits."""
 
-    def __init__(self, model: nn.Module, probabilities: bool = False) -> None:
+    def __init__(self, model: Any, probabilities: bool = False) -> None:
         check_whole(model)
         head = model.decode_head
         threshold = head.threshold if head.out_channels == 1 else None
@@ -26,7 +26,7 @@ class EncoderDecoder(Segmentor):
         return original_pixels(self, image, original)
 
 
-def check_whole(model: nn.Module) -> None:
+def check_whole(model: Any) -> None:
     """Raise a UserError if a segmentor divides images, or pads them to one size."""
     if model.test_cfg.get('mode', 'whole') != 'whole':
         raise UserError('a segmentor is exported for whole images; set test_cfg.mode=whole')

@@ -286,9 +286,9 @@ def add_in_float32(total: Optional[Tensor], more: Optional[Tensor]) -> Optional[
 
 def is_differentiated(grad: Tensor) -> bool:
     """True in a backward pass that PyTorch's functions must compute: one that is differentiated
-    itself, or one of several gradients at once."""
+    itself, also in forward mode, or one of several gradients at once."""
     is_batched = torch._C._functorch.is_legacy_batchedtensor(grad)  # by `is_grads_batched`
-    return torch.is_grad_enabled() or is_batched or torch._C._are_functorch_transforms_active()
+    return torch.is_grad_enabled() or is_batched or is_transformed(grad)
 
 
 def product(grad: Tensor, weight: Tensor) -> Tensor:

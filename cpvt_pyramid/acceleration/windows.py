@@ -33,7 +33,7 @@ class BorderWindowAttention(WindowAttention):
         if self.fills_windows(x, grid):
             return super().forward(x, grid)
         bias = None if grid.padding is None else grid.padding.score_bias()  # (B, H, W, 1)
-        if not torch.is_grad_enabled() and is_plain_linear(self.qkv) and is_plain_linear(self.proj):
+        if not torch.is_grad_enabled() and is_plain_linear(self.proj):
             x = self.attend_in_bands(x, bias)
         else:
             x = self.proj(self.attend_in_parts(self.qkv(x), bias))
@@ -44,6 +44,8 @@ class BorderWindowAttention(WindowAttention):
         if self.window_padding != 'mask' or grid.windows is None:
             return True
         if not is_simple(self, grid.windows) or fast_dtype(x) is None:
+            return True
+        if not is_plain_linear(self.qkv):  # hooks and other layers are called with windows
             return True
         fit = not (x.shape[1] % self.window or x.shape[2] % self.window)
         return fit and torch.is_grad_enabled()

@@ -357,6 +357,33 @@ def test_hooks_are_called(way):
     assert called[0] == called[1] and 'blocks.0.0.mlp.fc2' in called[0]
 
 
+def shape(x):
+    return tuple(x.shape) if isinstance(x, torch.Tensor) else None
+
+
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+@pytest.mark.parametrize('name', BACKBONES)
+def test_hooks_and_adapters_get_the_shapes_that_they_get_in_a_plain_model(name, grad):
+    model = BACKBONES[name]()
+    called = []
+    for each in (model, accelerate(copy.deepcopy(model))):
+        seen = []
+        for layer, module in each.named_modules():
+
+            def before(module, given, layer=layer, seen=seen):
+                seen.append((layer, 'given', [shape(x) for x in given]))
+
+            def after(module, given, out, layer=layer, seen=seen):
+                seen.append((layer, 'returned', shape(out)))
+
+            module.register_forward_pre_hook(before)
+            module.register_forward_hook(after)
+        with torch.set_grad_enabled(grad):
+            each(images())
+        called.append(seen)
+    assert called[0] == called[1]
+
+
 @pytest.mark.parametrize('where', ['meta', 'float64', 'float16', 'quantized'])
 @pytest.mark.filterwarnings('ignore:torch.ao.quantization is deprecated')
 def test_other_weights_are_left_alone(where):

@@ -260,6 +260,24 @@ def test_forward_mode(layers, grad):
     assert_same(run(fast, x), expected)
 
 
+def test_forward_mode_of_the_gradient_of_a_result(layers):
+    """As in products with the Hessian of a loss, whose gradient has a tangent."""
+
+    def run(layer, x):
+        x = x.clone().requires_grad_()
+        with plain_attention():
+            out = layer(x)
+        with forward_ad.dual_level():
+            grad = forward_ad.make_dual(torch.ones_like(out), out.detach())
+            found = torch.autograd.grad(out, [x, *layer.parameters()], grad)
+            return [forward_ad.unpack_dual(each).tangent for each in found]
+
+    plain, fast, x = layers
+    expected = run(plain, x)
+    assert all(tangent is not None for tangent in expected)
+    assert_same(run(fast, x), expected)
+
+
 @pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
 @pytest.mark.parametrize('kind', ['global', 'windows'])
 @pytest.mark.parametrize('index', range(3), ids=['queries', 'keys', 'values'])

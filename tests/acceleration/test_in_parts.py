@@ -14,7 +14,7 @@ from cpvt_pyramid.acceleration import attention, conv_mlp, products, windows
 from cpvt_pyramid.acceleration.attention import PartsOfAttention, attention_in_parts
 from cpvt_pyramid.acceleration.conv_mlp import FusedConvMLP
 from cpvt_pyramid.grid import Grid, grid_of_windows
-from cpvt_pyramid.model import MLP, ConvMLP, WindowAttention
+from cpvt_pyramid.model import MLP, ConvMLP, GlobalAttention, WindowAttention
 from cpvt_pyramid.padding.mask import Padding
 from tests.models.ports import randomize
 
@@ -230,6 +230,20 @@ def test_attention_and_its_gradients(
             torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
         else:
             assert (a.double() - b).norm() <= 0.02 * b.norm() + 1e-3
+
+
+@pytest.mark.parametrize('queries', [40, 100])
+def test_attention_in_bfloat16_does_not_depend_on_the_number_of_images(monkeypatch, queries):
+    """Batched products round the scores, and PyTorch's fused kernel does not."""
+    monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
+    layer = accelerate(GlobalAttention(16, 2, sr_ratio=1))
+    q, k, v = torch.randn(3, 8, 2, queries, 8, generator=torch.manual_seed(0)).unbind(0)
+    q, k, v = [x.bfloat16() for x in (5 * q, 5 * k, v)]  # with large scores
+    grid = Grid(1, queries)
+    with torch.no_grad():
+        together = layer.attend(q, k, v, grid).float()
+        alone = torch.cat([layer.attend(q[i:][:1], k[i:][:1], v[i:][:1], grid) for i in range(8)])
+    assert (together - alone.float()).norm() <= 0.002 * together.norm()
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])

@@ -52,7 +52,7 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     Layers get another class that computes the same: products by oneDNN, with their GELU; MLPs, also
     those with a depthwise convolution (PVTv2, MiT), and attention of many queries and keys in
     parts; smaller windows at the border of a map; patches by one product; and, in inference in
-    float32, 3x3 convolutions with 128 channels or more by Winograd's minimal filtering. The last
+    float32, 3x3 convolutions with 256 channels or more by Winograd's minimal filtering. The last
     one has 4 to 7 times the rounding errors of PyTorch's convolution, and NaN and infinite values
     reach the 3 x 3 outputs around those that depend on them. On processors without AMX,
     attention in bfloat16 rounds its scores to bfloat16, which PyTorch's fused kernel does not.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..padding.batching import ceil_div
 from .products import AT_A_TIME, affine, fast_dtype
 
-FEWEST_CHANNELS = 128  # with fewer, the transforms take longer than the products that they save
+FEWEST_CHANNELS = 256  # with fewer, the transforms take longer than the products that they save
 
 # F(3, 3), along each axis: polynomials are evaluated at 0, 1, -1/2, -2 and infinity. Points whose
 # product is 1 round less than 0, 1, -1 and 2.

@@ -77,6 +77,7 @@ class SessionModel:
         if nms := self.about.get('nms'):
             self.suppression = Suppression(nms['iou_threshold'], nms['class_agnostic'])
         self.most_boxes = session.rows
+        self.takes_tiles = not about['masks']
         segments = self.about['task'] == 'segmentation'
         self.kind: Kind = 'labels' if segments else 'detections'
         resize = self.about['resize']
@@ -177,12 +178,10 @@ class SessionModel:
             free = f'{memory.available() / 1e9:.1f} GB are free'
             if isinstance(error, OutOfMemory) and error.needed:
                 free = f'{error.needed / 1e9:.1f} GB are needed at once, {free}'
-            advice = 'reduce the input with --shorter-side'
-            if not self.about['masks']:  # which tiles do not have
-                advice += ', or divide the image with --tile 1024'
-            can_be_tiled = self.kind == 'detections' and not self.about['masks']
+            can_be_tiled = self.kind == 'detections' and self.takes_tiles and not self.resize
             raise TooLarge(
-                f'{what} not fit into memory ({free}); {advice}', can_be_tiled and not self.resize
+                f'{what} not fit into memory ({free}); reduce the input with --shorter-side',
+                can_be_tiled,
             ) from error
 
     def memory_estimate(self, images: Sequence[np.ndarray]) -> float:

@@ -94,20 +94,25 @@ def run_infer(options: InferOptions) -> int:
     if todo:
         print(f'found in images: {results.summary()}')
     if results.full:
-        print(line_about_limit(results, files, options.tile))
+        print(line_about_limit(results, files, options.tile, ready.takes_tiles))
     count = len(todo) - len(skipped)
     if count and not options.tile and not options.ray:
         print(f'{count / seconds:.3g} images per second, reading and writing included')
     return int(bool(skipped))
 
 
-def line_about_limit(results: Results, files: ModelFiles, tile: Optional[int]) -> str:
+def line_about_limit(
+    results: Results, files: ModelFiles, tile: Optional[int], takes_tiles: bool
+) -> str:
     """That a model returned as many boxes as it can, and what to do about it."""
     count = amount(len(results.full), 'image')
-    if any(is_video(path) for path in results.full):
+    has_video = any(is_video(path) for path in results.full)
+    if has_video:
         count = amount(len(results.full), 'image or video', 'images or videos')
     limit = f"the model's limit of {amount(results.most_boxes or 0, 'box', 'boxes')}"
-    advice = ['tiles, such as --tile 1024']
+    advice = []
+    if takes_tiles and not has_video:
+        advice.append('tiles, such as --tile 1024')
     line = f'note: {count} reached {limit}, so that objects may be missing'
     if tile is not None:
         line = f'note: in {count} a tile reached {limit}, so that objects may be missing'

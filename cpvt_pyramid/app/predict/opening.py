@@ -6,7 +6,12 @@ from typing import NamedTuple, Optional
 
 from ...archs import ARCHS, COLUMNAR_ARCHS
 from ...trained import TRAINED
-from ..config.shipped import CONFIG_SUFFIXES, shipped_configs, typed_path
+from ..config.shipped import (
+    CONFIG_SUFFIXES,
+    check_config_file,
+    shipped_configs,
+    typed_path,
+)
 from ..images.formats import IMAGE_ENDINGS
 from ..images.inputs import is_address, local_path
 from ..tooling.command import UserError
@@ -75,6 +80,7 @@ def resolve_model(
     if model.endswith(EXPORTED):
         return ModelFiles(exported=local_path(model).expanduser()), words
     if model.endswith(CONFIG_SUFFIXES):
+        check_config_file(model)
         if not words:
             raise UserError(f'{model} is a config; its checkpoint comes next')
         return ModelFiles(checkpoint=words[0], config=model), words[1:]

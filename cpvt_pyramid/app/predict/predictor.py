@@ -20,9 +20,11 @@ class Predictor:
     It can be pickled, and opens the model again in the process that receives it.
 
     Args:
-        model: a file written by cpvt export or, where torch and OpenMMLab are installed, a
-            checkpoint with its config inside, a config, or the name of a trained model.
-        checkpoint: with a config, the weights; a path or an address.
+        model: a file written by cpvt export; where torch is installed, also the name of a trained
+            model; where OpenMMLab is installed, also a config, or a checkpoint with its config
+            inside.
+        checkpoint: with a config, the weights; a path or an address. With the name of a trained
+            model, its file, which is otherwise downloaded.
         backend: of an exported model, 'onnxruntime' (the default) or 'openvino'.
         batch_size: images of a list that pass the model together, if their padded sizes are equal.
         score_thr: leave out boxes with a lower score; None takes the model's own threshold.

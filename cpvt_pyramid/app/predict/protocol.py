@@ -55,6 +55,7 @@ class Model(Protocol):
     threads: int  # that may call `predict` at the same time
     suppression: Suppression  # of detectors
     most_boxes: Optional[int]  # of an image or a tile; None: no limit is known
+    takes_tiles: bool  # without losing results: tiles have no masks of objects and no segments
 
     def read(self, path: Path) -> np.ndarray:
         """The image that `prepare` takes: (H, W, 3) RGB uint8, or bands (H, W, N) float32.

@@ -66,6 +66,7 @@ def write_images(
     the model is at others. Images that do not fit into memory are divided into tiles, where those
     show the same, or skipped. Images on which an exported model fails otherwise are skipped; if it
     fails on the first `MOST_FAILURES`, that is an error."""
+    or_tiles = f', or divide the image with --tile {TILE}' if model.takes_tiles else ''
     loaded: deque[NamedInput] = deque()  # in order, those that the model has not finished
 
     def load(entry: NamedInput) -> Prepared:
@@ -75,7 +76,10 @@ def write_images(
         for entry, result in zip(named, prefetch(load, named, options.workers)):
             try:
                 image = result()
-            except (ReadError, TooLarge) as error:
+            except TooLarge as error:
+                skip(entry[0], one_line(error) + or_tiles)
+                update(1)
+            except ReadError as error:
                 skip(entry[0], one_line(error))
                 update(1)
             else:
@@ -107,7 +111,7 @@ def write_images(
                     in_tiles = options._replace(tile=TILE, overlap=OVERLAP)
                     write_large_images(model, [entry], results, in_tiles, skip)
                 else:
-                    skip(entry[0], one_line(found))
+                    skip(entry[0], one_line(found) + or_tiles)
                 update(1)
                 continue
             if not isinstance(found, SessionError):
@@ -125,7 +129,7 @@ def write_images(
         try:
             results.write(entry, found)
         except MemoryError:
-            skip(entry[0], f'{NO_MEMORY}, or divide the image with --tile {TILE}')
+            skip(entry[0], NO_MEMORY + or_tiles)
 
     with progress(len(named), 'images') as update:
         for written in prefetch(write, predicted(), options.workers):

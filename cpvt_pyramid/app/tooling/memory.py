@@ -7,10 +7,11 @@ from typing import Optional
 
 import psutil
 
-# How onnxruntime, OpenVINO, PyTorch and OpenCV say that they could not allocate memory
+# How onnxruntime, OpenVINO, PyTorch and OpenCV say that they could not allocate memory. oneDNN
+# says the last; its 'primitive descriptor' is about operations that it does not have.
 EXHAUSTED = re.compile(
     "failed to allocate memory|bad_alloc|bad allocation|out of memory|can(no|')t allocate memory|"
-    'not enough memory|insufficient memory',
+    'not enough memory|insufficient memory|could not (create|execute) a primitive(?! desc)',
     re.I,
 )
 STATUS = Path('/proc/self/status')

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from tiny_onnx import model as model
@@ -24,7 +25,9 @@ def test_export_takes_a_name_or_a_config(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(exporting, 'trained_from_config', ask)
     monkeypatch.setattr(exporting, 'trained_by_name', ask)
+    monkeypatch.chdir(tmp_path)
     out = ['--out', str(tmp_path / 'model.onnx')]
+    (tmp_path / 'a.py').touch()
     (tmp_path / 'best.pth').touch()
     path = str(tmp_path / 'best.pth')
     for command in ([NAME], [NAME, 'mine.pth'], ['a.py', 'b.pth'], [path]):
@@ -43,13 +46,17 @@ def test_export_takes_a_name_or_a_config(tmp_path, monkeypatch, capsys):
     [
         (['segformer_b0_ade20'], 'no model at segformer_b0_ade20, and none of this name'),
         (['a.py'], 'a.py is a config; its checkpoint comes next'),
+        (['missing.py'], 'no config at missing.py; those of this package are in'),
+        (['missing.py', 'b.pth'], 'no config at missing.py; those of this package are in'),
         (['pcpvt_nano'], 'pcpvt_nano is an architecture; its checkpoint comes next'),
         ([NAME, 'photo.jpg'], f'{NAME} has its own weights; leave out photo.jpg'),
         (['model.onnx'], 'model.onnx is exported already'),
     ],
     ids=lambda value: ' '.join(value) if isinstance(value, list) else '',
 )
-def test_what_export_does_not_take(command, line, tmp_path, capsys):
+def test_what_export_does_not_take(command, line, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path('a.py').touch()
     assert main(['export', *command, '--out', str(tmp_path / 'model.onnx')]) == 2
     assert capsys.readouterr().err.startswith(f'cpvt export: {line}')
 

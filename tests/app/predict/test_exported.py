@@ -25,6 +25,9 @@ from cpvt_pyramid.app.images.rasters import ReadError
 from cpvt_pyramid.app.images.reading import ORIENTATION
 from cpvt_pyramid.app.predict import Predictor, infer, running, sessions
 from cpvt_pyramid.app.predict.exported import INPUT_BYTES, ExportedModel
+from cpvt_pyramid.app.predict.infer import line_about_limit
+from cpvt_pyramid.app.predict.opening import ModelFiles
+from cpvt_pyramid.app.predict.results import Results
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime
 from cpvt_pyramid.app.predict.tiles import Suppression
 from cpvt_pyramid.app.predict.videos import open_video
@@ -447,7 +450,17 @@ def test_tiles_that_reach_the_limit_of_a_model(model, photos, capsys):
 def test_a_video_that_reaches_the_limit_of_a_model(model, capsys):
     film('film.mp4', [np.full((48, 64, 3), 250, np.uint8)] * 3)
     assert main([str(model('full')), 'film.mp4']) == 0
-    assert f'note: 1 image or video {LIMIT}' in capsys.readouterr().out
+    assert f'note: 1 image or video {LIMIT}{AGAIN}, or a' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('name, tiles', [('detection', True), ('box', False)])
+def test_advice_at_the_limit_names_tiles_where_they_keep_masks(name, tiles, model, photos, capsys):
+    Image.fromarray(photos[0]).save('a.png')
+    opened = ExportedModel(model(name))
+    results = Results(Path(), opened.kind, opened.classes, most_boxes=3)
+    results.full.add(Path('a.png'))
+    line = line_about_limit(results, ModelFiles(opened.path), None, opened.takes_tiles)
+    assert ('--tile' in line) == tiles and line.endswith('or a higher --score-thr')
 
 
 @pytest.mark.parametrize('size', [(64, 96), (40, 50), (20, 96), (128, 192), (150, 60), (7, 300)])
@@ -508,13 +521,14 @@ def test_an_image_that_is_too_large_is_skipped(model, photos, capsys, monkeypatc
     assert '1 of 2 done' in said.out
 
 
-# As onnxruntime (two kinds) and OpenVINO report it.
+# As onnxruntime (two kinds), OpenVINO and oneDNN report it.
 NO_MEMORY = {
     'MatMul: bfc_arena.cc:360 Failed to allocate memory for requested buffer of size 35344000000': (
         r'\(35.3 GB are needed at once, [0-9.]+ GB are free\)'
     ),
     'Non-zero status code: std::bad_alloc': r'\([0-9.]+ GB are free\)',
     'Exception from src/inference: bad allocation': r'\([0-9.]+ GB are free\)',
+    'could not create a primitive': r'\([0-9.]+ GB are free\)',
 }
 
 
@@ -549,14 +563,18 @@ def test_an_image_that_needs_too_much_memory(text, model, photos, capsys, monkey
     )
     limit = 1
     for name, advice in (
-        ('detection', ', or divide the image with --tile 1024\n'),  # which would be larger in tiles
-        ('labels', ', or divide the image with --tile 1024\n'),
+        ('detection', ', or divide the image with --tile 64\n'),  # which would be larger in tiles
+        ('labels', ', or divide the image with --tile 64\n'),
         ('box', '\n'),
     ):
         assert main([str(model(name)), *(f'in/{name}.png' for name in 'abc')]) == 1
         said = capsys.readouterr().err
         assert re.search(f'{told}; reduce the input with --shorter-side{advice}', said), said
         assert said.count('skipped') == 3
+    film('film.mp4', [np.zeros((48, 64, 3), np.uint8)] * 3)
+    assert main([str(model('detection', resize=None)), 'film.mp4']) == 1
+    said = capsys.readouterr().err  # videos take no tiles
+    assert '64 x 48 pixels does not fit into memory' in said and '--tile' not in said
 
 
 def test_a_batch_that_needs_too_much_memory_is_divided(model, photos, monkeypatch, capsys):

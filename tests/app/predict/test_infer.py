@@ -238,7 +238,8 @@ NO_MEMORY = {
     'CPU': RuntimeError(
         "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
     ),
-    'oneDNN': RuntimeError('std::bad_alloc'),
+    'oneDNN': RuntimeError('could not create a primitive'),
+    'C++': RuntimeError('std::bad_alloc'),
     'OpenCV': cv2.error('(-4:Insufficient memory) Failed to allocate 9 bytes'),
     'NumPy': MemoryError('Unable to allocate 3 GiB'),
 }
@@ -250,7 +251,7 @@ def test_an_image_that_needs_too_much_memory_is_skipped(kind, untrained, monkeyp
     for name, width in (('a', 130), ('b', 120)):
         Image.fromarray(photograph(90, width)).save(f'{name}.png')
     place = 'the memory of the GPU' if kind == 'GPU' else r'memory \([0-9.]+ GB are free\)'
-    whole = f'130 x 90 pixels do not fit into {place}; reduce the image, or divide it with --tile'
+    whole = f'130 x 90 pixels do not fit into {place}; reduce the image, or divide the image with'
     in_tiles = f'tiles of 130 x 90 pixels do not fit into {place}; use a smaller --tile'
     for step, options, line in (
         ('mmcv.transforms.Resize.transform', [], whole),
@@ -613,9 +614,11 @@ def test_options_that_do_not_fit(untrained, capsys):
     ):
         assert infer.main([*untrained['segmentor'], 'a.png', *options.split()]) == 2
         assert capsys.readouterr().err.startswith(f'cpvt infer: {error}')
+    Path('a.py').touch()
     for words, error in (
+        (['missing.py', 'a.png'], 'no config at missing.py; those of this package are in'),
         (['a.py', 'a.png'], 'a.png was taken as the checkpoint of a.py, so that'),
-        (['a.py', 'b.pth', 'a.png'], 'no config at a.py'),
+        (['missing.py', 'b.pth', 'a.png'], 'no config at missing.py'),
         (['a.png', 'a.png'], 'a.png is an image; the model comes first, and must be CONFIG CHECK'),
         (['retinanet_pvt_v2_b2_coc', 'a.png'], 'no model at retinanet_pvt_v2_b2_coc, and none of'),
         (['nothing', 'a.png'], 'no model at nothing, and none of this name in cpvt models; the'),

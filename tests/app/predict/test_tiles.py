@@ -37,6 +37,7 @@ class TileModel:
     score_thr: float = 0.0
     suppression: Suppression = Suppression()
     most_boxes: Optional[int] = None
+    takes_tiles: bool = True
     together: list[int] = field(default_factory=list)  # tiles of each call
 
     def predict_tiles(self, tiles: list[np.ndarray]) -> list:

@@ -50,3 +50,17 @@ def test_a_process_has_the_memory_of_its_address_space(monkeypatch):
     assert memory.available() == pytest.approx(10**9, rel=0.2)
     monkeypatch.setattr(memory, 'address_limit', lambda: taken // 2)
     assert memory.available() == 0
+
+
+@pytest.mark.parametrize(
+    'line, expected',
+    [
+        ('could not create a primitive', True),
+        ('could not execute a primitive', True),
+        ('could not create a primitive descriptor for a convolution forward', False),
+        ('could not create a memory descriptor for a tensor', False),
+    ],
+)
+def test_how_onednn_says_that_memory_ended(line, expected):
+    """It has no descriptor for operations that it does not support."""
+    assert memory.is_exhausted(RuntimeError(line)) == expected

@@ -33,6 +33,8 @@ from .label_maps import predict_labels
 from .loading import build_model, fetch_checkpoint, load_whole_model
 from .samples import data_sample, to_prediction
 
+ADVICE = 'reduce the image'  # which does not fit into memory
+
 
 class OpenMMLabModel:
     """A detector or a segmentor with the test pipeline of its config; see `protocol.Model`. What is
@@ -59,16 +61,10 @@ class OpenMMLabModel:
         self.bands = loaded_bands(pipeline_of(cfg, 'test'))
         self.suppression = suppression_of(model, score_thr)
         self.most_boxes = most_boxes_of(model)
+        self.takes_tiles = not predicts_masks(model)
         self.pipeline = image_pipeline(cfg)
         if self.kind == 'detections':
             leave_out_low_scores(model, score_thr)
-
-    @property
-    def advice(self) -> str:
-        """What to do with an image that does not fit into memory."""
-        if self.kind == 'segments':
-            return 'reduce the image'
-        return 'reduce the image, or divide it with --tile 1024'
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +78,7 @@ class OpenMMLabModel:
         if self.bands and channels != len(self.bands):  # a frame of a video
             raise ReadError(f'the model takes {amount(len(self.bands), "band")}, got {channels}')
         try:
-            with errors_of_model(f'{width} x {height} pixels', self.advice):
+            with errors_of_model(f'{width} x {height} pixels', ADVICE):
                 data = self.pipeline({'img': self.as_loaded(image), 'img_id': 0})
         except cv2.error as error:
             if error.code != cv2.Error.STS_ASSERT:
@@ -107,7 +103,7 @@ class OpenMMLabModel:
         what = f'{width} x {height} pixels'
         if len(batch) > 1:
             what = f'{len(batch)} images of up to {what}'
-        with errors_of_model(what, self.advice), torch.no_grad():
+        with errors_of_model(what, ADVICE), torch.no_grad():
             data = pseudo_collate([image.data for image in batch])
             if self.kind == 'labels' and 'data_samples' in data:  # not so of a wrong pipeline
                 samples = predict_labels(self.model, data)
@@ -182,6 +178,11 @@ def is_panoptic(model: nn.Module) -> bool:
     """Whether a detector predicts panoptic segments. Mask2Former can be one and still not do so."""
     settings = getattr(model, 'test_cfg', None) or {}
     return hasattr(model, 'panoptic_fusion_head') and settings.get('panoptic_on', True)
+
+
+def predicts_masks(model: nn.Module) -> bool:
+    """Whether a detector predicts masks of instances, or panoptic segments."""
+    return getattr(model, 'with_mask', False) or hasattr(model, 'panoptic_fusion_head')
 
 
 def kind_of_results(model: nn.Module, cfg: Config) -> Kind:

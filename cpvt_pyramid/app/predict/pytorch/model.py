@@ -56,7 +56,7 @@ class TrainedModel(SessionModel):
         about = {
             'task': 'detection' if trained.detects else 'segmentation',
             'classes': list(model.classes),
-            'palette': PALETTES[trained.data],
+            'palette': PALETTES[trained.data],  # unused for other classes
             'resize': {'short': short, 'long': long},
             'stride': STRIDE,
             'masks': None,

@@ -27,6 +27,8 @@ LONG_SIDES = {'COCO': 1333, 'ADE20K': 2048, 'Cityscapes': 2048}  # of images, in
 WINDOWS = {'Cityscapes': (1024, 768)}
 FLOAT = 4  # bytes
 RESEARCH_ONLY = 'research only'
+# The layers that classify, of a segmentor and of a detector
+CLASSIFIERS = 'decode_head.conv_seg.weight', 'head.classification_head.cls_logits.weight'
 Color = tuple[int, int, int]
 
 
@@ -181,8 +183,8 @@ def load_trained(
 
     Args:
         name: `cpvt models` lists them.
-        checkpoint: the file with the weights. None: it is downloaded once, into the cache of
-            torch.hub.
+        checkpoint: the file with the weights; also those of a fine-tuned model, whose number of
+            classes may be another. None: it is downloaded once, into the cache of torch.hub.
         num_classes: replaces the layers that classify by new ones for this number of classes, for
             fine-tuning. All others keep their weights.
         **options: of the backbone, such as `drop_path_rate` and `frozen_stages`.
@@ -215,12 +217,23 @@ def load_trained(
             what = 'its weights start from those of MiT, which NVIDIA licenses for research only'
             warnings.warn(f'{name}: {what}', stacklevel=2)
     path = local_file(checkpoint)
-    load_whole(model, checkpoint_tensors(trained, read_checkpoint(path), path), str(path))
+    contents = read_checkpoint(path)
+    tensors = checkpoint_tensors(trained, contents, path)
     model.classes = tuple(CLASSES[trained.data])
+    count = class_count(model, tensors)
+    if count != len(model.classes):  # fine-tuned
+        model.replace_classifiers(count)
+        model.classes = class_names(contents, count)
+    load_whole(model, tensors, str(path))
     model.image_sides = trained.image_sides
     if num_classes is not None:
         model.replace_classifiers(num_classes)
-        model.classes = tuple(f'class {i}' for i in range(num_classes))
+        model.classes = numbered(num_classes)
+    elif model.classes == numbered(count):
+        warnings.warn(
+            f'{path} has {count} classes without names; they are called class 0 and so on',
+            stacklevel=2,
+        )
     return model.eval()
 
 
@@ -276,6 +289,35 @@ def checkpoint_tensors(
 
         tensors = from_mmdetection(tensors)
     return tensors
+
+
+def class_count(model: Any, tensors: dict[str, Any]) -> int:
+    """How many classes the classifier in a file has. Where the file has none that can be of this
+    model, the number of the model's own classes: loading says what is wrong with it."""
+    from torch import Tensor
+
+    own_count = len(model.classes)
+    for name in CLASSIFIERS:
+        own = model.state_dict().get(name)
+        given = tensors.get(name)
+        if own is None or not isinstance(given, Tensor) or given.shape[1:] != own.shape[1:]:
+            continue
+        rows = len(own) // own_count  # of a class, such as one for each anchor
+        if len(given) and len(given) % rows == 0:
+            return len(given) // rows
+    return own_count
+
+
+def class_names(contents: dict, count: int) -> tuple[str, ...]:
+    """The names that a file has for this number of classes, where OpenMMLab writes them, or else
+    numbers."""
+    meta = contents.get('meta') or {}
+    names = (meta.get('dataset_meta') or {}).get('classes') or ()
+    return tuple(names) if len(names) == count else numbered(count)
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    return tuple(f'class {i}' for i in range(count))
 
 
 def load_whole(model: 'nn.Module', tensors: dict[str, Any], path: str) -> None:

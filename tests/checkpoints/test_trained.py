@@ -252,6 +252,33 @@ def test_other_classes(name, files):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize('name', [SEGMENTOR, DETECTOR])
+def test_a_fine_tuned_model_is_loaded_with_its_classes(name, files, tmp_path):
+    path = tmp_path / 'mine.pth'
+    tuned = load_trained(name, files[name], num_classes=3)
+    torch.save(tuned.state_dict(), path)
+    with pytest.warns(UserWarning, match='mine.pth has 3 classes without names; they are called'):
+        model = load_trained(name, path)
+    assert model.classes == ('class 0', 'class 1', 'class 2')
+    for key, value in tuned.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], value, rtol=0, atol=0)
+
+    names = ['oak', 'beech', 'fir']
+    meta = {'dataset_meta': {'classes': names}}
+    torch.save({'state_dict': tuned.state_dict(), 'meta': meta}, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert load_trained(name, path).classes == tuple(names)
+        assert len(load_trained(name, path, num_classes=5).classes) == 5
+
+    tensors = dict(tuned.state_dict())
+    classifier = next(key for key in tensors if key.endswith(('conv_seg.weight', 'logits.weight')))
+    tensors[classifier] = tensors[classifier][:, 1:]
+    torch.save(tensors, path)
+    with pytest.raises(ValueError, match='does not fit the model'):
+        load_trained(name, path)
+
+
 def test_boxes_are_in_pixels_of_the_image(files):
     """Of a list of images, each in its size, also with padding."""
     model = load_trained(DETECTOR, files[DETECTOR])
@@ -277,8 +304,6 @@ def damaged(name: str, path: Path, how: str, out: Path) -> Path:
         del tensors[last]
     elif how == 'unknown':
         tensors['head.more.weight'] = torch.zeros(3)
-    elif how == 'classes':
-        tensors = load_trained(name, path, num_classes=3).state_dict()
     elif how == 'not finite':
         tensors[last] = torch.full_like(tensors[last], torch.nan)
     elif how == 'no tensors':
@@ -293,7 +318,6 @@ DAMAGE = {
     'cut': 'is not a complete checkpoint|is incomplete|is cut',
     'missing': 'does not fit the model; tensors missing:',
     'unknown': 'does not fit the model; tensors not in the model: head.more.weight',
-    'classes': 'does not fit the model: .* size mismatch for .*3',
     'not finite': 'is damaged: .* has values that are not finite',
     'no tensors': 'must hold tensors|holds no tensors',
     'empty': 'does not fit the model|is empty',

@@ -18,6 +18,7 @@ from ...trained import PALETTES, TRAINED
 from ..images.formats import IMAGE_ENDINGS
 from ..images.reading import load_image
 from ..predict.opening import EXPORTING, resolve_model
+from ..predictions.drawing import class_palette
 from ..tooling.command import UserError, one_line
 from ..tooling.files import check_file
 from .about import Settings
@@ -120,7 +121,7 @@ def trained_by_name(name: str, checkpoint: Optional[str]) -> Source:
     short, long = trained.image_sides
     about = {
         'classes': list(model.classes),
-        'palette': PALETTES[trained.data],
+        'palette': class_palette(model.classes, PALETTES[trained.data]),
         'resize': {'short': short, 'long': long},
         'arch': f'{trained.head}, CPVTPyramid {trained.arch}',
     }

@@ -5,7 +5,7 @@ Shapes: B batch, N anchors of a level, H x W image in pixels.
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,11 @@ class Detector(WholeModel):
     task = 'detection'
     output_names: tuple[str, ...] = ('boxes', 'scores', 'labels')
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__(model, preprocessing_of(model))
 
     def anchor_boxes(
-        self, head: nn.Module, predictions: Sequence[Sequence[Tensor]], batch: Batch
+        self, head: Any, predictions: Sequence[Sequence[Tensor]], batch: Batch
     ) -> Iterator[Candidates]:
         """The best anchors of each level.
 
@@ -69,7 +69,7 @@ class Detector(WholeModel):
 class RetinaNet(Detector):
     """Boxes from anchors on every cell, best first on each level, then non-maximum suppression."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__(model)
         self.details['nms'] = nms_settings(model.test_cfg)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...padding.batching import padded_size
 from ..predict.openmmlab.samples import data_sample
@@ -17,11 +17,11 @@ from .base import Preprocessing
 from .whole_model import WholeModel
 
 
-def preprocessing_of(model: nn.Module) -> Preprocessing:
+def preprocessing_of(model: Any) -> Preprocessing:
     """What the data preprocessor of a detector or a segmentor does with the pixels of one image."""
     own = model.data_preprocessor
     marks = getattr(own, 'valid_region', False)
-    padding = getattr(own, 'test_cfg', None) or {}  # of MMSegmentation
+    padding: dict[str, Any] = getattr(own, 'test_cfg', None) or {}  # of MMSegmentation
     divisor = padding.get('size_divisor') or getattr(own, 'pad_size_divisor', 1)
     bgr = not own._channel_conversion  # which turns OpenCV's blue first into red first
     mean, std = [0.0] * 3, [1.0] * 3
@@ -34,7 +34,8 @@ def original_result(graph: WholeModel, image: Tensor, original: Optional[Tensor]
     """The data sample that the original model returns for an image; see `Exportable.reference`."""
     segments = graph.task == 'segmentation'
     blue_first = image[0].flip(0)  # as OpenCV reads images
-    sample = data_sample(segments, tuple(image.shape[2:]))
+    height, width = image.shape[2:]
+    sample = data_sample(segments, (height, width))
     if original is not None:
         sample.set_metainfo({'ori_shape': tuple(original[0].tolist())})
     images, samples = [blue_first], [sample]

@@ -5,7 +5,7 @@ Shapes: B batch, H x W image in pixels.
 
 import copy
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +68,7 @@ class Segmentor(PixelClassifier):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         preprocessing: Preprocessing,
         probabilities: bool,
         align_corners: bool = False,
@@ -121,6 +121,7 @@ class Segmentor(PixelClassifier):
 def for_any_size(module: nn.Module) -> nn.Module:
     """A copy whose layers have no constants in graphs that come from the size of the example."""
     result = copy.deepcopy(module)
+    child: Any
     for parent in list(result.modules()):
         for name, child in parent.named_children():
             enlarges = type(child).__name__ == 'Upsample'  # mmseg's, or PyTorch's, which stays

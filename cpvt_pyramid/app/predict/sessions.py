@@ -79,6 +79,8 @@ class OnnxRuntime:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
+        # It keeps memory for each size of images that it has seen, and is not faster.
+        options.enable_mem_pattern = False
         available = onnxruntime.get_available_providers()
         wanted = [device or CUDA, CPU]
         if device == TENSORRT:  # which leaves other operators to the GPU

@@ -15,6 +15,8 @@ from cpvt_pyramid.app.predict import running, sessions
 from cpvt_pyramid.app.predict.protocol import Prepared, predict_all
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime, OpenVino
 from cpvt_pyramid.app.predictions.kinds import Detections
+from cpvt_pyramid.app.tooling import memory
+from cpvt_pyramid.app.tooling.command import ROOT
 
 WIDE = 211  # pixels: only the image that does not fit
 
@@ -159,3 +161,16 @@ def test_a_model_that_does_not_fit(error, model, images, monkeypatch, capsys):
     assert main([str(model('detection')), *images]) == 2
     line = capsys.readouterr().err
     assert line.startswith('cpvt infer: too little memory (') and 'traceback' not in line
+
+
+def test_images_of_many_sizes_leave_no_memory_behind():
+    """By default, onnxruntime keeps memory for each size of images that it has seen."""
+    session = OnnxRuntime(ROOT / 'examples/trees.onnx')
+    resident = []
+    for number in range(40):
+        height, width = 400 - 5 * number, 200 + 4 * number
+        size = np.array([[height, width]])
+        images = np.zeros((1, 3, height, width), np.float32)
+        session.run({'images': images, 'valid': size})
+        resident.append(memory.resident())
+    assert resident[-1] - resident[9] < 30 * 2**20

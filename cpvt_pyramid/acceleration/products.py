@@ -64,7 +64,10 @@ def common_dtype(*tensors: Tensor) -> Optional[torch.dtype]:
 
 def cast(dtype: torch.dtype, *tensors: Optional[Tensor]) -> tuple[Any, ...]:
     """Tensors in a dtype, as autocast casts them, and None for None."""
-    return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
+    return tuple(
+        tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
+        for tensor in tensors
+    )
 
 
 def is_supported(dtype: torch.dtype) -> bool:
@@ -157,7 +160,12 @@ def mlp_in_parts(
     for part in x.split(rows_at_a_time(weight1)):
         activated = affine(part, weight1, bias1, 'gelu')
         results.append(affine(activated, weight2, bias2))
-    return torch.cat(results) if len(results) > 1 else results[0]
+    return concatenated(results)
+
+
+def concatenated(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """`torch.cat`, without a copy of a single part."""
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]
 
 
 def rows_at_a_time(weight: Tensor) -> int:

@@ -12,9 +12,9 @@ from torch import Tensor
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
 from ..recompute import is_plain_linear
-from .attention import PartsOfAttention, attention_in_parts, is_simple
+from .attention import PartsOfAttention, attention_in_parts, is_simple, is_worth_products
 from .processor import fused_attention_is_slow
-from .products import cast, common_dtype, fast_dtype
+from .products import cast, common_dtype, concatenated, fast_dtype
 
 # Values of queries, keys and values that are computed at a time, which stay in the cache.
 BAND = 2**20
@@ -54,10 +54,14 @@ class BorderWindowAttention(WindowAttention):
         dtype = common_dtype(q, k, v)
         if dtype is None or not is_simple(self, grid) or not fused_attention_is_slow(dtype):
             return super().attend(q, k, v, grid)
-        trains = torch.is_grad_enabled()
-        if dtype == torch.float32 and (trains or torch.get_num_threads() == 1):
-            return super().attend(q, k, v, grid)
         q, k, v = cast(dtype, q, k, v)
+        trains = torch.is_grad_enabled()
+        if dtype == torch.float32:
+            takes_products = not trains and torch.get_num_threads() > 1
+        else:
+            takes_products = is_worth_products(q, k)
+        if not takes_products:
+            return super().attend(q, k, v, grid)
         bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(dtype)
         function = PartsOfAttention.apply if trains else attention_in_parts
         return function(q, k, v, bias)
@@ -71,7 +75,7 @@ class BorderWindowAttention(WindowAttention):
             qkv = self.qkv(x[:, rows])
             band_bias = None if bias is None else bias[:, rows]
             bands.append(self.proj(self.attend_in_parts(qkv, band_bias)))
-        return torch.cat(bands, 1)
+        return concatenated(bands, 1)
 
     def attend_in_parts(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Attention of a map (B, H, W, 3 C), in up to four parts with windows of one size each.
@@ -89,8 +93,8 @@ class BorderWindowAttention(WindowAttention):
                 if bias is not None:
                     part_bias = bias.split(heights, 1)[i].split(widths, 2)[j]
                 row.append(self.attend_in_part(part, part_bias))
-            results.append(torch.cat(row, 2))
-        return torch.cat(results, 1)
+            results.append(concatenated(row, 2))
+        return concatenated(results, 1)
 
     def attend_in_part(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Attention of a part (B, h, w, 3 C) whose windows have one size, (B, h, w, C)."""

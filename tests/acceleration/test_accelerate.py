@@ -52,6 +52,8 @@ def way(request, monkeypatch):
         monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
         monkeypatch.setattr(windows, 'BAND', 4000)
         monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
+        monkeypatch.setattr(attention, 'WORTH_BATCHES', 1)
+        monkeypatch.setattr(attention, 'WORTH_BATCHES_IN_TRAINING', 1)
         monkeypatch.setattr(attention, 'SCORES_AT_A_TIME', 4000)
         monkeypatch.setattr(products, 'AT_A_TIME', 4000)
         monkeypatch.setattr(conv_mlp, 'AT_A_TIME', 2000)
@@ -510,8 +512,8 @@ def test_a_second_thread():
 
 def test_whole_models():
     """A neck of other people's layers, and a classifier, are accelerated with the backbone."""
-    conv = randomize(nn.Conv2d(128, 128, 3, padding=1))
-    model = nn.Sequential(conv, nn.Conv2d(128, 128, 2, stride=2), nn.Linear(4, 4))
+    conv = randomize(nn.Conv2d(256, 256, 3, padding=1))
+    model = nn.Sequential(conv, nn.Conv2d(256, 256, 2, stride=2), nn.Linear(4, 4))
     accelerate(model)
     assert classes(model)[1:] == [WinogradConv2d, nn.Conv2d, OneDNNLinear]
     classifier = CPVT(dict(dim=32, heads=2, depth=2, mlp_ratio=2, patch_size=4))

@@ -74,6 +74,8 @@ def layers(request, monkeypatch):
     """A plain layer, the same accelerated, and an input. Large ones are computed in parts."""
     monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
     monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
+    monkeypatch.setattr(attention, 'WORTH_BATCHES', 1)
+    monkeypatch.setattr(attention, 'WORTH_BATCHES_IN_TRAINING', 1)
     monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
     monkeypatch.setattr(windows, 'BAND', 40)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
@@ -284,6 +286,8 @@ def test_forward_mode_of_the_gradient_of_a_result(layers):
 def test_forward_mode_of_one_input_of_attention(monkeypatch, index, kind, grad):
     monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
     monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
+    monkeypatch.setattr(attention, 'WORTH_BATCHES', 1)
+    monkeypatch.setattr(attention, 'WORTH_BATCHES_IN_TRAINING', 1)
     monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
     layer = GlobalAttention(8, 2, sr_ratio=1) if kind == 'global' else WindowAttention(8, 2, 4)
     inputs = torch.randn(3, 1, 2, 16, 4).unbind(0)

@@ -22,8 +22,9 @@ from .products import affine, cast, common_dtype, is_differentiated, summed_oute
 # fused kernel, where that is slow.
 WORTH_ONEDNN = 2**16
 
-# And those in bfloat16, which are batched, from this number of scores of all heads on. In training
-# they are far sooner, because of the fused kernel's backward pass.
+# And those in bfloat16, which are batched, from this number of scores of all heads of an image on.
+# Not of all images: rounded scores would make an image's results depend on the size of its batch.
+# In training they are faster far sooner, because of the fused kernel's backward pass.
 WORTH_BATCHES = 2**17
 WORTH_BATCHES_IN_TRAINING = 2**14
 
@@ -175,7 +176,7 @@ def is_worth_products(q: Tensor, k: Tensor) -> bool:
     if q.dtype == torch.float32:
         return scores >= WORTH_ONEDNN
     least = WORTH_BATCHES_IN_TRAINING if torch.is_grad_enabled() else WORTH_BATCHES
-    return q.shape[0] * q.shape[1] * scores >= least
+    return q.shape[1] * scores >= least
 
 
 def takes_batches(q: Tensor, k: Tensor) -> bool:

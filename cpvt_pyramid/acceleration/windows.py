@@ -12,12 +12,16 @@ from torch import Tensor
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
 from ..recompute import is_plain_linear
-from .attention import PartsOfAttention, attention_in_parts, is_simple, is_worth_products
+from .attention import PartsOfAttention, attention_in_parts, is_simple
 from .processor import fused_attention_is_slow
 from .products import cast, common_dtype, concatenated, fast_dtype
 
 # Values of queries, keys and values that are computed at a time, which stay in the cache.
 BAND = 2**20
+
+# In bfloat16 products take windows of so many tokens, whatever the number of windows is: an image's
+# results would depend on the size of its batch, since products round the scores.
+FEWEST_TOKENS = 32
 
 
 class BorderWindowAttention(WindowAttention):
@@ -59,7 +63,7 @@ class BorderWindowAttention(WindowAttention):
         if dtype == torch.float32:
             takes_products = not trains and torch.get_num_threads() > 1
         else:
-            takes_products = is_worth_products(q, k)
+            takes_products = k.shape[2] >= FEWEST_TOKENS
         if not takes_products:
             return super().attend(q, k, v, grid)
         bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(dtype)

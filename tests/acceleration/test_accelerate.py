@@ -51,6 +51,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(products, 'mkl_is_slow', lambda: True)
         monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
         monkeypatch.setattr(windows, 'BAND', 4000)
+        monkeypatch.setattr(windows, 'FEWEST_TOKENS', 1)
         monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
         monkeypatch.setattr(attention, 'WORTH_BATCHES', 1)
         monkeypatch.setattr(attention, 'WORTH_BATCHES_IN_TRAINING', 1)

@@ -236,6 +236,7 @@ def test_attention_and_its_gradients(
 def test_attention_in_bfloat16_does_not_depend_on_the_number_of_images(monkeypatch, queries):
     """Batched products round the scores, and PyTorch's fused kernel does not."""
     monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
+    monkeypatch.setattr(attention, 'WORTH_BATCHES', 2**13)
     layer = accelerate(GlobalAttention(16, 2, sr_ratio=1))
     q, k, v = torch.randn(3, 8, 2, queries, 8, generator=torch.manual_seed(0)).unbind(0)
     q, k, v = [x.bfloat16() for x in (5 * q, 5 * k, v)]  # with large scores

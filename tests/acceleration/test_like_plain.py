@@ -78,6 +78,7 @@ def layers(request, monkeypatch):
     monkeypatch.setattr(attention, 'WORTH_BATCHES_IN_TRAINING', 1)
     monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
     monkeypatch.setattr(windows, 'BAND', 40)
+    monkeypatch.setattr(windows, 'FEWEST_TOKENS', 1)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
     monkeypatch.setattr(attention, 'SCORES_AT_A_TIME', 40)
     monkeypatch.setattr(conv_mlp, 'AT_A_TIME', 40)

@@ -163,7 +163,7 @@ def mlp_in_parts(
     return concatenated(results)
 
 
-def concatenated(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+def concatenated(parts: list[Tensor], dim: int = 0) -> Tensor:
     """`torch.cat`, without a copy of a single part."""
     return torch.cat(parts, dim) if len(parts) > 1 else parts[0]
 

@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Optional, Union
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO, Optional, Union
 
 import numpy as np
 
@@ -100,16 +100,16 @@ def label_lines(
     weights = ramps(grid.rows), ramps(grid.columns)
     dtype = label_type(model)
     rows: Any = outputs_of_rows(model, image, grid, batch_size, done)
-    with TemporaryDirectory(prefix='.sums-', dir=folder) as sums:
-        above: Optional[Path] = None  # partial sums of the row before
+    with ExitStack() as stack:
+        above: Optional[BinaryIO] = None  # partial sums of the row before
         for row, scores in enumerate(rows):
-            below = Path(sums, str(row))
+            # It has no name on Linux, so that nothing is left of a process that is killed.
+            below: BinaryIO = stack.enter_context(TemporaryFile(prefix='.sums-', dir=folder))
             labels: list[np.ndarray] = []
-            with below.open('wb') as file:
-                for block in blended(scores, grid, row, weights, above, file):
-                    labels.append(model.to_labels(block).astype(dtype))
+            for block in blended(scores, grid, row, weights, above, below):
+                labels.append(model.to_labels(block).astype(dtype))
             if above is not None:
-                above.unlink()
+                above.close()
             above = below
             yield np.concatenate(labels, axis=1)
 

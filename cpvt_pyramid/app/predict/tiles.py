@@ -11,7 +11,6 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, Optional
 
 import numpy as np
@@ -120,7 +119,7 @@ def blended(
     grid: TileGrid,
     row: int,
     weights: tuple[Sequence[np.ndarray], Sequence[np.ndarray]],
-    above: Optional[Path],
+    above: Optional[BinaryIO],
     below: BinaryIO,
 ) -> Iterator[np.ndarray]:
     """The blended scores (K, h, w) that a row of tiles completes, block by block.
@@ -129,7 +128,7 @@ def blended(
         scores: (K, h, w) of each tile of the row; overwritten.
         grid, row: the tiles, and the index of the row.
         weights: blending weights of the rows and of the columns, see `ramps`.
-        above: file of the partial sums of the previous row; None for the first row.
+        above: open file of the partial sums of the previous row; None for the first row.
         below: open file for the partial sums that the next row needs.
     """
     top, bottom = grid.rows[row]
@@ -150,8 +149,8 @@ def blended(
         block *= weights[0][row][:, None]
         if above is not None and shared > 0:
             shape = len(block), shared, stop - left
-            offset = 4 * len(block) * shared * left
-            sums = np.fromfile(above, np.float32, math.prod(shape), offset=offset)
+            above.seek(4 * len(block) * shared * left)
+            sums = np.frombuffer(above.read(4 * math.prod(shape)), np.float32)
             block[:, :shared] += sums.reshape(shape)
         yield block[:, :finished]
         if not is_last:

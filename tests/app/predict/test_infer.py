@@ -561,6 +561,7 @@ def test_a_killed_run_leaves_no_result(untrained, kind):
         assert in_processes(1, work)[0][0] == -signal.SIGKILL
     assert not [name for name in written('killed') if name[0] != '.']
     assert infer.main([*command, 'killed']) == 0
+    assert written('killed') == written('whole')  # no temporary files are left
     for name in written('whole'):
         assert Path('killed', name).read_bytes() == Path('whole', name).read_bytes()
 

@@ -174,3 +174,20 @@ def test_images_of_many_sizes_leave_no_memory_behind():
         session.run({'images': images, 'valid': size})
         resident.append(memory.resident())
     assert resident[-1] - resident[9] < 30 * 2**20
+
+
+def test_openvino_keeps_few_operators(monkeypatch):
+    """Each is for one size; by default they take over 1 GB after some hundred sizes of images."""
+    core = sessions.openvino_core()
+    given = []
+
+    class Recorder:
+        available_devices = core.available_devices
+
+        def compile_model(self, model, device, settings):
+            given.append(settings)
+            return core.compile_model(model, device, settings)  # which refuses unknown settings
+
+    monkeypatch.setattr(sessions, 'openvino_core', Recorder)
+    OpenVino(ROOT / 'examples/trees.onnx')
+    assert given[0]['CPU_RUNTIME_CACHE_CAPACITY'] == sessions.CACHED_OPERATORS == 500

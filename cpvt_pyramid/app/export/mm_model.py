@@ -21,8 +21,10 @@ def preprocessing_of(model: Any) -> Preprocessing:
     """What the data preprocessor of a detector or a segmentor does with the pixels of one image."""
     own = model.data_preprocessor
     marks = getattr(own, 'valid_region', False)
-    padding: dict[str, Any] = getattr(own, 'test_cfg', None) or {}  # of MMSegmentation
-    divisor = padding.get('size_divisor') or getattr(own, 'pad_size_divisor', 1)
+    divisor = getattr(own, 'pad_size_divisor', 1)  # of MMDetection
+    padding = getattr(own, 'test_cfg', None) or {}  # of MMSegmentation
+    if padding.get('size_divisor'):
+        divisor = padding['size_divisor']
     bgr = not own._channel_conversion  # which turns OpenCV's blue first into red first
     mean, std = [0.0] * 3, [1.0] * 3
     if own._enable_normalize:

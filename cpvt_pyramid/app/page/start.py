@@ -1,5 +1,6 @@
 """`cpvt app`: open a model, read its samples, and serve the page."""
 
+import errno
 import sys
 from pathlib import Path
 from typing import Optional
@@ -41,7 +42,10 @@ def serve(
     try:
         server = Server(page, host, port)
     except (OSError, OverflowError) as error:  # a port above 65535
-        raise UserError(f'cannot listen on {host}:{port}: {one_line(error)}') from error
+        advice = ''
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            advice = '; choose another --port, or --port 0, which takes a free one'
+        raise UserError(f'cannot listen on {host}:{port}: {one_line(error)}{advice}') from error
     where = printable(str(folder))
     print(
         f'{server.url}, with {amount(len(page.samples), "sample")} of {where}; stop it with Ctrl-C'

@@ -74,12 +74,14 @@ BROKEN_PIPE = 128 + 13  # SIGPIPE, which Windows does not have
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command can continue
 MOST_CHOICES = 6  # that --help lists; the text of a tool lists more
 LONGEST = 300  # letters of a message; of a longer one, its beginning and its end are shown
-# Warnings of mm and torch about settings that are intended, of Pillow and rasterio about images.
+# Warnings of mm and torch about settings that are intended, of torch about its own code, of Pillow
+# and rasterio about images.
 # Nothing that runs in threads ignores warnings itself: `catch_warnings` is for all threads, and
 # would restore another run's `showwarning`.
 IGNORED_WARNINGS = (
     'faster_coco_eval is not|The draw is False|`reduce_zero_label`|.*avg_non_ignore|'
-    '`broadcast_buffers`|Image size .* exceeds limit|Dataset has no geotransform'
+    '`broadcast_buffers`|`isinstance\\(treespec|Image size .* exceeds limit|'
+    'Dataset has no geotransform'
 )
 
 

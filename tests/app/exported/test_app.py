@@ -622,6 +622,7 @@ def test_mistakes_on_the_command_line(model, capsys):
             assert main(arguments) == 2
             (line,) = capsys.readouterr().err.splitlines()
             assert complaint in line
+            assert ('--port 0' in line) == (port in arguments)
     with pytest.raises(SystemExit, match='2'):  # it would be all addresses
         main([path, '--host', ''])
     assert 'argument --host: it is empty' in capsys.readouterr().err

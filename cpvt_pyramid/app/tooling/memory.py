@@ -5,8 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 
-import psutil
-
 # How onnxruntime, OpenVINO, PyTorch and OpenCV say that they could not allocate memory. oneDNN
 # says the last; its 'primitive descriptor' is about operations that it does not have.
 EXHAUSTED = re.compile(
@@ -20,6 +18,8 @@ GROUP = Path('/sys/fs/cgroup')  # the control group (version 2) of this process,
 
 def resident() -> int:
     """Resident memory of this process now."""
+    import psutil  # here: the commands begin without any package, to say which are missing
+
     return psutil.Process().memory_info().rss
 
 
@@ -28,6 +28,8 @@ def peak() -> int:
     with suppress(FileNotFoundError):  # on Linux, where getrusage includes the parent process
         (kilobytes,) = re.findall(r'^VmHWM:\s+(\d+) kB', STATUS.read_text(), re.M)
         return int(kilobytes) * 1024
+    import psutil
+
     info = psutil.Process().memory_info()
     if hasattr(info, 'peak_wset'):  # on Windows
         return info.peak_wset
@@ -45,6 +47,8 @@ def restart_peak() -> None:
 def available() -> int:
     """Memory that this process can still take: of this machine, and in its control group and its
     address space, of whose limits psutil knows nothing."""
+    import psutil
+
     free = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # no such group, or no limit
         limit = int((GROUP / 'memory.max').read_text())

@@ -69,7 +69,7 @@ def test_coco(sample_dataset, tmp_path):
     parts = []
     for number in range(2):
         lines = new_config(root, DETECTOR, tmp_path / f'my{number}.py', False, False)
-        assert any('no validation data: 1 training images' in line for line in lines)
+        assert any('no validation data: 1 training image,' in line for line in lines)
         files = [tmp_path / f'my{number}_data/{split}.json' for split in ('train', 'val')]
         parts.append([json.loads(file.read_text()) for file in files])
     assert parts[0] == parts[1]

@@ -400,7 +400,7 @@ def test_ways_to_write_a_path(tmp_path, capsys):
         assert load_tool('check_data').main([str(path)]) == 0
         printed = capsys.readouterr().out
         assert 'train: 4 images (0 without objects), 8 objects' in printed
-        assert 'nc is 9, and there are 3 names' in printed
+        assert 'nc is 9, and names has 3' in printed
 
 
 LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said

@@ -242,7 +242,7 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
     (
         changed(layouts.yolo_of_splits, replaced('data.yaml', NC)),
         ALL,
-        ['nc is 80, and there are 3 names'],
+        ['nc is 80, and names has 3'],
     ),
     (
         changed(layouts.yolo_of_splits, lambda root: MORE[0].write(root / 'images/train/000.bmp')),

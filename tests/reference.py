@@ -235,6 +235,14 @@ def sines_and_cosines(x: Tensor) -> Tensor:
     return out
 
 
+def attention_formula(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias) v, (B, heads, N, d), in double precision; a bias (B, M)."""
+    scores = q.double() @ k.double().transpose(2, 3) / q.shape[-1] ** 0.5
+    if bias is not None:
+        scores = scores + bias[:, None, None].double()
+    return scores.softmax(-1) @ v.double()
+
+
 def attention(
     q: Tensor,
     k: Tensor,

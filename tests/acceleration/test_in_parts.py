@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import attention_formula
 from torch import nn
 
 from cpvt_pyramid import accelerate
@@ -216,11 +217,8 @@ def test_attention_and_its_gradients(
         out = attention(q.transpose(1, 2), k, v, *others)
         return [out, *torch.autograd.grad(out, (q, kv), noise.to(out.dtype))]
 
-    def formula(q, k, v, bias):
-        scores = q @ k.transpose(2, 3) / 8**0.5
-        if bias is not None:
-            scores = scores + bias[:, None, None]
-        return (scores.softmax(-1) @ v).transpose(1, 2)
+    def formula(*tensors):
+        return attention_formula(*tensors).transpose(1, 2)
 
     exact = [x.detach().double().requires_grad_() for x in (q, kv)]
     expected = results(formula, *exact, None if bias is None else bias.double())
@@ -260,8 +258,7 @@ def test_attention_with_values_that_are_not_finite(dtype, value):
     k[0, 1, 3, 4] = value
     v[0, 1, 4, 5] = value
     # Not PyTorch's fused kernel, which makes 0 of a query that is NaN.
-    weights = (q.double() @ k.double().transpose(2, 3) / 8**0.5).softmax(-1)
-    expected = (weights @ v.double()).transpose(1, 2)
+    expected = attention_formula(q, k, v).transpose(1, 2)
     with torch.no_grad():
         found = attention_in_parts(q, k, v, None)
     assert torch.equal(found.isnan(), expected.isnan())

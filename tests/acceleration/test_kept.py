@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import kept
+from reference import attention_formula, kept
 from torch import nn
 
 from cpvt_pyramid import accelerate
@@ -89,13 +89,6 @@ def test_gradients_lie_as_their_weights():
                 assert module.weight.grad.stride() == module.weight.stride()
 
 
-def formula(q, k, v, hidden):
-    scores = q.double() @ k.double().transpose(2, 3) / q.shape[-1] ** 0.5
-    if hidden is not None:
-        scores = scores + hidden[:, None, None].double()
-    return (scores.softmax(-1) @ v.double()).float()
-
-
 @settings(deadline=None, max_examples=40)
 @given(
     batch=st.integers(1, 3),
@@ -113,7 +106,7 @@ def test_attention_is_the_formula(batch, heads, queries, keys, masked, threads):
         hidden = torch.where(torch.rand(batch, keys) < 0.4, -30_000.0, 0.0)
         hidden[:, 0] = 0  # no image is all padding
     inputs = (q.transpose(1, 2), *(x.transpose(1, 2) for x in kv.unbind(2)))
-    slow = formula(*inputs, hidden)
+    slow = attention_formula(*inputs, hidden).float()
     noise = torch.randn_like(slow)
     expected = torch.autograd.grad(slow, (q, kv), noise)
     with pytest.MonkeyPatch.context() as patch:

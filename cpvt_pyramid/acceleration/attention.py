@@ -51,9 +51,7 @@ class AttentionInParts(Attention):
         q, k, v = cast(dtype, q, k, v)
         trains = torch.is_grad_enabled()
         if fused_attention_is_slow(dtype) and is_worth_products(q, k):
-            bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(q.dtype)
-            function = PartsOfAttention.apply if trains else attention_in_parts
-            return function(q, k, v, bias)
+            return attend_by_products(q, k, v, grid)
         if trains:
             bias = None if grid.key_bias is None else grid.key_bias.to(q.dtype)
             return grouped_attention(q, k, v, bias).transpose(1, 2)
@@ -78,6 +76,13 @@ def is_simple(attention: Attention, grid: Grid) -> bool:
     return not drops and attention.position is None and grid.rotations is None
 
 
+def attend_by_products(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    """`Attention.attend` by oneDNN, of queries, keys and values in one dtype."""
+    bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(q.dtype)
+    function = PartsOfAttention.apply if torch.is_grad_enabled() else attention_in_parts
+    return function(q, k, v, bias)
+
+
 def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
     """Attention by oneDNN, (B, N, heads, d), without gradient.
 
@@ -87,8 +92,9 @@ def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) 
     k = scaled(k)
     if takes_batches(q, k):
         for part in batches(q, k):
-            weights = batched_weights(q, k, bias, part)
-            found = torch.bmm(weights, v[part].flatten(0, 1))
+            part_q, part_k, part_v = [x[part].flatten(0, 1) for x in (q, k, v)]
+            weights = batched_weights(part_q, part_k, bias_of_part(bias, part))
+            found = torch.bmm(weights, part_v)
             out.transpose(1, 2)[part] = found.unflatten(0, q[part].shape[:2])
         return out
     k = k.contiguous()
@@ -148,8 +154,8 @@ def gradients_in_batches(
     found = [empty_by_token(x) for x in (q, k, v)]
     k = scaled(k)
     for part in batches(q, k):
-        weights = batched_weights(q, k, bias, part)
         part_grad, part_q, part_k, part_v = [x[part].flatten(0, 1) for x in (grad, q, k, v)]
+        weights = batched_weights(part_q, part_k, bias_of_part(bias, part))
         grad_v = torch.bmm(weights.transpose(1, 2), part_grad)
         grad_weights = torch.bmm(part_grad, part_v.transpose(1, 2))
         grad_scores = softmax_gradient(grad_weights, weights)
@@ -188,7 +194,10 @@ def takes_batches(q: Tensor, k: Tensor) -> bool:
     return scores <= SCORES_AT_A_TIME // 2 and (q.dtype != torch.float32 or scores < WORTH_ONEDNN)
 
 
-def batches(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
+Part = tuple[slice, slice]  # images and heads
+
+
+def batches(q: Tensor, k: Tensor) -> Iterator[Part]:
     """Split images and heads into parts whose scores stay in the cache."""
     batch, count, queries, _ = q.shape
     heads = max(SCORES_AT_A_TIME // (queries * k.shape[2]), 1)
@@ -197,14 +206,17 @@ def batches(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
         yield slice(image, image + images), slice(head, head + heads)
 
 
-def batched_weights(
-    q: Tensor, k: Tensor, bias: Optional[Tensor], part: tuple[slice, slice]
-) -> Tensor:
-    """Attention weights (n, N, M) of the n heads of a part; the keys are `scaled`."""
-    scores = torch.bmm(q[part].flatten(0, 1), k[part].flatten(0, 1).transpose(1, 2))
+def bias_of_part(bias: Optional[Tensor], part: Part) -> Optional[Tensor]:
+    images, _ = part
+    return None if bias is None else bias[images]
+
+
+def batched_weights(q: Tensor, k: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """Attention weights (n, N, M) of the n heads of some images, of queries (n, N, d) and keys
+    (n, M, d), which are `scaled`. `bias` has a row for each image."""
+    scores = torch.bmm(q, k.transpose(1, 2))
     if bias is not None:
-        images, _ = part
-        scores.unflatten(0, q[part].shape[:2]).add_(bias[images, None, None])
+        scores.unflatten(0, (len(bias), -1)).add_(bias[:, None, None])
     return scores.to_mkldnn().softmax(-1).to_dense()
 
 

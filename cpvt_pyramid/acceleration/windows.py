@@ -12,15 +12,16 @@ from torch import Tensor
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
 from ..recompute import is_plain_linear
-from .attention import PartsOfAttention, attention_in_parts, is_simple
+from .attention import attend_by_products, is_simple
 from .processor import fused_attention_is_slow
 from .products import cast, common_dtype, concatenated, fast_dtype
 
 # Values of queries, keys and values that are computed at a time, which stay in the cache.
 BAND = 2**20
 
-# In bfloat16 products take windows of so many tokens, whatever the number of windows is: an image's
-# results would depend on the size of its batch, since products round the scores.
+# In bfloat16, windows of at least this many tokens are computed by products. The number of windows
+# does not count: an image's results would depend on the size of its batch, since products round
+# the scores.
 FEWEST_TOKENS = 32
 
 
@@ -59,16 +60,13 @@ class BorderWindowAttention(WindowAttention):
         if dtype is None or not is_simple(self, grid) or not fused_attention_is_slow(dtype):
             return super().attend(q, k, v, grid)
         q, k, v = cast(dtype, q, k, v)
-        trains = torch.is_grad_enabled()
         if dtype == torch.float32:
-            takes_products = not trains and torch.get_num_threads() > 1
+            takes_products = not torch.is_grad_enabled() and torch.get_num_threads() > 1
         else:
             takes_products = k.shape[2] >= FEWEST_TOKENS
-        if not takes_products:
-            return super().attend(q, k, v, grid)
-        bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(dtype)
-        function = PartsOfAttention.apply if trains else attention_in_parts
-        return function(q, k, v, bias)
+        if takes_products:
+            return attend_by_products(q, k, v, grid)
+        return super().attend(q, k, v, grid)
 
     def attend_in_bands(self, x: Tensor, bias: Optional[Tensor]) -> Tensor:
         """The attention of a map (B, H, W, C) and its linear layers, without gradient."""

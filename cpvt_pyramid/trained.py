@@ -297,8 +297,9 @@ def class_count(model: Any, tensors: dict[str, Any]) -> int:
     from torch import Tensor
 
     own_count = len(model.classes)
+    own_tensors = model.state_dict()
     for name in CLASSIFIERS:
-        own = model.state_dict().get(name)
+        own = own_tensors.get(name)
         given = tensors.get(name)
         if own is None or not isinstance(given, Tensor) or given.shape[1:] != own.shape[1:]:
             continue

@@ -131,10 +131,7 @@ def too_large_text() -> str:
 def no_memory_text(path: Path) -> str:
     size = size_of(path)
     pixels = 'its pixels' if size is None else f'{size[1]} x {size[0]} pixels'
-    return (
-        f'{pixels} do not fit into memory ({memory.available() / 1e9:.1f} GB are free); reduce the '
-        'image'
-    )
+    return f'{pixels} do not fit into memory ({memory.free_text()}); reduce the image'
 
 
 def pixel_limit() -> int:

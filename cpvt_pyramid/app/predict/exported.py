@@ -175,7 +175,7 @@ class SessionModel:
             what = f'an input of {width} x {height} pixels does'
             if len(resized) > 1:
                 what = f'{len(resized)} inputs of up to {width} x {height} pixels do'
-            free = f'{memory.available() / 1e9:.1f} GB are free'
+            free = memory.free_text()
             if isinstance(error, OutOfMemory) and error.needed:
                 free = f'{error.needed / 1e9:.1f} GB are needed at once, {free}'
             can_be_tiled = self.kind == 'detections' and self.takes_tiles and not self.resize

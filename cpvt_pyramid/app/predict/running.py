@@ -150,7 +150,7 @@ def write_large_images(
                 with progress(len(grid.rows) * len(grid.columns), 'tiles', name) as update:
                     results.write_in_tiles(entry, model, image, grid, options.batch_size, update)
         except (MemoryError, OutOfMemory):
-            free = f'{memory.available() / 1e9:.1f} GB are free'
+            free = memory.free_text()
             what = f'tiles of {options.tile} pixels do not fit into memory ({free})'
             skip(path, f'{what}; use a smaller --tile')
         except (ReadError, SessionError, TooLarge) as error:

@@ -237,7 +237,7 @@ def expected_ending(error: BaseException, interrupted: str = '') -> Optional[End
     if line := missing_package(error):
         return Ending(line)
     if memory.is_exhausted(error):
-        free = f'{memory.available() / 1e9:.1f} GB are free'
+        free = memory.free_text()
         return Ending(f'too little memory ({free}): {one_line(error, 150)}')
     return None
 

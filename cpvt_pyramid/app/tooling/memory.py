@@ -1,4 +1,7 @@
-"""Memory of this process and of the machine, in bytes."""
+"""Memory of this process and of the machine, in bytes.
+
+psutil is imported inside functions: commands begin without any package, to say which are missing.
+"""
 
 import re
 from contextlib import suppress
@@ -18,7 +21,7 @@ GROUP = Path('/sys/fs/cgroup')  # the control group (version 2) of this process,
 
 def resident() -> int:
     """Resident memory of this process now."""
-    import psutil  # here: the commands begin without any package, to say which are missing
+    import psutil
 
     return psutil.Process().memory_info().rss
 
@@ -58,6 +61,11 @@ def available() -> int:
     if address_space is not None:
         free = min(free, address_space - psutil.Process().memory_info().vms)
     return max(free, 0)
+
+
+def free_text() -> str:
+    """What is `available`, for a message."""
+    return f'{available() / 1e9:.1f} GB are free'
 
 
 def is_exhausted(error: BaseException) -> bool:

@@ -170,7 +170,7 @@ def errors_of_model(what: str, advice: str) -> Iterator[None]:
     except (MemoryError, RuntimeError, cv2.error) as error:  # PyTorch has no class for it
         if not memory.is_exhausted(error):
             raise
-        free = f'{memory.available() / 1e9:.1f} GB are free'
+        free = memory.free_text()
         raise TooLarge(f'{what} do not fit into memory ({free}); {advice}') from error
 
 

@@ -22,7 +22,7 @@ from ..images.inputs import (
 )
 from ..images.large import LargeImage, overview_step
 from ..images.rasters import import_rasterio
-from ..predictions.drawing import label_counts
+from ..predictions.drawing import font, label_counts
 from ..predictions.formats import (
     ImageObjects,
     features_of_label_file,
@@ -87,6 +87,10 @@ class Results:
         self.counts: Counter[str] = Counter()  # objects, or pixels, of each class
         self.objects: dict[str, ImageObjects] = {}  # by name, for coco.json
         self.lock = threading.Lock()
+        if pictures:
+            # Fonts import matplotlib, which catches warnings. In one of the threads that draw it
+            # would also catch those of the others.
+            font(12)
 
     def check(self, named: Sequence[NamedInput]) -> None:
         """Check, before a run, that the results of inputs can be written."""

@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -198,3 +200,15 @@ def test_cut_files(kind, model, capfd):
         assert len(skipped) == 10 and not others, (options, skipped)
         expected = expected or skipped
         assert skipped == expected, options
+
+
+def test_fonts_are_found_before_threads_draw():
+    """The import of matplotlib catches warnings: in a thread, also those of the others."""
+    program = (
+        'import sys\n'
+        'from pathlib import Path\n'
+        'from cpvt_pyramid.app.predict.results import Results\n'
+        "Results(Path('out'), 'detections', ['tree'])\n"
+        "assert 'matplotlib.ft2font' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, '-c', program], check=True)

@@ -70,7 +70,8 @@ def run_infer(options: InferOptions) -> int:
 
     def skip(path: Path, reason: str) -> None:
         skipped.add(path)
-        tqdm.write(f'cpvt infer: skipped {path}: {reason}', file=sys.stderr)
+        # One call with its end of line: a warning of another thread would mix with it.
+        tqdm.write(f'cpvt infer: skipped {path}: {reason}\n', file=sys.stderr, end='')
 
     how = RunOptions(options.batch_size, workers, options.tile, options.tile_overlap)
     start = time.monotonic()

@@ -203,7 +203,8 @@ def show_warning(
     """`warnings.showwarning` of a tool: a warning of this package is one line; `others` shows those
     of other packages."""
     if filename.startswith(str(Path(__file__).parents[2])):
-        print(f'{tool}: {message}', file=sys.stderr)
+        # One call with its end of line: the lines of two threads would mix.
+        print(f'{tool}: {message}\n', end='', file=sys.stderr)
     else:
         others(message, category, filename, *rest, **named)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal, Optional, Union
 from unittest import mock
 
@@ -416,3 +417,12 @@ def test_a_missing_argument_is_explained_by_options_that_are_there(capsys):
     with pytest.raises(SystemExit, match='2'):
         run_command(test, ['c.py', '--cfg-options', 'a=1', 'c.pth'])
     assert 'take all that follows them' in capsys.readouterr().err
+
+
+def test_a_warning_is_written_with_its_end_of_line(monkeypatch):
+    """In one piece: the lines of two threads would mix."""
+    pieces = []
+    stream = SimpleNamespace(write=pieces.append, flush=lambda: None)
+    monkeypatch.setattr(command.sys, 'stderr', stream)
+    command.show_warning('cpvt infer', print, 'one', UserWarning, command.__file__)
+    assert [piece for piece in pieces if piece] == ['cpvt infer: one\n']

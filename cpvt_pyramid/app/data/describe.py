@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Optional
 
 from ..config.shipped import CONFIG_SUFFIXES, shipped_configs, where_configs_are
 from ..tooling.command import UserError
+from ..tooling.files import full_if_current
 from ..tooling.names import did_you_mean
 from .data import Data
 from .defects import Defects
@@ -72,7 +73,7 @@ def describe(source: Path, formats: Optional[Sequence[str]] = None) -> Described
         root = source
         if 'path' in settings:  # of a data.yaml in the folder
             root = source / settings.pop('path')
-        described = Described(settings, root, recognized.notes, questions, str(source))
+        described = Described(settings, root, recognized.notes, questions, full_if_current(source))
         return with_question_about_values(described)
     if not source.exists():
         raise UserError(f'no folder or file {source}{hint_about(source)}')

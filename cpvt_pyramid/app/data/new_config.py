@@ -18,7 +18,7 @@ from ..config.pipelines import pipeline_of
 from ..config.shipped import CONFIG_SUFFIXES, shipped_configs
 from ..predictions.average_precision import COUNTED as COUNTED_IN_AP
 from ..tooling.command import UserError
-from ..tooling.files import atomic_write, check_file, files_below, scratch_folder
+from ..tooling.files import atomic_write, check_file, check_folder, files_below, scratch_folder
 from ..tooling.report import amount
 from .adapt import (
     HERE,
@@ -169,10 +169,11 @@ def check_output(out: Path, folder: Path, base: Path, overwrite: bool) -> None:
         raise UserError(f'--out must be a .py file other than the base, got {out}')
     if re.search(r"""['"\\{}\n]""", os.path.abspath(out)):
         raise UserError(f'the path of --out must have no quotes, braces and backslashes, got {out}')
+    check_file(out)
+    check_folder(folder)
     for path in (out, folder):
         if path.exists() and not overwrite:
             raise UserError(f'{path} exists; choose another --out, or replace it with --overwrite')
-    check_file(out)
 
 
 @contextmanager
@@ -309,8 +310,11 @@ def lines_about(key: str, content: dict[str, Any]) -> Iterator[str]:
     objects = [annotation for annotation in every if not annotation['iscrowd']]
     common = objects_by_class({**content, 'annotations': objects}).most_common()
     counts = Counter(annotation['image_id'] for annotation in objects)
-    line = f'{key}: {amount(len(images), "image")} ({len(images) - len(counts)} without objects)'
-    line += f', {amount(len(objects), "object")}'
+    empty = len(images) - len(counts)
+    line = f'{key}: {amount(len(images), "image")}'
+    if objects and empty:
+        line += f' ({empty} without objects)'
+    line += f', {amount(len(objects), "object")}' if objects else ' without objects'
     if common:
         line += ': ' + ', '.join(f'{name} {count}' for name, count in common[:8])
     if len(common) > 8:

@@ -1,5 +1,6 @@
 """`cpvt check-data`: what a source has, what is wrong with it, and its description."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from ..config.load import load_config
 from ..config.parts import data_of
 from ..config.schedules import schedule_problems
 from ..tooling.command import UserError
-from ..tooling.files import check_file, make_folder
+from ..tooling.files import check_file, check_folder, make_folder
 from ..tooling.report import amount
 from .check import checked_data
 from .config_data import check_contents, write_data_report
@@ -25,6 +26,7 @@ from .read import read_data
 
 def check_config(path: str, splits: Sequence[str], folder: Path, options: Sequence[str]) -> int:
     """Check the data sets of a config; returns the number of kinds of errors."""
+    check_folder(folder)
     cfg = load_config(path, options)
     check_data(cfg, *splits)
     for problem in schedule_problems(cfg):
@@ -50,6 +52,7 @@ def check_source(
         if out.suffix not in ENDINGS:
             raise UserError(f'--out must end in .yaml or .yml, got {out}')
         check_file(out)
+    check_folder(folder)
     described = describe(source, formats)
     print_description(described)
     if described.questions:
@@ -99,7 +102,9 @@ def print_description(described: Described) -> None:
 
 
 def shown(value: object) -> str:
+    """The first paths of a setting, which are relative to the folder."""
     values = list(map(str, value)) if isinstance(value, list) else [str(value)]
+    values = ['the folder itself' if path == os.curdir else path for path in values]
     more = f' and {len(values) - 4} more' if len(values) > 4 else ''
     return ', '.join(values[:4]) + more
 

@@ -9,6 +9,7 @@ from ..config.shipped import CONFIG_SUFFIXES
 from ..predict.exported import SessionModel
 from ..predict.opening import SERVING, open_model, resolve_model
 from ..tooling.command import UserError, one_line
+from ..tooling.files import full_if_current
 from ..tooling.report import amount
 from .server import Page, Server, check_report, printable, read_samples
 
@@ -46,14 +47,18 @@ def serve(
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             advice = '; choose another --port, or --port 0, which takes a free one'
         raise UserError(f'cannot listen on {host}:{port}: {one_line(error)}{advice}') from error
-    where = printable(str(folder))
-    print(
-        f'{server.url}, with {amount(len(page.samples), "sample")} of {where}; stop it with Ctrl-C'
-    )
+    print(f'{server.url}, {line_about_samples(page, folder)}; stop it with Ctrl-C')
     if not server.is_private:
         print('every machine that reaches this one can use the page, without a password')
     sys.stdout.flush()
     server.run([server.listener])
+
+
+def line_about_samples(page: Page, folder: Path) -> str:
+    where = printable(full_if_current(folder))
+    if not page.samples:
+        return f'without samples, as there are no images in {where}'
+    return f'with {amount(len(page.samples), "sample")} of {where}'
 
 
 def samples_of(model: Path) -> Path:

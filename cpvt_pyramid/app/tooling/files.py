@@ -32,15 +32,38 @@ def check_file(path: Union[str, Path]) -> None:
     make_folder(Path(path).parent)
 
 
+def check_folder(path: Union[str, Path]) -> None:
+    """Check that no file is in the place of a folder to write to, or of one that it is in. Nothing
+    is created."""
+    path = Path(path)
+    for folder in (path, *path.parents):
+        if folder.is_dir():
+            return
+        if os.path.lexists(folder):
+            culprit = 'it' if folder == path else folder
+            raise UserError(f'{path} must be a folder to write to, but {culprit} is a file')
+
+
 def make_folder(path: Union[str, Path]) -> Path:
-    """Create a folder, unless it exists, and check that it is writable."""
+    """Create a folder, unless it exists, and check that files can be created in it."""
+    check_folder(path)
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f'cannot create the folder {path}: {error.strerror}') from error
-    if not os.access(path, os.W_OK):
-        raise UserError(f'cannot write to the folder {path}')
+    try:
+        # The permissions do not tell it: the file system may be read-only, or /proc.
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UserError(f'cannot write to the folder {path}: {error.strerror}') from error
     return Path(path)
+
+
+def full_if_current(folder: Union[str, Path]) -> str:
+    """A folder as messages show it: the current one by its full path, not as a dot."""
+    text = str(folder)
+    return os.getcwd() if text == os.curdir else text
 
 
 def path_from(folder: Union[str, Path], path: Union[str, Path]) -> str:
@@ -97,11 +120,7 @@ def is_taken(folder: Path) -> bool:
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """A hidden folder in `parent`, which is created; the hidden one is removed at the end."""
     make_folder(parent)
-    try:
-        scratch = tempfile.TemporaryDirectory(prefix='.', dir=parent)
-    except (FileNotFoundError, PermissionError) as error:  # in /proc, for example
-        raise UserError(f'cannot write to the folder {parent}: {error.strerror}') from error
-    with scratch as path:
+    with tempfile.TemporaryDirectory(prefix='.', dir=parent) as path:
         yield Path(path)
 
 

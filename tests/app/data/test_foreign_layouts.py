@@ -399,20 +399,20 @@ def test_ways_to_write_a_path(tmp_path, capsys):
         write(path, settings)
         assert load_tool('check_data').main([str(path)]) == 0
         printed = capsys.readouterr().out
-        assert 'train: 4 images (0 without objects), 8 objects' in printed
+        assert 'train: 4 images, 8 objects' in printed
         assert 'nc is 9, and names has 3' in printed
 
 
 LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
-    (ultralytics_segment, 0, 'val: 4 images (0 without objects), 8 objects'),
+    (ultralytics_segment, 0, 'val: 4 images, 8 objects'),
     (ultralytics_semantic, 0, '4 classes: ground, cat, dog, owl'),
-    (only_train, 0, 'train: 4 images (0 without objects), 8 objects'),
+    (only_train, 0, 'train: 4 images, 8 objects'),
     (val_is_train, 0, 'warning: images that are in the training data, too'),
     (names_that_yaml_reads_otherwise, 0, '3 classes: yes, 010, 12:30'),
-    (upper_case, 0, 'val: 4 images (0 without objects), 8 objects'),
-    (decomposed_names, 0, 'train: 4 images (0 without objects), 8 objects'),
-    (label_studio_yolo, 0, 'train: 4 images (0 without objects), 8 objects'),
-    (label_studio_coco, 0, 'train: 4 images (0 without objects), 8 objects'),
+    (upper_case, 0, 'val: 4 images, 8 objects'),
+    (decomposed_names, 0, 'train: 4 images, 8 objects'),
+    (label_studio_yolo, 0, 'train: 4 images, 8 objects'),
+    (label_studio_coco, 0, 'train: 4 images, 8 objects'),
     (label_studio_json, 2, 'project.json is of Label Studio'),
     (cvat_images, 2, 'annotations.xml is of CVAT'),
     (cvat_masks, 0, '4 classes: ground, cat, dog, owl'),
@@ -425,23 +425,23 @@ LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
     (create_ml, 2, 'is of CreateML'),
     (table_of_boxes, 2, 'train.csv is of a table of boxes'),
     (captions, 2, 'must have boxes for a detector'),
-    (fiftyone_coco, 0, 'train: 4 images (0 without objects), 8 objects'),
-    (fiftyone_yolo, 0, 'val: 4 images (0 without objects), 8 objects'),
+    (fiftyone_coco, 0, 'train: 4 images, 8 objects'),
+    (fiftyone_yolo, 0, 'val: 4 images, 8 objects'),
     (roboflow_coco, 0, '3 classes: cat, dog, owl'),
     (roboflow_masks, 0, 'val: 4 images'),
     (two_json_files, 1, 'question: which COCO file has the train data: first.json, second.json?'),
-    (list_of_test_images, 0, 'test: 4 images (4 without objects), 0 objects'),
+    (list_of_test_images, 0, 'test: 4 images without objects'),
     (coco_and_yolo, 2, 'choose one with --format coco or --format yolo'),
     (binary, 1, 'names: {0: class_0, 255: class_255}'),
     (colors, 1, 'question: the masks are in colours, and no file says of which classes'),
     (two_kinds_of_masks, 1, 'question: which masks belong to the images in images'),
     (deep_masks, 0, '4 classes: ground, cat, dog, owl'),
-    (linked, 0, 'train: 4 images (0 without objects), 8 objects'),
+    (linked, 0, 'train: 4 images, 8 objects'),
     (empty_validation, 1, 'error: splits without images'),
-    (voc_next_to_images, 0, 'test: 4 images (0 without objects), 8 objects'),
-    (voc_with_spaces, 0, 'train: 4 images (0 without objects), 8 objects'),
+    (voc_next_to_images, 0, 'test: 4 images, 8 objects'),
+    (voc_with_spaces, 0, 'train: 4 images, 8 objects'),
     (cityscapes_ids, 0, '19 classes: road, sidewalk'),
-    (coco_2017, 0, 'val: 4 images (0 without objects), 8 objects'),
+    (coco_2017, 0, 'val: 4 images, 8 objects'),
 ]
 
 

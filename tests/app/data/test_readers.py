@@ -856,3 +856,19 @@ def test_images_with_more_objects_than_metrics_count(tmp_path):
     write(tmp_path / 'data/annotations/instances_val2017.json', json.dumps(content))
     lines = new_config(tmp_path / 'data', DETECTOR, tmp_path / 'my.py')
     assert any('an image of the val data has 102 objects' in line for line in lines)
+
+
+def test_a_data_set_in_the_current_folder(tmp_path, monkeypatch, capsys):
+    """Its lines name the folder, not a dot."""
+    monkeypatch.chdir(tmp_path)
+    check_data = load_tool('check_data').main
+    assert check_data(['.']) == 2
+    assert capsys.readouterr().err == f'cpvt check-data: {os.getcwd()} is empty\n'
+    fill(tmp_path, SCENES, '{}.png')
+    assert check_data(['.']) == 2
+    assert capsys.readouterr().err.startswith(f'cpvt check-data: {os.getcwd()} must have boxes')
+    layouts.coco(tmp_path / 'found.json', SCENES)
+    assert check_data(['.']) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == f'{os.getcwd()}: coco'
+    assert second == 'train: images in the folder itself, annotations in found.json'

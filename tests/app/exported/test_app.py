@@ -630,7 +630,7 @@ def test_mistakes_on_the_command_line(model, capsys):
 
 def test_samples_are_in_the_folder_with_the_name_of_the_model(model, photos, monkeypatch, capsys):
     monkeypatch.setattr(app.Server, 'run', lambda server, sockets: sockets[0].close())
-    path = model('detection')
+    path = model('detection').absolute()
     assert samples_of(path) == path.parent
     folder = path.with_suffix('')
     folder.mkdir()
@@ -638,3 +638,8 @@ def test_samples_are_in_the_folder_with_the_name_of_the_model(model, photos, mon
     Image.fromarray(photos[0]).save(folder / 'sample.png')
     main([str(path), '--port', '0'])
     assert f', with 1 sample of {folder}; stop' in capsys.readouterr().out
+    Path(folder, 'sample.png').unlink()
+    monkeypatch.chdir(folder)
+    main([str(path), '--port', '0', '--samples', '.'])
+    said = f', without samples, as there are no images in {folder.resolve()}; stop it with Ctrl-C'
+    assert said in capsys.readouterr().out

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Optional
 
 from ...tooling.command import UserError
+from ...tooling.files import full_if_current
 from .coco import recognize_coco
 from .declared import own_description
 from .listing import Listing, Recognized
@@ -24,7 +25,7 @@ from .yolo import recognize_yolo
 class NotRecognized(UserError):
     """A folder has no data in a known layout."""
 
-    def __init__(self, root: Path, reason: str = '') -> None:
+    def __init__(self, root: str, reason: str = '') -> None:
         super().__init__(
             f'{root} must have boxes for a detector (COCO: a JSON file; YOLO: data.yaml or '
             'labels/*.txt; Pascal VOC: *.xml) or segmentation masks for a segmentor (images/ '
@@ -50,8 +51,9 @@ def recognize(root: Path, formats: Optional[Sequence[str]] = None) -> Recognized
     if not root.is_dir():
         raise UserError(f'no folder {root}' if not root.exists() else f'{root} is not a folder')
     listing = Listing(root)
+    shown = full_if_current(root)
     if not listing.names:
-        raise UserError(f'{root} is empty')
+        raise UserError(f'{shown} is empty')
     own = own_description(listing, formats)
     if own:
         return own
@@ -60,11 +62,11 @@ def recognize(root: Path, formats: Optional[Sequence[str]] = None) -> Recognized
     if others:
         asked = ' or '.join(formats or ())
         raise UserError(
-            f'{root} has data in the format {" and ".join(others)}, but {asked} is asked for: '
+            f'{shown} has data in the format {" and ".join(others)}, but {asked} is asked for: '
             'detectors train on coco, yolo and voc, and segmentors on masks'
         )
     if not found:
-        raise NotRecognized(root, foreign_format(listing))
+        raise NotRecognized(shown, foreign_format(listing))
     declared = [kind for kind, recognized in found.items() if recognized.is_declared]
     if len(declared) == 1:
         others = [kind for kind in found if kind not in declared]
@@ -74,7 +76,7 @@ def recognize(root: Path, formats: Optional[Sequence[str]] = None) -> Recognized
         return with_notes(recognized, listing)
     if len(found) > 1:
         options = ' or '.join(f'--format {kind}' for kind in found)
-        raise Ambiguous(f'{root} has data in several formats; choose one with {options}')
+        raise Ambiguous(f'{shown} has data in several formats; choose one with {options}')
     (recognized,) = found.values()
     return with_notes(recognized, listing)
 

@@ -19,7 +19,7 @@ from .fit import arch_of, compare, defect_of, has_mlp_conv, objection_to, shape_
 def convert_checkpoint(
     source: Union[str, Path],
     to: str,
-    out: Union[str, Path] = '.',
+    folder: Union[str, Path] = '.',
     backbone_only: bool = False,
     safetensors: bool = False,
 ) -> tuple[Path, bool]:
@@ -45,7 +45,7 @@ def convert_checkpoint(
     tensors = {k: v.clone().contiguous() for k, v in formats.to_format(ours, key).items()}
 
     suffix = '.safetensors' if safetensors else '.pth'
-    folder = Path(out)
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix='.convert-', dir=folder) as scratch:
         partial = Path(scratch, 'partial' + suffix)

@@ -58,7 +58,7 @@ def loads_or_refuses(source: str, load) -> bool:
 def converts_or_refuses(path: Path, to: str, folder: Path) -> None:
     """With exit status 0 and a file that loads again, or 2 and no file."""
     before = path.read_bytes()
-    status = convert_weights.main([str(path), '--to', to, '--out', str(folder)])
+    status = convert_weights.main([str(path), '--to', to, '--out-dir', str(folder)])
     written = list(folder.rglob('*.*')) if folder.exists() else []
     assert (status, len(written)) in ((0, 1), (2, 0))
     for file in written:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Literal, Optional
 
 from ..tooling.command import UserError, one_line, run_command
+from ..tooling.files import make_folder
 
 # Those of `checkpoints.formats`; official and timm: as the model's authors and timm publish it.
 Format = Literal[
@@ -46,7 +47,7 @@ def convert_weights(
     source: str,
     *,
     to: Format,
-    out: str = '.',
+    out_dir: str = '.',
     backbone_only: bool = False,
     safetensors: bool = False,
 ) -> None:
@@ -56,15 +57,17 @@ def convert_weights(
         source: a .pth or .safetensors file in any of the formats, a path or an address (timm://NAME,
             hf://OWNER/REPO/FILE, https://...), or the name of a trained model (cpvt models)
         to: the format, see above
-        out: folder to write to
+        out_dir: folder to write to
         backbone_only: leave out a classifier's head
         safetensors: write a .safetensors file
     """
     from ...checkpoints.convert import convert_checkpoint  # torch takes seconds, --help needs none
     from ...trained import weights_of
 
+    folder = make_folder(out_dir)
     try:
-        path, is_new = convert_checkpoint(weights_of(source), to, out, backbone_only, safetensors)
+        weights = weights_of(source)
+        path, is_new = convert_checkpoint(weights, to, folder, backbone_only, safetensors)
     except (OSError, ValueError, ImportError) as error:
         raise UserError(one_line(error)) from error
     print(f'wrote {path}' if is_new else f'{path} already exists with this content')

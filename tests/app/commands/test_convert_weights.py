@@ -98,7 +98,7 @@ def test_other_models(make, arch, to, back, key, safetensors, monkeypatch):
 
 def test_names_by_content_and_never_overwrites(capsys):
     save(NANO)
-    command = ['a.pth', '--to', 'mmseg', '--out', 'out']
+    command = ['a.pth', '--to', 'mmseg', '--out-dir', 'out']
     assert tool.main(command) == 0
     (path,) = Path('out').iterdir()
     assert re.fullmatch(r'a_mmseg-[0-9a-f]{8}\.pth', path.name)
@@ -152,7 +152,7 @@ def test_what_does_not_come_through_is_not_written(monkeypatch):
 def test_mistakes(tensors, to, complaint, capsys):
     if tensors:
         save(tensors)
-    assert tool.main(['a.pth', '--to', to, '--out', 'out']) == 2
+    assert tool.main(['a.pth', '--to', to, '--out-dir', 'out']) == 2
     errors = capsys.readouterr().err
     assert errors.startswith(f'cpvt convert-weights: {complaint}') and errors.count('\n') == 1
     assert not Path('out').exists() or not os.listdir('out')
@@ -195,7 +195,7 @@ def test_damage_and_strange_names_give_one_line_at_most(capsys, monkeypatch):
     monkeypatch.setitem(ARCHS, 'tiny', TINY['pcpvt'])
     strange = {repr(name): {**SMALL, name: torch.ones(3)} for name in NAMES}
     for name, tensors in (DAMAGED | strange).items():
-        status = tool.main([save(tensors), '--to', 'mmseg', '--out', 'out'])
+        status = tool.main([save(tensors), '--to', 'mmseg', '--out-dir', 'out'])
         errors = capsys.readouterr().err
         assert status in (0, 2) and errors.count('\n') == (1 if status else 0), name
         if name in DAMAGED:

@@ -16,7 +16,7 @@ import shutil
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from importlib.metadata import version
@@ -323,6 +323,7 @@ def quantize_images(
     Raises:
         UserError: a file of the result exists, or see `quantize_file`.
     """
+    check_file(out)
     remove_leftovers(out)
     for file in files_of(out):
         if file.exists():
@@ -332,7 +333,6 @@ def quantize_images(
         compared = find_images(compare, '--compare')
     else:
         calibration, compared = split_images(calibration)
-    check_file(out)
     results = quantize_file(path, out, calibration, compared, limits, annotations, zero_is_ignored)
     print(f'\n{summary(results)}')
     print(f'wrote {", ".join(map(str, files_of(out)))}')
@@ -348,19 +348,17 @@ def quantize_file(
     limits: Limits,
     annotations: Optional[Path] = None,
     zero_is_ignored: bool = False,
-    say: Callable[[str], object] = print,
 ) -> dict[str, Any]:
     """Quantize a model and write it, if its predictions are good enough.
 
     Args:
         path: of the float32 model.
-        out: an .xml file to write.
+        out: an .xml file to write, of which there are no leftovers.
         calibration: images to calibrate with.
         compared: other images, on which the models are compared.
         limits: what is good enough.
         annotations: of these, a JSON file in COCO's format or a folder of label maps.
         zero_is_ignored: see `LabelTruth`.
-        say: prints a line about the progress.
 
     Returns:
         What the report holds, see `summary`.
@@ -379,7 +377,7 @@ def quantize_file(
         compared = evenly_spaced(compared, COMPARED)
     nncf = import_nncf()  # takes seconds, and comes after what may be wrong with the arguments
     inputs = calibration_inputs(original, evenly_spaced(calibration, CALIBRATED))
-    say(f'images to calibrate with: {len(inputs)}; to compare on: {len(compared)}')
+    print(f'images to calibrate with: {len(inputs)}; to compare on: {len(compared)}')
     expected = expected_of(original, compared, truth)
     model = quantized_model(nncf, model, inputs)
 
@@ -507,9 +505,8 @@ def hidden_path(out: Path) -> Path:
 
 @contextmanager
 def hidden_folder(out: Path) -> Iterator[Path]:
-    """`hidden_path`, with nothing of an earlier run."""
+    """Create `hidden_path`, and remove it at the end."""
     folder = hidden_path(out)
-    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
         yield folder

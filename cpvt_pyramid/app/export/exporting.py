@@ -55,9 +55,9 @@ def export_file(
     """
     if path.suffix != '.onnx':
         raise UserError(f'--out must end in .onnx, got {path}')
+    check_file(path)
     if path.exists():
         raise UserError(f'{path} exists; remove it, or choose another name')
-    check_file(path)
     source = open_source(model, checkpoint, cfg_options, backbone)
     photographs = given_photographs(images) if images else own_photographs(source.images)
     graph = exportable(source.model, probabilities, backbone)

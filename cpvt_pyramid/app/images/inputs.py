@@ -193,7 +193,8 @@ def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[NamedInp
         wanted = shortened(wanted)
         name = distinct_name(wanted, taken, partial(conflicts, source=sources[path]))
         named.append((path, name))
-        make_folder((folder / name).parent)
+    for subfolder in {(folder / name).parent for _, name in named}:
+        make_folder(subfolder)
     if rank() == 0:
         owners |= {name: sources[path] for path, name in named}
         write_text(folder / OWNERS, json.dumps(owners, indent=1))

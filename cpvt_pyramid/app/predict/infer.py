@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from ..images.inputs import find_inputs, is_video, name_results
 from ..tooling.command import UserError
+from ..tooling.files import check_folder
 from ..tooling.report import amount
 from ..tooling.threads import usable_cores
 from .cluster import write_on_ray
@@ -29,6 +30,7 @@ def run_infer(options: InferOptions) -> int:
             f'{options.inputs[0]} was taken as the checkpoint of {options.model}, so that no image '
             'is left; give CONFIG CHECKPOINT IMAGES'
         )
+    check_folder(options.out_dir)
     found = find_inputs(words, out_dir=options.out_dir)
     if options.tile is not None:
         check_tiles(found, options.tile, options.tile_overlap)

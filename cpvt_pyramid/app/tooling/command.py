@@ -73,6 +73,8 @@ FAILED = 2
 BROKEN_PIPE = 128 + 13  # SIGPIPE, which Windows does not have
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command can continue
 MOST_CHOICES = 6  # that --help lists; the text of a tool lists more
+# A path that the user gave is of the wrong kind, or in the wrong place.
+PATH_ERRORS = errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.ENAMETOOLONG
 LONGEST = 300  # letters of a message; of a longer one, its beginning and its end are shown
 # Warnings of mm and torch about settings that are intended, of torch about its own code, of Pillow
 # and rasterio about images.
@@ -114,9 +116,9 @@ def run_command(
 ) -> int:
     """Call a function with options from the command line.
 
-    Any exception ends it with one line on stderr. A `UserError`, an interrupt, a full disk, a file
-    without permission and a missing package need no more; the line of any other exception names a
-    file with its traceback. Warnings of this package are one line, too.
+    Any exception ends it with one line on stderr. A `UserError`, an interrupt, a full disk, a path
+    of the wrong kind or without permission, and a missing package need no more; the line of any
+    other exception names a file with its traceback. Warnings of this package are one line, too.
 
     Args:
         function: declares the options, see above; it may return an exit status.
@@ -235,6 +237,8 @@ def expected_ending(error: BaseException, interrupted: str = '') -> Optional[End
             return Ending(f'no space left on the disk{where}; {interrupted}')
     if isinstance(error, PermissionError) and error.filename:
         return Ending(f'permission denied for {error.filename}')
+    if isinstance(error, OSError) and error.errno in PATH_ERRORS and error.filename:
+        return Ending(f'{error.filename}: {error.strerror}')
     if line := missing_package(error):
         return Ending(line)
     if memory.is_exhausted(error):

@@ -39,6 +39,8 @@ def run_test(
         raise UserError(f'--out must end in .pkl or .pickle, got {out}')
     if report and not report.endswith('.html'):
         raise UserError(f'--report must end in .html, got {report}')
+    for path in filter(None, (out, report)):
+        check_file(path)
     cfg = load_config(config, cfg_options)
     check.check_settings(cfg, 'test_dataloader', 'test_evaluator')
     check.check_data(cfg, 'test')
@@ -47,8 +49,6 @@ def run_test(
 
         check_reported(cfg)
     weights = fetch_checkpoint(checkpoint)
-    for path in filter(None, (out, report)):
-        check_file(path)
     # Not the folder of the training: mmengine writes the config it runs, under the same name.
     folder = make_folder(work_dir or work_dir_of(cfg, config) / 'test')
     if tta:

@@ -244,7 +244,10 @@ def test_mistakes(model, folder, monkeypatch, capfd):
         ('fixed.onnx in/a.png --tile 128', 'takes images of up to 64 x 96'),
         ('in/a.png in', 'in/a.png is an image; the model comes first'),
         ('nowhere.pth in', 'no checkpoint at nowhere.pth'),
-        ('detection.onnx in --out-dir in/a.png', 'cannot create the folder in/a.png'),
+        (
+            'detection.onnx in --out-dir in/a.png',
+            'in/a.png must be a folder to write to',
+        ),
         ('detection.onnx in', 'pip install onnxruntime'),
         ('detection.onnx in --backend openvino', 'pip install openvino'),
     ):

@@ -160,7 +160,11 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
             "default_hooks.checkpoint.rule to 'greater' or 'less'",
         ),
         ('train', f'{SET} val_evaluator.ann_file=x', 'no annotations at '),
-        ('train', 'detector.py --work-dir syntax.py/x', 'cannot create the folder syntax.py/x: '),
+        (
+            'train',
+            'detector.py --work-dir syntax.py/x',
+            'syntax.py/x must be a folder to write to, but syntax.py is a file',
+        ),
         ('train', 'detector.py --work-dir USED', 'USED already has checkpoints of a training'),
         ('train', 'detector.py --resume=nowhere.pth', 'no checkpoint at nowhere.pth'),
         ('train', 'detector.py --resume=torn.pth', 'torn.pth is not a complete checkpoint'),

@@ -1,0 +1,69 @@
+"""Options that name a file or a folder to write: what is in its place is said before the work."""
+
+from pathlib import Path
+
+import pytest
+from support import ROOT, load_tool
+
+TREES = str(ROOT / 'examples/trees.onnx')
+NANO = 'cpvt://pcpvt_nano'
+# A command up to the value of its option, and how that must end.
+FILES = [
+    ('check_data', 'data --out', '.yaml'),
+    ('export', f'pcpvt_nano {NANO} --out', '.onnx'),
+    ('new_config', 'data --base retinanet_cpvt_s --out', '.py'),
+    ('quantize', f'{TREES} photos --out', '.xml'),
+    ('test', 'nowhere.py nowhere.pth --out', '.pkl'),
+    ('test', 'nowhere.py nowhere.pth --report', '.html'),
+]
+FOLDERS = [
+    ('check_data', 'data --out-dir'),
+    ('convert_weights', f'{NANO} --to mmseg --out-dir'),
+    ('infer', f'nowhere.onnx {ROOT}/examples/trees --out-dir'),
+    ('demo_data', 'pages --train 1 --val 1 --root'),
+]
+
+
+@pytest.fixture
+def refusal(tmp_path, monkeypatch, capsys):
+    """Calls a command and returns its line, without its name."""
+    monkeypatch.chdir(tmp_path)
+    Path('data').mkdir()
+    Path('file').write_text('')
+
+    def line(tool: str, command: str) -> str:
+        assert load_tool(tool).main(command.split()) == 2
+        out, err = capsys.readouterr()
+        assert not out
+        return err.partition(': ')[2].replace(str(tmp_path.resolve()) + '/', '')
+
+    return line
+
+
+@pytest.mark.parametrize('tool, command, ending', FILES)
+def test_a_file_to_write(tool, command, ending, refusal):
+    Path(f'folder{ending}').mkdir()
+    said = f'folder{ending} must be a file to write, but it is a folder\n'
+    assert refusal(tool, f'{command} folder{ending}') == said
+    said = 'file must be a folder to write to, but it is a file\n'
+    assert refusal(tool, f'{command} file/x{ending}') == said
+    said = 'cannot write to the folder /proc: No such file or directory\n'
+    assert refusal(tool, f'{command} /proc/x{ending}') == said
+    line = refusal(tool, f'{command} {"x" * 300}{ending}')
+    assert line == f'{"x" * 300}{ending}: File name too long\n'
+
+
+@pytest.mark.parametrize('tool, command', FOLDERS)
+def test_a_folder_to_write_to(tool, command, refusal):
+    if tool != 'demo_data':  # which says that it is no data set
+        said = 'file must be a folder to write to, but it is a file\n'
+        assert refusal(tool, f'{command} file') == said
+    parent = 'file/x' if tool == 'demo_data' else 'file/x/y'
+    line = refusal(tool, f'{command} file/x/y')
+    assert line == f'{parent} must be a folder to write to, but file is a file\n'
+
+
+def test_the_folder_next_to_a_config(refusal):
+    Path('my_data').write_text('')
+    line = refusal('new_config', 'data --base retinanet_cpvt_s --overwrite --out my.py')
+    assert line == 'my_data must be a folder to write to, but it is a file\n'

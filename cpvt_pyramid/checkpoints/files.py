@@ -1,7 +1,9 @@
 """Kinds of files, and the checkpoint that a folder holds."""
 
+import codecs
 import json
 import os
+import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +19,9 @@ PUBLISHED = (
     f'pytorch_model.bin{INDEX_ENDING}',
 )
 ENDINGS = ('.safetensors', '.pth', '.pt', '.bin', '.ckpt', '.tar')
+BEGINNING = 512  # bytes of a file that tell what it is
+WANTED = 'a checkpoint is a file of tensors, .pth or .safetensors'
+IMAGE = f'is an image; {WANTED}'
 PROTO = 0x80  # the opcode that a pickle begins with, followed by its protocol
 UNPACK = 'decompress it first'
 EXPORTED = 'it holds a program; save the state_dict() of its model with torch.save'
@@ -29,6 +34,12 @@ BEGINNINGS = (
     (b'\x93NUMPY', 'is a NumPy array; save tensors by their names with torch.save'),
     (b'\x89HDF', 'is an HDF5 file; save tensors by their names with torch.save'),
     (b'version https://git-lfs', 'is a pointer of Git LFS, not the file itself; run git lfs pull'),
+    (b'\x89PNG', IMAGE),
+    (b'\xff\xd8\xff', IMAGE),  # JPEG
+    (b'GIF8', IMAGE),
+    (b'II*\x00', IMAGE),  # TIFF
+    (b'MM\x00*', IMAGE),
+    (b'%PDF-', f'is a PDF document; {WANTED}'),
     (b'<', 'is a web page or an XML file; download the checkpoint itself'),
 )
 
@@ -42,7 +53,7 @@ def describe_file(path: Path) -> Optional[str]:
         'is compressed with gzip; decompress it first'
     """
     with path.open('rb') as file:
-        start = file.read(64)
+        start = file.read(BEGINNING)
     if not start:
         return 'is empty'
     if zipfile.is_zipfile(path):
@@ -54,10 +65,28 @@ def describe_file(path: Path) -> Optional[str]:
     for beginning, description in BEGINNINGS:
         if start.lstrip().startswith(beginning):
             return description
+    if start[:4] == b'RIFF' and start[8:12] == b'WEBP':
+        return IMAGE
     # A protocol buffer with field 1 (ir_version), then 2 (producer) or 7 (graph).
     if start[:1] == b'\x08' and start[2:3] in (b'\x12', b':'):
         return f'is an ONNX model: {EXPORTED}'
+    if tarfile.is_tarfile(path):
+        return 'is a tar archive; unpack it first'
+    if is_text(start):
+        return f'is a text file; {WANTED}'
     return describe_pickle(start)
+
+
+def is_text(start: bytes) -> bool:
+    """Whether the first bytes of a file are text in UTF-8, whose last character may be cut. So few
+    that an archive may begin with them (PK) are not."""
+    if len(start) <= len('PK'):
+        return False
+    try:
+        text = codecs.getincrementaldecoder('utf-8')().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return all(character.isprintable() or character in '\t\n\r\f\ufeff' for character in text)
 
 
 def describe_archive(archive: zipfile.ZipFile) -> Optional[str]:
@@ -72,9 +101,10 @@ def describe_archive(archive: zipfile.ZipFile) -> Optional[str]:
         return 'is a NumPy archive (.npz); save tensors by their names with torch.save'
     if 'data.pkl' not in leaves:
         contents = listed(names, 3) or 'nothing'
-        return f'is a zip archive that holds {contents}, not a checkpoint'
+        advice = 'unpack it first' if any(leaf.endswith(ENDINGS) for leaf in leaves) else WANTED
+        return f'is a zip archive that holds {contents}; {advice}'
     with archive.open(names[leaves.index('data.pkl')]) as file:
-        return describe_pickle(file.read(64))
+        return describe_pickle(file.read(BEGINNING))
 
 
 def describe_pickle(start: bytes) -> Optional[str]:

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import pickle
+import tarfile
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,13 @@ from foreign import (
     of_timm,
 )
 from mmengine.logging import HistoryBuffer
+from PIL import Image
 from safetensors.torch import save_file
 from support import assert_loaded
 from torch import nn
 
 from cpvt_pyramid import CPVTPyramid, load_weights
+from cpvt_pyramid.checkpoints.files import BEGINNING
 from cpvt_pyramid.checkpoints.loading import fit_checkpoint
 
 HAS_SAFE_GLOBALS = hasattr(torch.serialization, 'safe_globals')
@@ -180,6 +183,25 @@ def write_zip(path: Path) -> None:
         archive.writestr('weights/nano.pth', b'')
 
 
+def write_zip_of_text(path: Path) -> None:
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr('notes.txt', b'')
+
+
+def write_tar(path: Path) -> None:
+    with tarfile.open(path, 'w') as archive:
+        archive.add(__file__, 'weights/nano.pth')
+
+
+def write_image(path: Path, kind: str) -> None:
+    Image.new('RGB', (8, 8)).save(path, kind)
+
+
+def write_cut_text(path: Path) -> None:
+    """The second byte of the last character is beyond what is looked at."""
+    path.write_bytes(b'a' * (BEGINNING - 1) + 'ü'.encode())
+
+
 @pytest.mark.parametrize(
     'write, complaint',
     [
@@ -197,7 +219,20 @@ def write_zip(path: Path) -> None:
         (lambda path: path.write_text('version https://git-lfs.github.com'), 'pointer of Git LFS'),
         (lambda path: np.savez(path.open('wb'), a=np.ones(3)), r'is a NumPy archive \(.npz\)'),
         (lambda path: np.save(path.open('wb'), np.ones(3)), 'is a NumPy array'),
-        (write_zip, 'is a zip archive that holds weights/nano.pth, not a checkpoint'),
+        (write_zip, 'is a zip archive that holds weights/nano.pth; unpack it first'),
+        (write_zip_of_text, 'is a zip archive that holds notes.txt; a checkpoint is a file of'),
+        (write_tar, 'is a tar archive; unpack it first'),
+        *(
+            (partial(write_image, kind=kind), 'is an image; a checkpoint is')
+            for kind in ('PNG', 'JPEG', 'GIF', 'TIFF', 'WEBP')
+        ),
+        (lambda path: path.write_text("model = dict(type='A')\n"), 'is a text file; a checkpoint'),
+        (
+            lambda path: path.write_text('cat\ndog\nowl\n'),
+            'is a text file',
+        ),  # also a pickle's GLOBAL
+        (write_cut_text, 'is a text file'),
+        (lambda path: path.write_bytes(b'%PDF-1.4\n%\xe2\xe3'), 'is a PDF document; '),
         (lambda path: path.write_bytes(b'\x08'), 'is not a complete checkpoint'),
         (write_script, 'is a TorchScript archive: .* save the state_dict'),
         (write_exported, 'is an exported program of torch.export'),

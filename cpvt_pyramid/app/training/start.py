@@ -8,7 +8,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 
-from ...checkpoints.files import missing_file
+from ...checkpoints.files import describe_file, missing_file
 from ...checkpoints.loading import BACKBONES, Backbone, fit_checkpoint
 from ..config.check import is_pretrained
 from ..config.parts import is_local
@@ -56,7 +56,8 @@ def find_start(cfg: Config, work_dir: Path, resume: Union[bool, str]) -> Optiona
         raise UserError(missing_file(path))
     checkpoint = read_training(path)
     if checkpoint is None:
-        raise UserError(f'{path} is not a complete checkpoint of a training')
+        what = describe_file(path) or 'is not a complete checkpoint of a training'
+        raise UserError(f'{path} {what}')
     if 'message_hub' not in checkpoint:
         raise UserError(
             f'{path} must be of a training by MMEngine to resume it, as of MMDetection 3; start '

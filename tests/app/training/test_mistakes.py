@@ -167,6 +167,8 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
         ),
         ('train', 'detector.py --work-dir USED', 'USED already has checkpoints of a training'),
         ('train', 'detector.py --resume=nowhere.pth', 'no checkpoint at nowhere.pth'),
+        ('train', 'detector.py --resume=part.py', 'part.py is a text file; a checkpoint is a file'),
+        ('test', 'detector.py IMAGE', 'IMAGE is an image; a checkpoint is a file'),
         ('train', 'detector.py --resume=torn.pth', 'torn.pth is not a complete checkpoint'),
         ('test', 'detector.py USED/best_*.pth', THERE),
         ('infer', 'detector.py USED/best_*.pth syntax.py', THERE),

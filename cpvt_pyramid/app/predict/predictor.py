@@ -110,10 +110,12 @@ class Predictor:
         """
         if not isinstance(images, (list, tuple)):
             return self([images])[0]
-        threads = min(self.model.threads, max(len(images), 1))
+        model = self.model
+        threads = min(model.threads, max(len(images), 1))
         readers = 0 if threads == 1 else threads
+        stop = None if threads == 1 else model.stop  # a thread for each call would keep memory
         prepared = (ready() for ready in prefetch(self._prepare, images, readers))
-        return list(predict_all(self.model.predict, prepared, self.batch_size, threads))
+        return list(predict_all(model.predict, prepared, self.batch_size, threads, stop))
 
     def _prepare(self, source: Source) -> Prepared:
         try:

@@ -99,7 +99,8 @@ def write_images(
     def predicted() -> Iterator[tuple[NamedInput, Prediction]]:
         has_succeeded = False
         failures = 0
-        for found in predict_all(predict, images(), options.batch_size, model.threads):
+        size, threads = options.batch_size, model.threads
+        for found in predict_all(predict, images(), size, threads, model.stop):
             entry = loaded.popleft()
             if isinstance(found, TooLarge):
                 if found.can_be_tiled:

@@ -3,7 +3,7 @@
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -62,6 +62,8 @@ class Session(Protocol):
     # Boxes for an image that a detector has room for, used or not; None if it does not say so.
     rows: Optional[int]
     requests: int  # the number of threads that `run` serves at the same time; others wait
+    # Makes calls of `run` in other threads fail soon; None: these cannot be stopped.
+    stop: Optional[Callable[[], object]]
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
 
@@ -109,20 +111,33 @@ class OnnxRuntime:
             self.shapes[value.name] = [n if isinstance(n, int) else None for n in value.shape]
             self.dtypes[value.name] = dtype_of(value.type)
 
-        self.run_options = onnxruntime.RunOptions()
-        self.run_options.log_severity_level = 4  # an error is raised, and need not be printed
+        self.run_options = self.new_run_options()
+
+    def new_run_options(self) -> Any:
+        from onnxruntime import RunOptions
+
+        options = RunOptions()
+        options.log_severity_level = 4  # an error is raised, and need not be printed
         if self.provider == CPU:  # else the memory of the largest image is kept
-            self.run_options.add_run_config_entry('memory.enable_memory_arena_shrinkage', 'cpu:0')
+            options.add_run_config_entry('memory.enable_memory_arena_shrinkage', 'cpu:0')
+        return options
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         with self.turns:
             results = self.session.run(self.names, inputs, self.run_options)
         return dict(zip(self.names, results))
 
+    def stop(self) -> None:
+        running = self.run_options
+        self.run_options = self.new_run_options()
+        running.terminate = True
+
 
 class OpenVino:
     """A model compiled by OpenVINO, from ONNX or OpenVINO's own format, that computes in float32 or
     bfloat16. The device is by default the CPU; others, such as 'GPU', serve one thread."""
+
+    stop = None  # runs that OpenVINO cancels leave the model in disorder
 
     def __init__(
         self,

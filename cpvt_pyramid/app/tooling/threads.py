@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 CPU_QUOTA = Path('/sys/fs/cgroup/cpu.max')  # two numbers of microseconds, or max and one
 
@@ -58,12 +58,31 @@ class Budget:
                 self.changed.notify_all()
 
 
+@contextmanager
+def in_a_thread(
+    function: Callable[..., Any], stop: Callable[[], object]
+) -> Iterator[Callable[..., Any]]:
+    """The function, which one thread runs, so that the caller takes signals meanwhile. If one ends
+    this context, `stop` is called to make the function return early."""
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield lambda *arguments: pool.submit(function, *arguments).result()
+        except BaseException:
+            stop()
+            raise
+
+
 def prefetch(
-    function: Callable[[Any], Any], items: Iterable[Any], threads: int
+    function: Callable[[Any], Any],
+    items: Iterable[Any],
+    threads: int,
+    stop: Optional[Callable[[], object]] = None,
 ) -> Iterator[Callable[[], Any]]:
     """For each item, in order, a function that returns or raises what `function` does for it.
 
-    Threads call it for the next items, one more than there are threads, while an item is in use.
+    Threads call it for the next items, one more than there are threads, while an item is in use. If
+    the results are not read to their end, such as after an interrupt, `stop` is called to make
+    `function` return early where it has begun.
     """
     if not threads:
         yield from (partial(function, item) for item in items)
@@ -77,5 +96,8 @@ def prefetch(
                     yield waiting.popleft().result
             while waiting:
                 yield waiting.popleft().result
-        finally:
+        except BaseException:  # GeneratorExit if the results are not read to their end
             pool.shutdown(wait=False, cancel_futures=True)
+            if stop is not None:
+                stop()
+            raise

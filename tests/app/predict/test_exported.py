@@ -10,6 +10,8 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +159,59 @@ def test_an_interrupt_keeps_finished_results(model, folder, monkeypatch, capsys,
     assert main([str(path), 'in', '--workers', '2']) == 130
     assert 'cpvt infer: interrupted; finished results are in predictions' in capsys.readouterr().err
     assert Path('predictions/00.detections.json').exists() and len(started) < 14
+
+
+@pytest.fixture
+def interrupt(request) -> Callable[[], None]:
+    """Sends SIGINT to the main thread, where it raises a KeyboardInterrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    return partial(signal.pthread_kill, threading.main_thread().ident, signal.SIGINT)
+
+
+@pytest.mark.parametrize('workers', [0, 1, 2])
+def test_an_interrupt_does_not_wait_for_the_model(
+    workers, model, folder, interrupt, monkeypatch, capsys
+):
+    """A photograph of 12 megapixels takes a minute, and one of 100 over an hour."""
+    stopped = threading.Event()
+    timer = threading.Timer(0.3, interrupt)
+    begin = threading.Barrier(max(workers, 1), timer.start)
+    in_time = []
+
+    def runs_long(session, inputs):
+        begin.wait()
+        in_time.append(stopped.wait(20))
+        raise RuntimeError('stopped')
+
+    monkeypatch.setattr(OnnxRuntime, 'run', runs_long)
+    monkeypatch.setattr(OnnxRuntime, 'stop', lambda session: stopped.set())
+    assert main([str(model('detection')), 'in', '--workers', str(workers)]) == 130
+    assert in_time == [True] * max(workers, 1)
+    assert 'cpvt infer: interrupted; finished results are in predictions' in capsys.readouterr().err
+
+
+LONG = """<ir_version: 8, opset_import: ["" : 17]> long (int64 count) => (int64 total)
+    <bool more = {1}, int64 zero = {0}> {
+    total = Loop(count, more, zero) <body = step (int64 i, bool go, int64 sum) =>
+        (bool go_on, int64 next) {
+        go_on = Identity(go)
+        next = Add(sum, i)
+    }>
+}"""
+
+
+def test_onnxruntime_stops_soon_and_runs_again(tmp_path):
+    onnx.save(onnx.parser.parse_model(LONG), tmp_path / 'long.onnx')
+    session = OnnxRuntime(tmp_path / 'long.onnx', sessions.CPU)
+    timer = threading.Timer(0.3, session.stop)
+    timer.start()
+    start = time.process_time()
+    with pytest.raises(Exception, match='terminate'):
+        session.run({'count': np.array(10**7)})  # takes 20 seconds
+    timer.join()
+    assert time.process_time() - start < 5
+    assert session.run({'count': np.array(10)})['total'] == 45
 
 
 def test_a_model_that_fails_in_a_worker(model, folder, monkeypatch, capsys):

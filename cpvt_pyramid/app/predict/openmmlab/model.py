@@ -48,6 +48,7 @@ class OpenMMLabModel:
     """
 
     threads = 1
+    stop = None
 
     def __init__(
         self, model: nn.Module, cfg: Config, meta: dict, score_thr: float = SCORE_THR

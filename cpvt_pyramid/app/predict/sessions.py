@@ -62,8 +62,10 @@ class Session(Protocol):
     # Boxes for an image that a detector has room for, used or not; None if it does not say so.
     rows: Optional[int]
     requests: int  # the number of threads that `run` serves at the same time; others wait
-    # Makes calls of `run` in other threads fail soon; None: these cannot be stopped.
-    stop: Optional[Callable[[], object]]
+
+    @property
+    def stop(self) -> Optional[Callable[[], object]]:
+        """Makes calls of `run` in other threads fail soon; None: these cannot be stopped."""
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
 
@@ -137,7 +139,8 @@ class OpenVino:
     """A model compiled by OpenVINO, from ONNX or OpenVINO's own format, that computes in float32 or
     bfloat16. The device is by default the CPU; others, such as 'GPU', serve one thread."""
 
-    stop = None  # runs that OpenVINO cancels leave the model in disorder
+    # Runs that OpenVINO cancels leave the model in disorder.
+    stop: Optional[Callable[[], object]] = None
 
     def __init__(
         self,

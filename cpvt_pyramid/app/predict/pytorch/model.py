@@ -109,7 +109,7 @@ class TorchSession:
     test: Optional[str] = None
     rows: Optional[int] = None
     requests = 1
-    stop = None
+    stop: Optional[Callable[[], object]] = None
     names: list[str]
     shapes: dict[str, list[Optional[int]]]
 

@@ -14,6 +14,7 @@ from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from ..tooling.command import UserError, one_line
+from .arguments import NewSetting, check_arguments, new_settings
 from .parts import FRAMEWORKS, OPENMMLAB_NEEDED, dicts_in, framework_of, lacks_openmmlab
 from .shipped import check_config_file
 
@@ -47,9 +48,10 @@ def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
         raise UserError(f'{path} has no model; is it a part of a config?')
     if Path(path).suffix != '.py':
         restore_tuples(cfg)
-    merge_options(cfg, options)
+    added = merge_options(cfg, options)
     import_custom(cfg, path)
     set_framework(cfg, path)
+    check_arguments(cfg, added)
     return cfg
 
 
@@ -132,8 +134,8 @@ def import_custom(cfg: Config, path: Union[str, Path]) -> None:
         raise UserError(line) from error
 
 
-def merge_options(cfg: Config, options: Sequence[str]) -> None:
-    """Merge `key=value` settings into a config."""
+def merge_options(cfg: Config, options: Sequence[str]) -> list[NewSetting]:
+    """Merge `key=value` settings into a config; returns those that are new to it."""
     parser = ArgumentParser()
     parser.add_argument('options', nargs='*', action=DictAction)
     values = {}
@@ -144,10 +146,12 @@ def merge_options(cfg: Config, options: Sequence[str]) -> None:
             raise UserError(f'--cfg-options takes key=value, not {option!r}') from error
     for key in values:
         check_option(key)
+    added = list(new_settings(cfg, values))
     try:
         cfg.merge_from_dict(values)
     except (AttributeError, KeyError, TypeError) as error:  # a list index, a key below a number
         raise UserError(f'--cfg-options {" ".join(options)}: {one_line(error)}') from error
+    return added
 
 
 def check_option(key: str) -> None:

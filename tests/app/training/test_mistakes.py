@@ -106,6 +106,11 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
             f'{SET} data_root=x',
             "--cfg-options data_root: 'data_root' is no setting.",
         ),
+        (
+            'train',
+            f'{SET} train_dataloader.dataset.pipeline.2.scal=3',
+            '--cfg-options train_dataloader.dataset.pipeline.2.scal: Resize has no argument scal; ',
+        ),
         ('train', f'{SET} train_dataloader=None', 'the config must set train_dataloader'),
         (
             'infer',
@@ -240,7 +245,7 @@ RESIZE = 'test_dataloader.dataset.pipeline.1'
     'tool, options, complaint',
     [
         # While building
-        ('train', 'train_dataloader.dataset.pipeline.2.scal=3', 'TypeError: '),
+        ('train', 'train_dataloader.dataset.mine=3', 'TypeError: '),
         (
             'train',
             'train_dataloader.dataset.filter_cfg.min_size=10000',

@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from .archs import Arch, check_rates, check_stages, find_arch
 from .checkpoints.hook import convert_on_load
 from .checkpoints.rgb import check_rgb_weights
-from .corrections import corrected_bfloat16, layer_norm
+from .corrections import computed_dtype, corrected_bfloat16, layer_norm
 from .grid import (
     POOLED,
     Grid,
@@ -588,7 +588,7 @@ class LinearAttention(GlobalAttention):
 
     def __init__(self, dim: int, heads: int, **drops: float) -> None:
         super().__init__(dim, heads, sr_ratio=1, drop_border=False, **drops)
-        self.sr = nn.Conv2d(dim, dim, 1)
+        self.sr = PointwiseConv2d(dim, dim, 1)
         self.norm = LayerNorm(dim)
 
     def subsample(self, x: Tensor, grid: Grid) -> Tensor:
@@ -763,12 +763,14 @@ class PosCNN(nn.Module):
         padding = kernel_size // 2 - self.border
 
         def convolution() -> nn.Module:
+            if conv == 'dense' and kernel_size == 1:
+                return PointwiseConv2d(dim, dim, 1)
             if conv == 'dense':
                 return nn.Conv2d(dim, dim, kernel_size, padding=padding)
             spatial = depthwise(dim, kernel_size, padding)
-            return (
-                spatial if conv == 'depthwise' else nn.Sequential(spatial, nn.Conv2d(dim, dim, 1))
-            )
+            if conv == 'depthwise':
+                return spatial
+            return nn.Sequential(spatial, PointwiseConv2d(dim, dim, 1))
 
         self.proj = nn.Sequential(*(convolution() for _ in range(layers)))  # proj.0, as published
 
@@ -827,10 +829,22 @@ def set_strides(conv: nn.Module, _: object = None) -> None:
             weight.data = weight.data.as_strided(weight.shape, strides)
 
 
+class PointwiseConv2d(nn.Conv2d):
+    """A convolution with a 1x1 kernel, computed as a product of matrices.
+
+    The gradient of its weight then has the strides of the weight, which DDP compares. That of a
+    convolution has other strides for some sizes and numbers of threads.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = F.linear(input.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias)
+        return x.permute(0, 3, 1, 2)
+
+
 def convolve(convolution: nn.Module, x: Tensor) -> Tensor:
     """Apply a convolution of maps (B, C, H, W) to tokens (B, H, W, C)."""
     x = x.permute(0, 3, 1, 2)
-    if x.is_cpu and (x.dtype == torch.bfloat16 or torch.is_autocast_cpu_enabled()):
+    if x.is_cpu and computed_dtype(x) == torch.bfloat16:
         with corrected_bfloat16('cpu'):
             x = convolution(x)
     else:

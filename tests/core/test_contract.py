@@ -22,6 +22,7 @@ from cpvt_pyramid.names import count_layers, layer_of
 from tests.models.ours import (
     BACKBONES,
     CASES,
+    POSITIONS,
     SHALLOW,
     TINY_COLUMN,
     classifier,
@@ -133,6 +134,22 @@ def test_maps_and_gradients_of_every_shape(name):
         assert x.shape == (2, channels, -(-65 // stride), -(-97 // stride))
     loss_of(maps).backward()
     assert not without_gradient(model)
+
+
+@pytest.mark.parametrize('threads', [1, 2])
+@pytest.mark.parametrize('name', ['separable pegs', 'dense 1x1', *KINDS])
+def test_gradients_have_the_strides_of_their_parameters(name, threads):
+    """Otherwise DDP warns: "Grad strides do not match bucket view strides". Those of PyTorch's
+    convolutions depend on sizes and threads."""
+    model = KINDS[name]() if name in KINDS else pcpvt(**POSITIONS[name])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        loss_of(outputs(model, images())).backward()
+    finally:
+        torch.set_num_threads(before)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.stride() == parameter.stride(), name
 
 
 @pytest.mark.parametrize('out_indices', [(1,), (0, 2), (1, 3)])

@@ -1,6 +1,7 @@
 """One model, every way of running it: the same maps and the same gradients."""
 
 import itertools
+import warnings
 from functools import partial
 
 import pytest
@@ -59,6 +60,18 @@ def test_maps_and_gradients_are_the_same(name, valid, path):
     same_maps(inferred, maps)
     for a, b in zip(trained_grads, grads):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * b.abs().max().item())
+
+
+@pytest.mark.parametrize('autocast', [False, True])
+@pytest.mark.parametrize('name', BACKBONES)
+def test_nothing_is_deprecated(name, autocast):
+    """A forward and a backward pass, with and without padding, give no warning."""
+    model = BACKBONES[name]().train()
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        for valid in (None, VALID):
+            with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+                maps_and_gradients(model, images(), valid)
 
 
 @pytest.mark.parametrize('way', ['bfloat16', 'autocast'])

@@ -1,12 +1,10 @@
 """Names and imports across the package."""
 
 import ast
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from support import run
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / 'cpvt_pyramid'
@@ -109,15 +107,6 @@ def test_imports_do_not_point_upwards(path):
         if layer(target) not in allowed
     ]
     assert not above
-
-
-def test_the_plugin_does_not_load_the_application():
-    code = (
-        'import sys, cpvt_pyramid.mm\n'
-        'print([name for name in sys.modules if name.startswith("cpvt_pyramid.app")])'
-    )
-    result = run(sys.executable, '-c', code)
-    assert result.stdout.splitlines()[-1:] == ['[]'], result.stderr
 
 
 # The package and the rooms around it, from the bottom to the top.

@@ -179,6 +179,7 @@ with torch.random.fork_rng():
 after = state()
 assert built.channels == (32, 64, 128, 192)
 assert before <= after, before - after
+assert not [name for name in sys.modules if name.startswith('cpvt_pyramid.app')]
 print(*(entry.rpartition(' ')[0] for entry in after - before), sep='\\n')
 print('plugin imported')
 
@@ -210,7 +211,7 @@ def new_process():
     return run(sys.executable, '-c', IN_A_NEW_PROCESS, *paths)
 
 
-def test_a_scoped_name_imports_the_plugin_which_registers_its_names_and_changes_nothing_else(
+def test_a_scoped_name_imports_the_plugin_alone_which_registers_names_and_changes_nothing_else(
     new_process,
 ):
     added, end, _ = new_process.stdout.partition('plugin imported')

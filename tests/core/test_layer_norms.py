@@ -298,6 +298,11 @@ def test_hooks(hook):
     assert_near(seen[1], seen[0])
 
 
+def operations(graph):
+    """Without the inputs, whose names depend on the version of PyTorch."""
+    return [str(node.target) for node in graph.nodes if node.op.startswith('call')]
+
+
 @pytest.mark.parametrize('way', ['compiled', 'exported', 'traced'])
 def test_graphs_are_those_of_pytorchs_layer(way):
     x = tensors(50)[0].requires_grad_()
@@ -305,7 +310,7 @@ def test_graphs_are_those_of_pytorchs_layer(way):
     for kind in (nn.LayerNorm, LayerNorm):
         layer = nn.Sequential(kind(16).bfloat16())
         if way == 'exported':
-            found.append([str(n.target) for n in torch.export.export(layer, (x,)).graph.nodes])
+            found.append(operations(torch.export.export(layer, (x,)).graph))
         elif way == 'traced':
             nodes = torch.jit.trace(layer, (x,)).inlined_graph.nodes()
             found.append([node.kind() for node in nodes])
@@ -313,7 +318,7 @@ def test_graphs_are_those_of_pytorchs_layer(way):
             graphs = []
 
             def backend(graph, given, graphs=graphs):
-                graphs.append([str(node.target) for node in graph.graph.nodes])
+                graphs.append(operations(graph.graph))
                 return graph
 
             torch._dynamo.reset()

@@ -39,7 +39,10 @@ def cpu_autocast_dtype() -> Optional[torch.dtype]:
 def without_autocast(device: str) -> AbstractContextManager:
     """Autocast switched off for a type of device; where it is off, nothing, also in a graph."""
     if VERSION >= (2, 4):
-        can_be = torch.amp.is_autocast_available(device)
+        if is_compiling():  # PyTorch 2.7 cannot trace the function that says what is available
+            can_be = device != 'meta'
+        else:
+            can_be = torch.amp.is_autocast_available(device)
         enabled = can_be and torch.is_autocast_enabled(device)
     else:
         enabled = torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()

@@ -1,5 +1,6 @@
 """From files of images and videos to files of results: the loop of `cpvt infer`."""
 
+import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +68,8 @@ def write_images(
     show the same, or skipped. Images on which an exported model fails otherwise are skipped; if it
     fails on the first `MOST_FAILURES`, that is an error."""
     or_tiles = f', or divide the image with --tile {TILE}' if model.takes_tiles else ''
-    loaded: deque[NamedInput] = deque()  # in order, those that the model has not finished
+    # In order, those that the model has not finished, and their padded sizes
+    loaded: deque[tuple[NamedInput, Optional[tuple[int, int]]]] = deque()
 
     def load(entry: NamedInput) -> Prepared:
         return model.prepare(model.read(entry[0]))
@@ -83,7 +85,7 @@ def write_images(
                 skip(entry[0], one_line(error))
                 update(1)
             else:
-                loaded.append(entry)
+                loaded.append((entry, image.padded_size))
                 yield image
 
     def predict(batch: Sequence[Prepared]) -> Sequence[Outcome]:
@@ -99,11 +101,12 @@ def write_images(
     def predicted() -> Iterator[tuple[NamedInput, Prediction]]:
         has_succeeded = False
         failures = 0
-        size, threads = options.batch_size, model.threads
-        for found in predict_all(predict, images(), size, threads, model.stop):
-            entry = loaded.popleft()
+        most, threads = options.batch_size, model.threads
+        for found in predict_all(predict, images(), most, threads, model.stop):
+            entry, size = loaded.popleft()
             if isinstance(found, TooLarge):
-                if found.can_be_tiled:
+                is_smaller_in_tiles = size is None or math.prod(size) > TILE**2
+                if found.can_be_tiled and is_smaller_in_tiles:
                     warnings.warn(
                         f'{entry[0]}: it does not fit into memory as a whole; divided as with '
                         f'--tile {TILE}',
@@ -112,7 +115,8 @@ def write_images(
                     in_tiles = options._replace(tile=TILE, overlap=OVERLAP)
                     write_large_images(model, [entry], results, in_tiles, skip)
                 else:
-                    skip(entry[0], one_line(found) + or_tiles)
+                    advice = or_tiles if is_smaller_in_tiles else ''
+                    skip(entry[0], one_line(found) + advice)
                 update(1)
                 continue
             if not isinstance(found, SessionError):

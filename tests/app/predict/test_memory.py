@@ -153,6 +153,24 @@ def test_openvino_returns_nothing_if_memory_is_too_small(model, images, monkeypa
     assert 'b.png: it does not fit into memory as a whole; divided' in said.err
 
 
+@pytest.mark.parametrize('tile, advice', [(64, ', or divide the image with --tile 64'), (128, '')])
+@pytest.mark.parametrize('resize', [None, {'short': 37, 'long': 211}])
+def test_tiles_are_advised_if_they_are_smaller(
+    tile, advice, resize, model, images, monkeypatch, capsys
+):
+    """They are not resized, so that one of 1024 pixels needs more than an input of 512 x 683."""
+    is_large = lambda session, inputs: inputs['images'].shape[3] >= WIDE  # noqa: E731
+    monkeypatch.setattr(OnnxRuntime, 'run', fails_if(is_large, OnnxRuntime.run, MemoryError()))
+    monkeypatch.setattr(running, 'TILE', tile)
+    monkeypatch.setattr(running, 'OVERLAP', 32)
+    arguments = [str(model('detection', resize=resize)), *images, '--workers', '0']
+    if advice and not resize:  # it takes them by itself
+        assert main(arguments) == 0
+    else:
+        line = infer_all_but_one(arguments, 'b.png', capsys)
+        assert line.endswith(f'reduce the input with --shorter-side{advice}')
+
+
 @pytest.mark.parametrize(
     'error', [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")]
 )

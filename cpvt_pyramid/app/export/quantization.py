@@ -98,7 +98,7 @@ def quantized_model(nncf: Any, model: Any, inputs: Sequence[dict[str, np.ndarray
     # dimension for the channels, also of maps (B, H, W, C).
     parameters = nncf.quantization.advanced_parameters
     one_scale = parameters.QuantizationParameters(per_channel=False)
-    with quiet(nncf):
+    with quiet():
         return nncf.quantize(
             model,
             nncf.Dataset(inputs),
@@ -119,16 +119,24 @@ def import_nncf() -> Any:
 
 
 @contextmanager
-def quiet(nncf: Any) -> Iterator[None]:
-    """Without NNCF's own lines and bars."""
-    logger = logging.getLogger('nncf')
+def only_errors(name: str) -> Iterator[None]:
+    """Inside this context a logger passes on errors alone."""
+    logger = logging.getLogger(name)
     level = logger.level
-    nncf.set_log_level(logging.ERROR)
+    logger.setLevel(logging.ERROR)
     try:
-        with redirect_stdout(io.StringIO()):
-            yield
+        yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without NNCF's own lines and bars, and without that of the builder of PyTorch's extensions,
+    which NNCF imports and which warns of a CUDA without a GPU."""
+    extensions = only_errors('torch.utils.cpp_extension')
+    with only_errors('nncf'), extensions, redirect_stdout(io.StringIO()):
+        yield
 
 
 def save(model: Any, path: Path, entries: Mapping[str, str]) -> None:

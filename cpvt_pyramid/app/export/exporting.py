@@ -14,11 +14,10 @@ from tqdm import tqdm
 
 from ... import CPVT, CPVTPyramid, load_weights
 from ...archs import ARCHS, COLUMNAR_ARCHS
-from ...trained import PALETTES, TRAINED
+from ...trained import TRAINED
 from ..images.formats import IMAGE_ENDINGS
 from ..images.reading import load_image
 from ..predict.opening import EXPORTING, resolve_model
-from ..predictions.drawing import class_palette
 from ..tooling.command import UserError, one_line
 from ..tooling.files import check_file
 from .about import Settings
@@ -114,18 +113,10 @@ def backbone_alone(arch: str, checkpoint: str) -> nn.Module:
 
 def trained_by_name(name: str, checkpoint: Optional[str]) -> Source:
     """A trained model in PyTorch, without OpenMMLab."""
-    from ..predict.pytorch.model import load_by_name
+    from ..predict.pytorch.model import about_trained, load_by_name
 
     model = load_by_name(name, checkpoint)
-    trained = TRAINED[name]
-    short, long = trained.image_sides
-    about = {
-        'classes': list(model.classes),
-        'palette': class_palette(model.classes, PALETTES[trained.data]),
-        'resize': {'short': short, 'long': long},
-        'arch': f'{trained.head}, CPVTPyramid {trained.arch}',
-    }
-    return Source(model, about)
+    return Source(model, about_trained(name, model))
 
 
 def trained_from_config(

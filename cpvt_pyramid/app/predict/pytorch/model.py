@@ -15,6 +15,7 @@ from torch import Tensor
 from ....acceleration.accelerate import accelerate, what_is_missing
 from ....segmentors import resize
 from ....trained import PALETTES, TRAINED, load_trained
+from ...predictions.drawing import class_palette
 from ...predictions.kinds import SCORE_THR
 from ...tooling.command import UserError, one_line
 from ..exported import SessionModel
@@ -52,12 +53,9 @@ class TrainedModel(SessionModel):
         trained = TRAINED[name]
         model = on_device(load_by_name(name, checkpoint), device)
         kind = DetectorSession if trained.detects else SegmentorSession
-        short, long = model.image_sides
         about = {
+            **about_trained(name, model),
             'task': 'detection' if trained.detects else 'segmentation',
-            'classes': list(model.classes),
-            'palette': PALETTES[trained.data],  # unused for other classes
-            'resize': {'short': short, 'long': long},
             'stride': STRIDE,
             'masks': None,
             'score_thr': SCORE_THR,
@@ -71,6 +69,19 @@ class TrainedModel(SessionModel):
         if isinstance(self.session, SegmentorSession):
             return self.session.scores(tile)
         return super()._predict_tile(tile)
+
+
+def about_trained(name: str, model: Any) -> dict[str, Any]:
+    """What the metadata of an exported file say about a trained model: its classes, colours, sizes
+    of images and architecture."""
+    trained = TRAINED[name]
+    short, long = model.image_sides
+    return {
+        'classes': list(model.classes),
+        'palette': class_palette(model.classes, PALETTES[trained.data]),
+        'resize': {'short': short, 'long': long},
+        'arch': f'{trained.head}, CPVTPyramid {trained.arch}',
+    }
 
 
 def load_by_name(name: str, checkpoint: Optional[str]) -> Any:

@@ -50,7 +50,7 @@ from ..images.reading import load_image, size_of
 from ..predict.exported import SessionModel
 from ..predict.protocol import check_score_thr
 from ..predictions.drawing import jpeg_of
-from ..predictions.kinds import Detections
+from ..predictions.kinds import Detections, line_about_limit
 from ..tooling.command import IGNORED_WARNINGS, UserError, one_line
 from ..tooling.files import data_url
 
@@ -148,9 +148,12 @@ class Page:
             warnings.filterwarnings('ignore', IGNORED_WARNINGS)
             (found,) = model.predict([model.prepare(picture.image)], score_thr)
             drawn = jpeg_of(found.draw())
+        lines = [str(note.message) for note in notes]
+        if isinstance(found, Detections) and found.is_full:
+            lines.append(line_about_limit('this image', found.limit or 0))
         answer: dict[str, Any] = {
             'summary': found.summary() or 'nothing',
-            'warnings': [self.without_folders(str(note.message)) for note in notes],
+            'warnings': [self.without_folders(line) for line in lines],
             'picture': data_url('image/jpeg', drawn),
         }
         if isinstance(found, Detections):

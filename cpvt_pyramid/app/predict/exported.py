@@ -240,7 +240,8 @@ class SessionModel:
             masks = enlarge_masks(output['masks'][keep], scale, size)
         if 'valid' not in self.session.shapes:  # boxes may reach into the padding
             boxes = boxes.clip(0, np.array([size[1], size[0]] * 2, np.float32))
-        return Detections(image, self.classes, self.palette, boxes, scores, labels, masks)
+        common = image, self.classes, self.palette
+        return Detections(*common, boxes, scores, labels, masks, self.most_boxes)
 
     def input_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Height and width that an image is resized to for the model."""

@@ -10,6 +10,7 @@ from typing import Any, Optional
 from tqdm import tqdm
 
 from ..images.inputs import find_inputs, is_video, name_results
+from ..predictions.kinds import line_about_limit
 from ..tooling.command import UserError
 from ..tooling.files import check_folder
 from ..tooling.report import amount
@@ -97,14 +98,14 @@ def run_infer(options: InferOptions) -> int:
     if todo:
         print(f'found in images: {results.summary()}')
     if results.full:
-        print(line_about_limit(results, files, options.tile, ready.takes_tiles))
+        print(note_about_limit(results, files, options.tile, ready.takes_tiles))
     count = len(todo) - len(skipped)
     if count and not options.tile and not options.ray:
         print(f'{count / seconds:.3g} images per second, reading and writing included')
     return int(bool(skipped))
 
 
-def line_about_limit(
+def note_about_limit(
     results: Results, files: ModelFiles, tile: Optional[int], takes_tiles: bool
 ) -> str:
     """That a model returned as many boxes as it can, and what to do about it."""
@@ -112,19 +113,18 @@ def line_about_limit(
     has_video = any(is_video(path) for path in results.full)
     if has_video:
         count = amount(len(results.full), 'image or video', 'images or videos')
-    limit = f"the model's limit of {amount(results.most_boxes or 0, 'box', 'boxes')}"
     advice = []
     if takes_tiles and not has_video:
         advice.append('tiles, such as --tile 1024')
-    line = f'note: {count} reached {limit}, so that objects may be missing'
     if tile is not None:
-        line = f'note: in {count} a tile reached {limit}, so that objects may be missing'
+        count = f'in {count} a tile'
         advice = [f'tiles smaller than --tile {tile}'] if tile > ALIGN else []
     if files.trained is None:
         again = '' if files.exported is None else ', and export it again'
         advice.append(f"a larger max_per_img in the config's model.test_cfg{again}")
     advice.append('a higher --score-thr')
-    return f'{line}; use {", or ".join(advice)}'
+    line = line_about_limit(count, results.most_boxes or 0)
+    return f'note: {line}; use {", or ".join(advice)}'
 
 
 def check_tiles(inputs: Iterable[Path], tile: int, overlap: int) -> None:

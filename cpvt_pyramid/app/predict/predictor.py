@@ -1,12 +1,14 @@
 """A model for Python programs."""
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional, Union, overload
 
 import numpy as np
 
 from ..images.reading import Source, load_image
-from ..predictions.kinds import Prediction
+from ..predictions.kinds import Detections, Prediction, line_about_limit
 from ..tooling.command import UserError
 from ..tooling.report import amount
 from ..tooling.threads import prefetch
@@ -103,13 +105,21 @@ class Predictor:
                 bands, (H, W, bands) float32, or a list of these.
 
         Returns:
-            `Detections`, a `LabelMap` or `Segments`, or a list of these.
+            `Detections`, a `LabelMap` or `Segments`, or a list of these. A warning tells of images
+            for which the model has returned as many boxes as it can.
 
         Raises:
             OSError: not a complete image; the message begins with its path.
         """
-        if not isinstance(images, (list, tuple)):
-            return self([images])[0]
+        several = images if isinstance(images, (list, tuple)) else [images]
+        found = self._predict(several)
+        full = [each for each in found if isinstance(each, Detections) and each.is_full]
+        if full:
+            line = line_about_limit(amount(len(full), 'image'), full[0].limit or 0)
+            warnings.warn(f'{line}; `is_full` tells which', stacklevel=2)
+        return found if several is images else found[0]
+
+    def _predict(self, images: Sequence[Source]) -> list[Prediction]:
         model = self.model
         threads = min(model.threads, max(len(images), 1))
         readers = 0 if threads == 1 else threads

@@ -211,9 +211,7 @@ class Results:
 
     def look_at_number(self, path: Path, prediction: Prediction) -> None:
         """Note an image or a video if a prediction for it has as many boxes as there can be."""
-        if self.most_boxes is None or not isinstance(prediction, Detections):
-            return
-        if len(prediction.scores) >= self.most_boxes:
+        if isinstance(prediction, Detections) and prediction.is_full:
             self.full.add(path)
 
     def _add(

@@ -12,6 +12,7 @@ from PIL import Image
 
 from ..tooling.command import optional_package
 from ..tooling.files import atomic_write
+from ..tooling.report import amount
 from .drawing import Color, draw_boxes, draw_segmentation, jpeg_of, label_counts
 from .records import bounding_box, coco_fields, mask_of, run_lengths
 
@@ -173,6 +174,7 @@ class Detections(_Prediction):
         scores: (N,) float32, 0 to 1.
         labels: (N,), indices into `classes`.
         masks: (N, H, W) boolean, or None if the model has none.
+        limit: the most boxes that the model returns for an image; None: none is known.
 
     Examples:
         >>> found = Predictor('examples/trees.onnx')('examples/trees/florida.jpg')
@@ -186,11 +188,17 @@ class Detections(_Prediction):
     scores: np.ndarray
     labels: np.ndarray
     masks: Optional[np.ndarray] = None
+    limit: Optional[int] = None
 
     kind: ClassVar[Kind] = 'detections'
 
     def __len__(self) -> int:
         return len(self.boxes)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether these are as many boxes as the model returns, so that objects may be missing."""
+        return self.limit is not None and len(self) >= self.limit
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, (int, np.integer)):
@@ -335,6 +343,12 @@ class Segments(_Prediction):
 
 
 Prediction = Union[Detections, LabelMap, Segments]
+
+
+def line_about_limit(images: str, limit: int) -> str:
+    """That the predictions for images are full, see `Detections`."""
+    boxes = amount(limit, 'box', 'boxes')
+    return f"{images} reached the model's limit of {boxes}, so that objects may be missing"
 
 
 def save_overlay(picture: Image.Image, path: Path) -> None:

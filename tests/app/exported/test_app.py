@@ -628,6 +628,13 @@ def test_mistakes_on_the_command_line(model, capsys):
     assert 'argument --host: it is empty' in capsys.readouterr().err
 
 
+def test_an_image_that_reaches_the_limit_of_the_model(model, photos):
+    page = app.Page(ExportedModel(model('full')))
+    images = [app.PageImage(photo, photo.shape[:2]) for photo in photos[1:3]]
+    line = "this image reached the model's limit of 2 boxes, so that objects may be missing"
+    assert [page.predict(image)['warnings'] for image in images] == [[], [line]]
+
+
 def test_samples_are_in_the_folder_with_the_name_of_the_model(model, photos, monkeypatch, capsys):
     monkeypatch.setattr(app.Server, 'run', lambda server, sockets: sockets[0].close())
     path = model('detection').absolute()

@@ -10,6 +10,7 @@ import struct
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from cpvt_pyramid.app.images.rasters import ReadError
 from cpvt_pyramid.app.images.reading import ORIENTATION
 from cpvt_pyramid.app.predict import Predictor, infer, running, sessions
 from cpvt_pyramid.app.predict.exported import INPUT_BYTES, ExportedModel
-from cpvt_pyramid.app.predict.infer import line_about_limit
+from cpvt_pyramid.app.predict.infer import note_about_limit
 from cpvt_pyramid.app.predict.opening import ModelFiles
 from cpvt_pyramid.app.predict.results import Results
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime
@@ -319,6 +320,7 @@ def test_mistakes(model, folder, monkeypatch, capfd):
 # What `pip install cpvt_pyramid[runtime]` does not install.
 BARE = f"""
 import sys
+import warnings
 sys.path.insert(0, {str(ROOT)!r})
 for name in ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'timm', 'cv2',
              'matplotlib', 'onnx', 'openvino', 'scipy', 'rasterio'):
@@ -492,6 +494,23 @@ def test_images_that_reach_the_limit_of_a_model(backend, model, photos, capsys):
     assert note(str(model('labels')), 'in') == []
 
 
+def test_a_predictor_and_the_limit_of_its_model(model, photos):
+    """See `test_images_that_reach_the_limit_of_a_model`."""
+    full = Predictor(model('full'))
+    line = (
+        "^2 images reached the model's limit of 2 boxes, so that objects may be missing; `is_full`"
+    )
+    with pytest.warns(UserWarning, match=line) as caught:
+        found = full(photos)
+    assert [each.is_full for each in found] == [False, False, True, True]
+    assert caught[0].filename == __file__
+    assert not found[2].above(0.5).is_full
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        full(photos[:2])
+        assert not Predictor(model('detection'), score_thr=0.01)(photos[2]).is_full
+
+
 def test_tiles_that_reach_the_limit_of_a_model(model, photos, capsys):
     """An image may have more boxes than the limit, which is that of a tile."""
     Path('in').mkdir()
@@ -517,7 +536,7 @@ def test_advice_at_the_limit_names_tiles_where_they_keep_masks(name, tiles, mode
     opened = ExportedModel(model(name))
     results = Results(Path(), opened.kind, opened.classes, most_boxes=3)
     results.full.add(Path('a.png'))
-    line = line_about_limit(results, ModelFiles(opened.path), None, opened.takes_tiles)
+    line = note_about_limit(results, ModelFiles(opened.path), None, opened.takes_tiles)
     assert ('--tile' in line) == tiles and line.endswith('or a higher --score-thr')
 
 

@@ -116,7 +116,7 @@ class OpenMMLabModel:
                     f'the model returned {len(samples)} results for a batch of {len(batch)}'
                 )
             return [
-                to_prediction(sample, image.image, meta, self.score_thr)
+                to_prediction(sample, image.image, meta, self.score_thr, self.most_boxes)
                 for sample, image in zip(samples, batch)
             ]
 

@@ -1,6 +1,6 @@
 """The data samples of OpenMMLab: those that accompany images, and those with what is predicted."""
 
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 from mmengine.structures import BaseDataElement
@@ -28,10 +28,14 @@ def data_sample(segmentation: bool, size: tuple[int, int], **data: Any) -> BaseD
 
 
 def to_prediction(
-    sample: BaseDataElement, image: np.ndarray, meta: dict, score_thr: float
+    sample: BaseDataElement,
+    image: np.ndarray,
+    meta: dict,
+    score_thr: float,
+    limit: Optional[int] = None,
 ) -> Prediction:
     """A data sample of mm, of an image (H, W, 3) RGB, as a prediction that can be drawn and
-    written. Boxes with a score below `score_thr` are left out."""
+    written. Boxes with a score below `score_thr` are left out; `limit` is that of `Detections`."""
     common = {'image': image, **meta}
     if 'pred_panoptic_seg' in sample:
         ids = as_map(sample.pred_panoptic_seg.sem_seg)
@@ -51,7 +55,12 @@ def to_prediction(
     # Mask2Former's masks are floats
     masks = found.masks.astype(bool) if 'masks' in found else None
     return Detections(
-        boxes=found.bboxes, scores=found.scores, labels=found.labels, masks=masks, **common
+        boxes=found.bboxes,
+        scores=found.scores,
+        labels=found.labels,
+        masks=masks,
+        limit=limit,
+        **common,
     )
 
 

@@ -590,7 +590,7 @@ def test_serving_until_a_signal(number, status, end, model, monkeypatch, capsys)
     assert main([str(model('detection')), '--port', '0']) == status
     captured = capsys.readouterr()
     assert captured.out.startswith('http://127.0.0.1:') and ':0,' not in captured.out
-    assert captured.out.endswith(', with 0 samples of .; stop it with Ctrl-C\n')
+    assert captured.out.endswith(f'no images in {Path.cwd()}; stop it with Ctrl-C\n')
     (line,) = captured.err.splitlines()
     assert line.endswith(f'{end}; the page is closed')
 

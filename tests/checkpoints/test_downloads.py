@@ -164,7 +164,7 @@ def test_tools_take_names_or_say_why_not_in_one_line(hub, tmp_path, capsys):
     model = open_source('pcpvt_nano', name, ()).model
     torch.testing.assert_close(model.state_dict(), body.state_dict(), rtol=0, atol=0)
     for command in (
-        f'convert_weights timm://nothing --to mmseg --out {tmp_path}',
+        f'convert_weights timm://nothing --to mmseg --out-dir {tmp_path}',
         f'export pcpvt_nano timm://nothing --out {tmp_path}/a.onnx',
     ):
         tool, *arguments = command.split()

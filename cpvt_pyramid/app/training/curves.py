@@ -11,7 +11,6 @@ import math
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, Optional
 
 from ..tooling.files import atomic_write, write_text
@@ -82,11 +81,18 @@ def read_curves(work_dir: Path) -> Curves:
 def rescale(records: list[dict], length: Optional[int]) -> None:
     """Count the iterations of a run in epochs of another length, which the last run has."""
     own = epoch_length(records)
-    if not own or not length or own == length:
+    if not own or not length or all(fits(record, length) for record in records):
         return
     for record in records:
         if 'loss' in record:
             record['step'] = max(round(record['step'] * length / own), 1)
+
+
+def fits(record: dict, length: int) -> bool:
+    """True if a record lies in its epoch where epochs have this length."""
+    if 'loss' not in record or 'epoch' not in record:
+        return True
+    return (record['epoch'] - 1) * length < record['step'] <= record['epoch'] * length
 
 
 def forget_from(first: int, curves: Curves) -> None:
@@ -161,22 +167,19 @@ def read_log(path: Path) -> list[dict]:
 def epoch_length(records: list[dict]) -> Optional[int]:
     """Iterations per epoch, from records that have both numbers.
 
-    The first records of two epochs are equally far into them, so that their distance is exact. With
-    a single epoch, its last record gives a lower bound.
+    The first records of two epochs are equally far into them, so that their distance is exact. But
+    a run that resumes within an epoch begins in its middle: the distance is then a lower bound, as
+    is what the last record of an epoch gives. The largest is taken.
     """
     first: dict[int, int] = {}
-    last: dict[int, int] = {}
+    lengths = []
     for record in records:
         if 'loss' in record and 'epoch' in record:
             epoch, step = record['epoch'], record['step']
             first[epoch] = min(step, first.get(epoch, step))
-            last[epoch] = max(step, last.get(epoch, step))
-    if not last:
-        return None
-    lengths = [first[epoch + 1] - first[epoch] for epoch in first if epoch + 1 in first]
-    if lengths:
-        return round(median(lengths))
-    return max(math.ceil(step / epoch) for epoch, step in last.items())
+            lengths.append(math.ceil(step / epoch))
+    lengths += [first[epoch + 1] - first[epoch] for epoch in first if epoch + 1 in first]
+    return max(lengths, default=None)
 
 
 def validated_at(step: int, latest: int, curves: Curves) -> int:

@@ -83,6 +83,20 @@ def test_epochs_of_another_length(tmp_path):
     assert sorted(curves.metrics['coco/bbox_mAP']) == [20, 40, 60, 80]
 
 
+@pytest.mark.parametrize('until', [2, 3])
+def test_a_run_that_was_stopped_in_its_first_epoch(tmp_path, until):
+    """Its iterations stay, and the next run, which begins there, tells how long an epoch is."""
+    records = epochs(1, until, 200, 25)
+    write_log(tmp_path / '1', records[:3])
+    shifted = [train_record(step, epoch=1, iter=step) for step in (112, 137, 162, 187)]
+    write_log(tmp_path / '2', shifted + records[8:])
+    curves = read_curves(tmp_path)
+    assert curves.epoch_length == 200 and curves.resumed == [112]
+    first_epoch = [step for step in curves.losses['loss'] if step <= 200]
+    assert first_epoch == [25, 50, 75, 112, 137, 162, 187]
+    assert list(curves.metrics['coco/bbox_mAP']) == [200 * epoch for epoch in range(1, until + 1)]
+
+
 @pytest.mark.parametrize('by_epoch', [True, False])
 def test_logs_of_mmengine_itself(tmp_path, monkeypatch, by_epoch: bool) -> None:
     from mmengine.evaluator import BaseMetric

@@ -47,7 +47,7 @@ def demo_data(
         make = maker_of(data)
     is_new = make(root, **given)
     state = 'created' if is_new else 'already complete'
-    print(f'{Path(root).expanduser().resolve()}: {data}, {state}')
+    print(f'{Path(root).resolve()}: {data}, {state}')
 
 
 def maker_of(data: str) -> Callable[..., bool]:

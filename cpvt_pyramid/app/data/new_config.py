@@ -142,7 +142,7 @@ def find_base(base: str) -> Path:
     Raises:
         UserError: there is none.
     """
-    path = Path(base).expanduser()
+    path = Path(base)
     if path.exists():
         return path
     known = shipped_configs()

@@ -27,7 +27,7 @@ def create_once(
     Raises:
         UserError: the folder has something else.
     """
-    folder = Path(root).expanduser().resolve()
+    folder = Path(root).resolve()
     marker = folder / MARKER
     text = json.dumps(arguments) + '\n'
     if marker.is_file() and marker.read_bytes() == text.encode():

@@ -77,7 +77,7 @@ def resolve_model(
     """
     words = list(more)
     path = Path(model).expanduser()
-    if model.endswith(EXPORTED):
+    if model.lower().endswith(EXPORTED):
         return ModelFiles(exported=local_path(model).expanduser()), words
     if model.endswith(CONFIG_SUFFIXES):
         check_config_file(model)
@@ -88,10 +88,12 @@ def resolve_model(
         raise UserError(f'{model} is an image; the model comes first, and must be {accepted.kinds}')
     if path.is_file():
         return ModelFiles(checkpoint=str(path)), words
-    if is_address(model) or model.endswith(WEIGHTS):  # where there is no such file, reading says so
+    if is_address(model) or model.lower().endswith(
+        WEIGHTS
+    ):  # where there is no such file, reading says so
         return ModelFiles(checkpoint=model), words
     if model in TRAINED:
-        if words and words[0].endswith(WEIGHTS):
+        if words and words[0].lower().endswith(WEIGHTS):
             return ModelFiles(trained=model, checkpoint=words[0]), words[1:]
         return ModelFiles(trained=model), words
     if path.is_dir():
@@ -109,11 +111,11 @@ def exported_path(model: str) -> Path:
     if path.is_dir():
         raise UserError(line_about_folder(path, FILE))
     if path.is_file():
-        if path.suffix not in EXPORTED:
+        if path.suffix.lower() not in EXPORTED:
             raise UserError(f'{model} must be {FILE.kinds}; cpvt export writes one')
         return path
-    if path.suffix in EXPORTED:
-        neighbours = [p.name for p in path.parent.glob('*') if p.suffix in EXPORTED]
+    if path.suffix.lower() in EXPORTED:
+        neighbours = [p.name for p in path.parent.glob('*') if p.suffix.lower() in EXPORTED]
         raise UserError(f'no model at {model}{did_you_mean(path.name, neighbours)}')
     raise UserError(line_about_unknown(model, FILE))
 
@@ -176,7 +178,7 @@ def open_model(
     if files.exported is not None:
         if cfg_options:
             raise UserError(f'cfg_options are for configs; {files.exported} is exported')
-        if backend == 'onnxruntime' and files.exported.suffix == '.xml':
+        if backend == 'onnxruntime' and files.exported.suffix.lower() == '.xml':
             raise UserError(f'{files.exported} is a model of OpenVINO; leave out onnxruntime')
         backend = backend or 'onnxruntime'
         path = exported_path(str(files.exported))

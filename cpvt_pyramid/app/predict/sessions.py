@@ -208,7 +208,7 @@ def read_openvino(path: Path) -> Any:
     from openvino.frontend import FrontEndManager
 
     # `Core.read_model` tries all of its formats on a damaged file, and some print to stderr.
-    reader = FrontEndManager().load_by_framework('ir' if path.suffix == '.xml' else 'onnx')
+    reader = FrontEndManager().load_by_framework('ir' if path.suffix.lower() == '.xml' else 'onnx')
     model = reader.convert(reader.load(str(path)))
     if _entry(model, KEY) is not None:
         join_blocks(model)
@@ -288,7 +288,7 @@ def open_session(
         raise UserError(f'no model at {path}')
     path.open('rb').close()  # the backends take a file without permission for a damaged one
     try:
-        backend = 'openvino' if path.suffix == '.xml' else backend
+        backend = 'openvino' if path.suffix.lower() == '.xml' else backend
         if device is not None:
             device = DEVICES[backend].get(device, device)
         if backend == 'openvino':
@@ -319,7 +319,7 @@ def is_torn(path: Path, error: Exception) -> bool:
     """Whether a file that a backend could not open is damaged, rather than of a kind that it does
     not know, such as a newer one."""
     is_unreadable = type(error).__name__ in ('InvalidProtobuf', 'GeneralFailure')
-    return is_unreadable or path.suffix == '.xml' or not path.stat().st_size
+    return is_unreadable or path.suffix.lower() == '.xml' or not path.stat().st_size
 
 
 def padded_input(

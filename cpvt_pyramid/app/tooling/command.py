@@ -483,7 +483,7 @@ def argparse_settings(kind: Any) -> dict[str, Any]:
         (member,) = (k for k in inner if k not in (bool, type(None)))
         settings = argparse_settings(member)
         if bool in inner:
-            settings |= {'nargs': '?', 'type': lambda text: text or True}
+            settings |= {'nargs': '?', 'type': lambda text: os.path.expanduser(text) or True}
         return settings
     if kind is bool:
         return {'action': 'store_true'}
@@ -502,12 +502,14 @@ def argparse_settings(kind: Any) -> dict[str, Any]:
 
 
 def given_text(text: str) -> str:
-    """Text of the command line. A variable of a shell that is not set leaves it empty, which would
-    be the current folder, or all addresses.
+    """Text of the command line, with ~ as the home folder: shells leave it as it is in --out=~/a.
+
+    A variable of a shell that is not set leaves the text empty, which would be the current folder,
+    or all addresses.
     """
     if not text:
         raise ArgumentTypeError('it is empty')
-    return text
+    return os.path.expanduser(text)
 
 
 def documented_arguments(function: Callable) -> dict[str, str]:

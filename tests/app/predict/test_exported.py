@@ -459,6 +459,17 @@ def test_label_maps_in_tiles(model, photos, name, capsys):
     assert capsys.readouterr().out.splitlines()[1] == summary != 'found in images: nothing'
 
 
+@pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
+def test_endings_in_capitals(backend, model, photos, capsys):
+    """As cameras and old file systems write them."""
+    model('detection').rename('A.ONNX')
+    Image.fromarray(photos[0]).save('PHOTO.PNG')
+    assert main(['A.ONNX', 'PHOTO.PNG', '--backend', backend, '--no-pictures']) == 0
+    assert '1 of 1 done' in capsys.readouterr().out
+    assert main(['B.ONNX', 'PHOTO.PNG']) == 2
+    assert 'no model at B.ONNX' in capsys.readouterr().err
+
+
 def test_boxes_in_tiles(model, photos):
     Image.fromarray(photos[1]).save('big.png')
     command = [str(model('detection')), 'big.png', '--tile', '96', '--overlap', '32']

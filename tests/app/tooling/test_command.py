@@ -391,6 +391,35 @@ def test_an_empty_argument_is_an_unset_variable(arguments, capsys):
     assert capsys.readouterr().err.endswith(': it is empty; see --help\n')
 
 
+def test_a_tilde_is_the_home_folder(monkeypatch):
+    """Shells leave it as it is after =, or in quotes."""
+    monkeypatch.setenv('HOME', '/home/me')
+    got = []
+
+    def measure(
+        image: str,
+        *,
+        out: str,
+        crops: Sequence[str] = (),
+        resume: Union[bool, str] = False,
+        options: Sequence[str] = (),
+    ) -> None:
+        got.extend([image, out, *crops, resume, *options])
+
+    words = [
+        '~/a.png',
+        '--out=~/b.png',
+        '--crops',
+        '~/c.png',
+        '~no-such-user/d',
+        '--resume=~/e.pth',
+    ]
+    assert run_command(measure, [*words, '--options', 'root=~/f']) == 0
+    home = '/home/me'
+    paths = [f'{home}/a.png', f'{home}/b.png', f'{home}/c.png', '~no-such-user/d', f'{home}/e.pth']
+    assert got == [*paths, 'root=~/f']
+
+
 def test_a_misspelled_option_has_a_suggestion(capsys):
     def infer(model: str, *, score_thr: float = 0.3) -> None:
         raise AssertionError('it is called')

@@ -88,9 +88,8 @@ def resolve_model(
         raise UserError(f'{model} is an image; the model comes first, and must be {accepted.kinds}')
     if path.is_file():
         return ModelFiles(checkpoint=str(path)), words
-    if is_address(model) or model.lower().endswith(
-        WEIGHTS
-    ):  # where there is no such file, reading says so
+    # Where there is no such file, reading says so.
+    if is_address(model) or model.lower().endswith(WEIGHTS):
         return ModelFiles(checkpoint=model), words
     if model in TRAINED:
         if words and words[0].lower().endswith(WEIGHTS):

@@ -95,11 +95,11 @@ def run_infer(options: InferOptions) -> int:
     done = [entry for entry in named if entry[0] not in skipped]
     results.finish(done)
     print(f'{len(done)} of {len(named)} done: results in {folder}')
-    if todo:
+    count = len(todo) - len(skipped)
+    if count:
         print(f'found in images: {results.summary()}')
     if results.full:
         print(note_about_limit(results, files, options.tile, ready.takes_tiles))
-    count = len(todo) - len(skipped)
     if count and not options.tile and not options.ray:
         print(f'{count / seconds:.3g} images per second, reading and writing included')
     return int(bool(skipped))

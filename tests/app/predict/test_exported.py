@@ -459,6 +459,12 @@ def test_label_maps_in_tiles(model, photos, name, capsys):
     assert capsys.readouterr().out.splitlines()[1] == summary != 'found in images: nothing'
 
 
+def test_nothing_is_said_of_images_that_were_all_skipped(model, capsys):
+    Path('torn.png').write_bytes(b'torn')
+    assert main([str(model('detection')), 'torn.png']) == 1
+    assert capsys.readouterr().out == '0 of 1 done: results in predictions\n'
+
+
 @pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
 def test_endings_in_capitals(backend, model, photos, capsys):
     """As cameras and old file systems write them."""

@@ -4,7 +4,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -64,12 +64,27 @@ def in_a_thread(
 ) -> Iterator[Callable[..., Any]]:
     """The function, which one thread runs, so that the caller takes signals meanwhile. If one ends
     this context, `stop` is called to make the function return early."""
+    calls: deque[Future] = deque(maxlen=1)
+
     with ThreadPoolExecutor(1) as pool:
+
+        def call(*arguments: Any) -> Any:
+            calls.append(pool.submit(function, *arguments))
+            return calls[0].result()
+
         try:
-            yield lambda *arguments: pool.submit(function, *arguments).result()
+            yield call
         except BaseException:
-            stop()
+            end_calls(calls, stop)
             raise
+
+
+def end_calls(calls: Iterable[Future], stop: Callable[[], object]) -> None:
+    """Call `stop` until all calls have returned. A call may wait, for example for memory, before it
+    begins what `stop` ends."""
+    begun = [call for call in calls if not call.cancelled()]
+    while wait(begun, timeout=0.1).not_done:
+        stop()
 
 
 def prefetch(
@@ -88,16 +103,19 @@ def prefetch(
         yield from (partial(function, item) for item in items)
         return
     waiting: deque[Future] = deque()
+    taken: deque[Future] = deque(maxlen=1)  # the last whose result was asked for
     with ThreadPoolExecutor(threads) as pool:
         try:
             for item in items:
                 waiting.append(pool.submit(function, item))
                 if len(waiting) > threads:
-                    yield waiting.popleft().result
+                    taken.append(waiting.popleft())
+                    yield taken[0].result
             while waiting:
-                yield waiting.popleft().result
+                taken.append(waiting.popleft())
+                yield taken[0].result
         except BaseException:  # GeneratorExit if the results are not read to their end
             pool.shutdown(wait=False, cancel_futures=True)
             if stop is not None:
-                stop()
+                end_calls([*taken, *waiting], stop)
             raise

@@ -19,7 +19,7 @@ LACKS_BELOW_2_9 = {
 LACKS_BELOW_2_7 = {
     'the fast operations': """
         acceleration/ core/test_export.py::test_compiled mm/test_winograd.py
-        core/test_recompute.py::test_one_wide_map_is_saved[MLP-float32-accelerated
+        core/test_recompute.py::test_an_accelerated
         app/training/test_train.py::test_a_training_on_a_cpu_is_accelerated""",
     'setuptools that reads this pyproject.toml': """
         mm/test_configs.py::test_installed_package_holds_what_mim_reads""",

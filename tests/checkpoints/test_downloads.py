@@ -163,12 +163,12 @@ def test_tools_take_names_or_say_why_not_in_one_line(hub, tmp_path, capsys):
     assert converted.name.startswith('twins_pcpvt_nano_ours-')
     model = open_source('pcpvt_nano', name, ()).model
     torch.testing.assert_close(model.state_dict(), body.state_dict(), rtol=0, atol=0)
-    for command in (
-        f'convert_weights timm://nothing --to mmseg --out-dir {tmp_path}',
-        f'export pcpvt_nano timm://nothing --out {tmp_path}/a.onnx',
+    for command, out in (
+        ('convert_weights timm://nothing --to mmseg --out-dir', tmp_path),
+        ('export pcpvt_nano timm://nothing --out', tmp_path / 'a.onnx'),
     ):
         tool, *arguments = command.split()
-        assert load_tool(tool).main(arguments) == 2
+        assert load_tool(tool).main([*arguments, str(out)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f'cpvt {tool.replace("_", "-")}: cannot download timm://nothing')
 

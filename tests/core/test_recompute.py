@@ -37,42 +37,52 @@ def pair(kind=MLP, **options):
     return plain, frugal
 
 
+def saved_by_mlp(mlp, autocast):
+    x = torch.randn(2, 9, 7, 8, requires_grad=True)
+    with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+        return saved_bytes(mlp, x, Grid(*x.shape[1:3]), but_for=[x, *mlp.parameters()])
+
+
 @pytest.mark.parametrize('autocast', [False, True], ids=['float32', 'autocast'])
 @pytest.mark.parametrize('kind', [MLP, ConvMLP])
 def test_one_wide_map_is_saved(kind, autocast):
-    """By an accelerated MLP in any case."""
-    x = torch.randn(2, 9, 7, 8, requires_grad=True)
-
-    def saved(mlp):
-        own = [x, *mlp.parameters()]
-        with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-            return saved_bytes(mlp, x, Grid(*x.shape[1:3]), but_for=own)
-
     plain, frugal = pair(kind)
-    wide_map = x.numel() * 4 * (2 if autocast else 4)
+    wide_map = 2 * 9 * 7 * 32 * (2 if autocast else 4)
+    assert saved_by_mlp(plain, autocast) - saved_by_mlp(frugal, autocast) == wide_map
+
+
+@pytest.mark.parametrize('autocast', [False, True], ids=['float32', 'autocast'])
+@pytest.mark.parametrize('kind', [MLP, ConvMLP])
+def test_an_accelerated_mlp_saves_one_wide_map(kind, autocast):
+    """In any case."""
+    least = saved_by_mlp(pair(kind)[1], autocast)
     biases = 2 * 2 * (32 + 8)  # autocast's copies
-    assert saved(plain) - saved(frugal) == wide_map
-    for mlp in (plain, frugal):
-        assert saved(accelerate(mlp)) <= saved(pair(kind)[1]) + biases
+    for mlp in pair(kind):
+        assert saved_by_mlp(accelerate(mlp), autocast) <= least + biases
+
+
+def saved_under_autocast(model, image):
+    with torch.autocast('cpu', torch.bfloat16):
+        return saved_bytes(model.train(), image, but_for=model.parameters())
 
 
 @pytest.mark.parametrize('build', [pcpvt, pvt_v2])
 def test_a_model_under_autocast_saves_less(build):
-    """And an accelerated one as little in any case."""
     image = torch.randn(1, 3, 64, 64)
-
-    def saved(recompute_gelu, accelerated):
-        model = build(recompute_gelu=recompute_gelu).train()
-        if accelerated:
-            accelerate(model)
-        with torch.autocast('cpu', torch.bfloat16):
-            return saved_bytes(model, image, but_for=model.parameters())
-
     wide = sum(wide_values(build(), image))
-    least = saved(True, accelerated=False)
-    assert wide and saved(False, accelerated=False) - least >= 2 * wide
+    plain, frugal = (build(recompute_gelu=each) for each in (False, True))
+    assert wide
+    assert saved_under_autocast(plain, image) - saved_under_autocast(frugal, image) >= 2 * wide
+
+
+@pytest.mark.parametrize('build', [pcpvt, pvt_v2])
+def test_an_accelerated_model_under_autocast_saves_as_little(build):
+    """In any case."""
+    image = torch.randn(1, 3, 64, 64)
+    least = saved_under_autocast(build(recompute_gelu=True), image)
     for recompute_gelu in (False, True):
-        assert saved(recompute_gelu, accelerated=True) <= 1.01 * least  # biases in bfloat16
+        fast = accelerate(build(recompute_gelu=recompute_gelu))
+        assert saved_under_autocast(fast, image) <= 1.01 * least  # biases in bfloat16
 
 
 def wide_values(model, image):

@@ -1,5 +1,8 @@
 """What makes models fast on a CPU. It is asked for: `cpvt_pyramid.accelerate(model)`.
 
+Layers are computed by oneDNN's functions in PyTorch, and by two functions of our own, in
+kernels.cpp: attention and layer norms.
+
 Names that are private to PyTorch, all of them in this folder:
 - `torch.ops.mkldnn._linear_pointwise` (products): oneDNN's product with its bias and a GELU.
   `F.linear` takes MKL, and the GELU is another pass.
@@ -7,8 +10,8 @@ Names that are private to PyTorch, all of them in this folder:
   gradients of GELU and softmax, in one pass each.
 - `torch.ops.mkldnn._convolution_pointwise` and `torch.ops.aten.convolution_backward` (conv_mlp): a
   depthwise convolution with its GELU, and the gradient of its weight alone.
-- `torch.ops.aten.mkldnn_linear` (attention): a product whose input and result are tensors of
-  oneDNN, whose softmax takes half as long as PyTorch's.
+- `torch.ops.aten.mkldnn_linear` (attention): in the backward pass, a product whose input and result
+  are tensors of oneDNN, whose softmax takes half as long as PyTorch's.
 - `torch.cpu._is_amx_tile_supported` (processor): whether PyTorch's fused attention uses AMX.
 - `torch.ops.mkldnn._is_mkldnn_bf16_supported` (processor): whether there are products in bfloat16.
 - `torch._C._are_functorch_transforms_active`, `torch._C._functorch.is_legacy_batchedtensor`,

@@ -13,6 +13,7 @@ from ..model import (
     Attention,
     ConvMLP,
     GlobalAttention,
+    LayerNorm,
     LinearAttention,
     PatchEmbed,
     WindowAttention,
@@ -21,7 +22,9 @@ from ..recompute import is_plain_linear
 from ..versions import VERSION
 from .attention import GlobalAttentionInParts, LinearAttentionInParts, SelfAttentionInParts
 from .conv_mlp import FusedConvMLP
+from .library import library
 from .memory import keep_freed_memory
+from .norms import FastLayerNorm
 from .patches import PatchConv
 from .products import FusedMLP, OneDNNLinear, is_plain_parameter
 from .windows import BorderWindowAttention
@@ -32,6 +35,7 @@ Model = TypeVar('Model', bound=nn.Module)
 # The class that takes the place of a class.
 FAST: dict[type, type] = {
     nn.Linear: OneDNNLinear,
+    LayerNorm: FastLayerNorm,
     MLP: FusedMLP,
     ConvMLP: FusedConvMLP,
     GlobalAttention: GlobalAttentionInParts,
@@ -49,13 +53,18 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     It does so in float32 and, where oneDNN has it, in bfloat16: with weights in bfloat16, or with
     weights in float32 under `torch.autocast('cpu', torch.bfloat16)`.
 
-    Layers get another class that computes the same: products by oneDNN, with their GELU; MLPs, also
-    those with a depthwise convolution (PVTv2, MiT), and attention of many queries and keys in
-    parts; smaller windows at the border of a map; patches by one product; and, in inference in
-    float32, 3x3 convolutions with 256 channels or more by Winograd's minimal filtering. The last
-    one has 4 to 7 times the rounding errors of PyTorch's convolution, and NaN and infinite values
-    reach the 3 x 3 outputs around those that depend on them. On processors without AMX,
-    attention in bfloat16 rounds its scores to bfloat16, which PyTorch's fused kernel does not.
+    Layers get another class that computes the same: products by oneDNN, with their GELU; MLPs in
+    parts, also those with a depthwise convolution (PVTv2, MiT); smaller windows at the border of a
+    map; patches by one product; and, in inference in float32, 3x3 convolutions with 256 channels or
+    more by Winograd's minimal filtering. The last one has 4 to 7 times the rounding errors of
+    PyTorch's convolution, and NaN and infinite values reach the 3 x 3 outputs around those that
+    depend on them.
+
+    In inference, attention and layer norms are computed by functions of this package, in
+    `acceleration/kernels.cpp`. The first call on a machine compiles them, in a few seconds, into
+    `~/.cache/cpvt_pyramid` (or `$XDG_CACHE_HOME`). They need Linux, a C++ compiler (`CXX`, or g++)
+    and a processor with AVX-512; in bfloat16 they need avx512_bf16, and leave attention to PyTorch
+    where there is AMX. Without them PyTorch's functions compute the same; `cpvt doctor` says why.
 
     The process keeps blocks of memory of up to 32 MiB that it frees, also after `enable=False`: see
     `acceleration/memory.py`.
@@ -102,6 +111,7 @@ def accelerate(model: Model, enable: bool = True) -> Model:
         warnings.warn(f'the model is not accelerated: {reason}', stacklevel=2)
         return model
     keep_freed_memory()
+    library()  # compiled now, not by the first image
     # Found before the first class changes, since what an MLP becomes depends on its layers.
     found = list(replacements(model))
     with torch.inference_mode(False):  # a transformed weight serves outside of it, too

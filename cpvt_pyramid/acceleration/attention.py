@@ -1,4 +1,4 @@
-"""Attention with many queries and keys, some queries at a time.
+"""Attention by a function of our own, and its gradient by products of oneDNN.
 
 Shapes: B batch, N queries, M keys, d channels of a head.
 """
@@ -15,18 +15,14 @@ from torch import Tensor
 from ..columnar import SelfAttention
 from ..grid import Grid
 from ..model import Attention, GlobalAttention, LinearAttention
+from .kernels import fast_attention, has_kernels
 from .processor import fused_attention_is_slow
 from .products import affine, cast, common_dtype, is_differentiated, summed_outer
 
-# From this number of scores of a head on, oneDNN's products in float32 are faster than PyTorch's
-# fused kernel, where that is slow.
-WORTH_ONEDNN = 2**16
-
-# And those in bfloat16, which are batched, from this number of scores of all heads of an image on.
-# Not of all images: rounded scores would make an image's results depend on the size of its batch.
-# In training they are faster far sooner, because of the fused kernel's backward pass.
-WORTH_BATCHES = 2**17
-WORTH_BATCHES_IN_TRAINING = 2**14
+# From this number of scores of a head in float32, and of all heads of an image in bfloat16, the
+# backward pass by oneDNN's products is faster than that of PyTorch's fused kernel, where that is
+# slow. Not of all images: an image's gradients would depend on the size of its batch.
+WORTH_PRODUCTS = {torch.float32: 2**16, torch.bfloat16: 2**14}
 
 # Scores that are computed at a time, which stay in the cache.
 SCORES_AT_A_TIME = 2**20
@@ -38,10 +34,11 @@ MIN_GROUP = 768
 class AttentionInParts(Attention):
     """Mixin, listed before an attention of the model.
 
-    Where PyTorch's fused kernel is slow, oneDNN computes large attention. The scores stay in the
-    processor's cache and are recomputed in the backward pass. Elsewhere training distributes the
-    queries of a few heads over all threads. Encodings inside the attention and dropout are left to
-    the attention itself.
+    Functions of our own compute it where they can. Where the backward pass of PyTorch's fused
+    kernel is slow, that of large attention is computed by products of oneDNN: the scores stay in
+    the processor's cache and are recomputed. Elsewhere training distributes the queries of a few
+    heads over all threads. Encodings inside the attention and dropout are left to the attention
+    itself.
     """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -49,13 +46,13 @@ class AttentionInParts(Attention):
         if dtype is None or not is_simple(self, grid):
             return super().attend(q, k, v, grid)
         q, k, v = cast(dtype, q, k, v)
-        trains = torch.is_grad_enabled()
+        bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(dtype)  # (B, M)
+        if not torch.is_grad_enabled():
+            return forward_attention(q, k, v, bias)
         if fused_attention_is_slow(dtype) and is_worth_products(q, k):
-            return attend_by_products(q, k, v, grid)
-        if trains:
-            bias = None if grid.key_bias is None else grid.key_bias.to(q.dtype)
-            return grouped_attention(q, k, v, bias).transpose(1, 2)
-        return super().attend(q, k, v, grid)
+            return PartsOfAttention.apply(q, k, v, bias)
+        mask = None if bias is None else bias[:, None, None]
+        return grouped_attention(q, k, v, mask).transpose(1, 2)
 
 
 class GlobalAttentionInParts(AttentionInParts, GlobalAttention):
@@ -76,42 +73,34 @@ def is_simple(attention: Attention, grid: Grid) -> bool:
     return not drops and attention.position is None and grid.rotations is None
 
 
-def attend_by_products(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-    """`Attention.attend` by oneDNN, of queries, keys and values in one dtype."""
-    bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(q.dtype)
-    function = PartsOfAttention.apply if torch.is_grad_enabled() else attention_in_parts
-    return function(q, k, v, bias)
-
-
-def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """Attention by oneDNN, (B, N, heads, d), without gradient.
+def forward_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """Attention of queries, keys and values by head, (B, N, heads, d), without gradient.
 
     `bias`, (B, M), is added to the scores; None: nothing is.
     """
-    out = q.new_empty(q.transpose(1, 2).shape)
-    k = scaled(k)
-    if takes_batches(q, k):
-        for part in batches(q, k):
-            part_q, part_k, part_v = [x[part].flatten(0, 1) for x in (q, k, v)]
-            weights = batched_weights(part_q, part_k, bias_of_part(bias, part))
-            found = torch.bmm(weights, part_v)
-            out.transpose(1, 2)[part] = found.unflatten(0, q[part].shape[:2])
-        return out
-    k = k.contiguous()
-    v = v.transpose(2, 3).contiguous()
-    for b, head, rows in query_parts(q, k):
-        weights = attention_weights(q[b, head, rows], k[b, head], bias, b)
-        out[b, rows, head] = torch.ops.aten.mkldnn_linear(weights, v[b, head]).to_dense()
-    return out
+    if not takes_kernels(q):
+        mask = None if bias is None else bias[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
+    q, k, v = [x[:, :, None] for x in (q, k, v)]  # as maps of one row
+    return fast_attention(q, k, v, None if bias is None else bias[:, None]).squeeze(1)
+
+
+def takes_kernels(q: Tensor) -> bool:
+    """True if our own function computes the attention of queries (..., d)."""
+    if q.dtype == torch.bfloat16:
+        # It multiplies pairs of channels. With AMX, PyTorch's kernel is fast.
+        if q.shape[-1] % 2 or not fused_attention_is_slow(q.dtype):
+            return False
+    return has_kernels(q.dtype)
 
 
 class PartsOfAttention(torch.autograd.Function):
-    """`attention_in_parts` with its gradient, for which the weights are recomputed."""
+    """`forward_attention` with its gradient, for which the weights are recomputed, some at a time."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
         ctx.save_for_backward(q, k, v, bias)
-        return attention_in_parts(q, k, v, bias)
+        return forward_attention(q, k, v, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
@@ -177,21 +166,19 @@ def softmax_gradient(grad: Tensor, weights: Tensor) -> Tensor:
 
 
 def is_worth_products(q: Tensor, k: Tensor) -> bool:
-    """True if products are faster than PyTorch's fused kernel, where that is slow."""
+    """True if the backward pass is faster by products, where PyTorch's is slow."""
     scores = q.shape[2] * k.shape[2]
-    if q.dtype == torch.float32:
-        return scores >= WORTH_ONEDNN
-    least = WORTH_BATCHES_IN_TRAINING if torch.is_grad_enabled() else WORTH_BATCHES
-    return q.shape[1] * scores >= least
+    if q.dtype == torch.bfloat16:
+        scores *= q.shape[1]
+    return scores >= WORTH_PRODUCTS[q.dtype]
 
 
 def takes_batches(q: Tensor, k: Tensor) -> bool:
     """True if several heads are computed at a time, by PyTorch's batched products.
 
-    In float32 these are MKL's, so that only small ones, those of windows, are fast.
+    In float32 these are MKL's, which are slow where attention is computed by products.
     """
-    scores = q.shape[2] * k.shape[2]
-    return scores <= SCORES_AT_A_TIME // 2 and (q.dtype != torch.float32 or scores < WORTH_ONEDNN)
+    return q.dtype == torch.bfloat16 and q.shape[2] * k.shape[2] <= SCORES_AT_A_TIME // 2
 
 
 Part = tuple[slice, slice]  # images and heads

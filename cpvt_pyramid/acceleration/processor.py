@@ -46,7 +46,8 @@ def multiplies_bfloat16() -> bool:
 
 @functools.cache
 def fused_attention_is_slow(dtype: torch.dtype) -> bool:
-    """True if attention by products of oneDNN is faster than PyTorch's fused kernel.
+    """True if products of oneDNN are faster than PyTorch's fused kernel for attention, at least for
+    its gradient.
 
     The fused kernel multiplies blocks of queries and keys. In float32 MKL does that. In bfloat16 it
     is fast with AMX, for which the kernel packs the keys and values once; without it, each product

@@ -1,5 +1,4 @@
-"""Windows at the border of a map that are smaller instead of filled up and masked, and attention
-inside of windows by batched products.
+"""Windows at the border of a map that are smaller instead of filled up and masked.
 
 Shapes: B batch, H x W map, C channels, T tokens of a window, d channels of a head.
 """
@@ -12,16 +11,16 @@ from torch import Tensor
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
 from ..recompute import is_plain_linear
-from .attention import attend_by_products, is_simple
+from .attention import PartsOfAttention, forward_attention, is_simple, takes_kernels
+from .kernels import fast_attention
 from .processor import fused_attention_is_slow
 from .products import cast, common_dtype, concatenated, fast_dtype
 
 # Values of queries, keys and values that are computed at a time, which stay in the cache.
 BAND = 2**20
 
-# In bfloat16, windows of at least this many tokens are computed by products. The number of windows
-# does not count: an image's results would depend on the size of its batch, since products round
-# the scores.
+# In bfloat16 the backward pass of windows of at least this many tokens is computed by products. The
+# number of windows does not count: an image's gradients would depend on the size of its batch.
 FEWEST_TOKENS = 32
 
 
@@ -29,9 +28,8 @@ class BorderWindowAttention(WindowAttention):
     """A `WindowAttention` with smaller windows at the border of a map.
 
     Inference computes some rows of windows at a time, with their linear layers, so that the maps
-    between the layers stay in the cache. Where PyTorch's fused kernel is slow, batched products
-    take its place: in bfloat16 those of oneDNN, and in inference in float32, with several threads,
-    those of MKL, which all threads share.
+    between the layers stay in the cache. Where PyTorch's fused kernel is slow, the backward pass in
+    bfloat16 is computed by products of oneDNN.
     """
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
@@ -57,15 +55,15 @@ class BorderWindowAttention(WindowAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         dtype = common_dtype(q, k, v)
-        if dtype is None or not is_simple(self, grid) or not fused_attention_is_slow(dtype):
+        if dtype is None or not is_simple(self, grid):
             return super().attend(q, k, v, grid)
         q, k, v = cast(dtype, q, k, v)
-        if dtype == torch.float32:
-            takes_products = not torch.is_grad_enabled() and torch.get_num_threads() > 1
-        else:
-            takes_products = k.shape[2] >= FEWEST_TOKENS
-        if takes_products:
-            return attend_by_products(q, k, v, grid)
+        bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(dtype)  # (B, M)
+        if not torch.is_grad_enabled():
+            return forward_attention(q, k, v, bias)
+        is_large = dtype == torch.bfloat16 and k.shape[2] >= FEWEST_TOKENS
+        if is_large and fused_attention_is_slow(dtype):
+            return PartsOfAttention.apply(q, k, v, bias)
         return super().attend(q, k, v, grid)
 
     def attend_in_bands(self, x: Tensor, bias: Optional[Tensor]) -> Tensor:
@@ -76,8 +74,17 @@ class BorderWindowAttention(WindowAttention):
             rows = slice(start, start + windows * self.window)
             qkv = self.qkv(x[:, rows])
             band_bias = None if bias is None else bias[:, rows]
-            bands.append(self.proj(self.attend_in_parts(qkv, band_bias)))
+            bands.append(self.proj(self.attend_in_band(qkv, band_bias)))
         return concatenated(bands, 1)
+
+    def attend_in_band(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
+        """Attention of rows (B, h, W, 3 C) of a map, (B, h, W, C), without gradient."""
+        if not takes_kernels(qkv):
+            return self.attend_in_parts(qkv, bias)
+        q, k, v = qkv.unflatten(3, (3, self.heads, self.head_dim)).permute(3, 0, 4, 1, 2, 5)
+        if bias is not None:
+            bias = bias[..., 0]
+        return fast_attention(q, k, v, bias, self.window).flatten(3)
 
     def attend_in_parts(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Attention of a map (B, H, W, 3 C), in up to four parts with windows of one size each.

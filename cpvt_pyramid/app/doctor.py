@@ -138,6 +138,20 @@ def has_nvidia_gpu() -> bool:
     return done.stdout.startswith('GPU ')
 
 
+def kernels() -> Finding:
+    """What `accelerate` compiles; this may be the first time."""
+    from ..acceleration.accelerate import what_is_missing
+    from ..acceleration.library import NoKernels, load_library
+
+    if reason := what_is_missing():
+        return Finding('note', f'models cannot be accelerated: {reason}')
+    try:
+        load_library()
+    except NoKernels as error:
+        return Finding('note', f'inference on a CPU is slower without them: {error}')
+    return Finding('ok', 'compiled, for accelerated models')
+
+
 def mmcv_operators() -> Finding:
     import torch
     from mmcv.ops import get_compiling_cuda_version
@@ -196,6 +210,7 @@ LOOKS: dict[str, Callable[[], Finding]] = {
 # A function, and the package that it needs, which is installed again if it fails.
 TRIALS: dict[str, tuple[Callable[[], Finding], str]] = {
     'device': (device, 'torch'),
+    'CPU kernels': (kernels, 'torch'),
     'torchvision operators': (partial(imports, 'torchvision.ops'), 'torchvision'),
     'OpenCV': (partial(imports, 'cv2'), 'cv2'),
     'mmcv operators': (mmcv_operators, 'mmcv'),

@@ -17,7 +17,14 @@ from torch.overrides import TorchFunctionMode
 
 from cpvt_pyramid import ARCHS, CPVT, CPVTPyramid, accelerate
 from cpvt_pyramid.acceleration import accelerate as acceleration
-from cpvt_pyramid.acceleration import attention, conv_mlp, processor, products, windows
+from cpvt_pyramid.acceleration import (
+    attention,
+    conv_mlp,
+    norms,
+    processor,
+    products,
+    windows,
+)
 from cpvt_pyramid.acceleration.memory import keep_freed_memory
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.acceleration.products import FusedMLP, OneDNNLinear
@@ -43,7 +50,7 @@ def assert_same_gradients(found, expected):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=5e-5 * b.abs().max().item())
 
 
-@pytest.fixture(params=['as it is', 'with a slow MKL, in parts', 'grouped'])
+@pytest.fixture(params=['as it is', 'with a slow MKL, in parts', 'grouped', 'without kernels'])
 def way(request, monkeypatch):
     """What depends on the processor, its threads and the size of a map."""
     if request.param == 'with a slow MKL, in parts':
@@ -52,9 +59,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
         monkeypatch.setattr(windows, 'BAND', 4000)
         monkeypatch.setattr(windows, 'FEWEST_TOKENS', 1)
-        monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
-        monkeypatch.setattr(attention, 'WORTH_BATCHES', 1)
-        monkeypatch.setattr(attention, 'WORTH_BATCHES_IN_TRAINING', 1)
+        monkeypatch.setattr(attention, 'is_worth_products', lambda q, k: True)
         monkeypatch.setattr(attention, 'SCORES_AT_A_TIME', 4000)
         monkeypatch.setattr(products, 'AT_A_TIME', 4000)
         monkeypatch.setattr(conv_mlp, 'AT_A_TIME', 2000)
@@ -62,6 +67,9 @@ def way(request, monkeypatch):
     elif request.param == 'grouped':
         monkeypatch.setattr(attention, 'MIN_GROUP', 3)
         monkeypatch.setattr(torch, 'get_num_threads', lambda: 7)
+    elif request.param == 'without kernels':
+        monkeypatch.setattr(attention, 'has_kernels', lambda dtype: False)
+        monkeypatch.setattr(norms, 'has_kernels', lambda dtype: False)
 
 
 @pytest.mark.parametrize('valid', [None, VALID], ids=['whole', 'padded'])

@@ -1,7 +1,6 @@
 """Convolution MLPs and windows that are computed in parts: what a plain layer computes."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -12,11 +11,11 @@ from torch import nn
 
 from cpvt_pyramid import accelerate
 from cpvt_pyramid.acceleration import attention, conv_mlp, products, windows
-from cpvt_pyramid.acceleration.attention import PartsOfAttention, attention_in_parts
+from cpvt_pyramid.acceleration.attention import PartsOfAttention
 from cpvt_pyramid.acceleration.conv_mlp import FusedConvMLP
 from cpvt_pyramid.acceleration.products import is_supported
 from cpvt_pyramid.grid import Grid, grid_of_windows
-from cpvt_pyramid.model import MLP, ConvMLP, GlobalAttention, WindowAttention
+from cpvt_pyramid.model import MLP, ConvMLP, WindowAttention
 from cpvt_pyramid.padding.mask import Padding
 from tests.models.ports import randomize
 
@@ -182,7 +181,6 @@ def test_windows_in_bands(window_padding, height, width, batch, padded, band):
     inside = slice(None) if padding is None else ~padding.outside.bool().expand_as(x)
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, 'BAND', band)
-        patch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
         patch.setattr(torch, 'get_num_threads', lambda: 2)
         found = fast(x, grid)[inside]
         torch.testing.assert_close(found, plain(x, grid)[inside], rtol=1e-4, atol=1e-5)
@@ -196,12 +194,9 @@ def test_windows_in_bands(window_padding, height, width, batch, padded, band):
     keys=st.integers(1, 20),
     masked=st.booleans(),
     dtype=st.sampled_from(DTYPES),
-    worth_onednn=st.sampled_from([1, 10**6]),
     at_a_time=st.sampled_from([50, 1000, 10**6]),
 )
-def test_attention_and_its_gradients(
-    batch, heads, queries, keys, masked, dtype, worth_onednn, at_a_time
-):
+def test_attention_and_its_gradients(batch, heads, queries, keys, masked, dtype, at_a_time):
     """Some heads at a time where they are small, else some queries of one."""
     q = torch.randn(batch, queries, heads, 8).to(dtype).requires_grad_()
     kv = torch.randn(batch, keys, 2, heads, 8).to(dtype).requires_grad_()
@@ -224,7 +219,6 @@ def test_attention_and_its_gradients(
     expected = results(formula, *exact, None if bias is None else bias.double())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, 'SCORES_AT_A_TIME', at_a_time)
-        patch.setattr(attention, 'WORTH_ONEDNN', worth_onednn)
         found = results(PartsOfAttention.apply, q, kv, bias)
     for a, b in zip(found, expected):
         assert a.dtype == dtype
@@ -232,34 +226,3 @@ def test_attention_and_its_gradients(
             torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
         else:
             assert (a.double() - b).norm() <= 0.02 * b.norm() + 1e-3
-
-
-@pytest.mark.parametrize('queries', [40, 100])
-def test_attention_in_bfloat16_does_not_depend_on_the_number_of_images(monkeypatch, queries):
-    """Batched products round the scores, and PyTorch's fused kernel does not."""
-    monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
-    monkeypatch.setattr(attention, 'WORTH_BATCHES', 2**13)
-    layer = accelerate(GlobalAttention(16, 2, sr_ratio=1))
-    q, k, v = torch.randn(3, 8, 2, queries, 8, generator=torch.manual_seed(0)).unbind(0)
-    q, k, v = [x.bfloat16() for x in (5 * q, 5 * k, v)]  # with large scores
-    grid = Grid(1, queries)
-    with torch.no_grad():
-        together = layer.attend(q, k, v, grid).float()
-        alone = torch.cat([layer.attend(q[i:][:1], k[i:][:1], v[i:][:1], grid) for i in range(8)])
-    assert (together - alone.float()).norm() <= 0.002 * together.norm()
-
-
-@pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
-def test_attention_with_values_that_are_not_finite(dtype, value):
-    """oneDNN's softmax makes some weights of a row NaN where PyTorch's makes all."""
-    q, k, v = torch.randn(3, 1, 2, 6, 8, generator=torch.manual_seed(0)).to(dtype).unbind(0)
-    q[0, 0, 1, 2] = value
-    k[0, 1, 3, 4] = value
-    v[0, 1, 4, 5] = value
-    # Not PyTorch's fused kernel, which makes 0 of a query that is NaN.
-    expected = attention_formula(q, k, v).transpose(1, 2)
-    with torch.no_grad():
-        found = attention_in_parts(q, k, v, None)
-    assert torch.equal(found.isnan(), expected.isnan())
-    assert torch.equal(found.isinf(), expected.isinf())

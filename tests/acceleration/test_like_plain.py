@@ -16,11 +16,19 @@ from torch.utils.flop_counter import FlopCounterMode
 from cpvt_pyramid import accelerate
 from cpvt_pyramid.acceleration import attention, conv_mlp, products, windows
 from cpvt_pyramid.acceleration.conv_mlp import FusedConvMLP
+from cpvt_pyramid.acceleration.norms import FastLayerNorm
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.acceleration.products import FusedMLP, OneDNNLinear
 from cpvt_pyramid.acceleration.winograd import FEWEST_CHANNELS, WinogradConv2d
 from cpvt_pyramid.grid import Grid, grid_of_windows
-from cpvt_pyramid.model import MLP, ConvMLP, GlobalAttention, PatchEmbed, WindowAttention
+from cpvt_pyramid.model import (
+    MLP,
+    ConvMLP,
+    GlobalAttention,
+    LayerNorm,
+    PatchEmbed,
+    WindowAttention,
+)
 from tests.models.ports import randomize
 
 
@@ -49,6 +57,10 @@ def conv3x3():
     return nn.Conv2d(FEWEST_CHANNELS, FEWEST_CHANNELS, 3, padding=1)
 
 
+def normalized_linear():
+    return nn.Sequential(nn.Linear(4, 4), LayerNorm(4, eps=1))
+
+
 # A layer, the shape of its input, and the class of the layer that makes it fast.
 LAYERS = {
     'linear': (lambda: nn.Linear(4, 4), (2, 3, 4), OneDNNLinear),
@@ -59,6 +71,7 @@ LAYERS = {
     'ConvMLP': (lambda: OnMap(ConvMLP(4, 8, recompute_gelu=True)), (2, 3, 5, 4), FusedConvMLP),
     'ConvMLP, ReLU': (lambda: OnMap(ConvMLP(4, 8, relu=True)), (2, 3, 5, 4), FusedConvMLP),
     'patches': (lambda: PatchEmbed(3, 4, 2, norm=False), (2, 4, 6, 3), PatchConv),
+    'layer norm': (normalized_linear, (2, 3, 5, 4), FastLayerNorm),
     '3x3': (conv3x3, (1, FEWEST_CHANNELS, 2, 3), WinogradConv2d),
     'attention': (
         lambda: OnMap(GlobalAttention(4, 2, sr_ratio=1)),
@@ -73,9 +86,7 @@ LAYERS = {
 def layers(request, monkeypatch):
     """A plain layer, the same accelerated, and an input. Large ones are computed in parts."""
     monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
-    monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
-    monkeypatch.setattr(attention, 'WORTH_BATCHES', 1)
-    monkeypatch.setattr(attention, 'WORTH_BATCHES_IN_TRAINING', 1)
+    monkeypatch.setattr(attention, 'is_worth_products', lambda q, k: True)
     monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
     monkeypatch.setattr(windows, 'BAND', 40)
     monkeypatch.setattr(windows, 'FEWEST_TOKENS', 1)
@@ -286,9 +297,7 @@ def test_forward_mode_of_the_gradient_of_a_result(layers):
 @pytest.mark.parametrize('index', range(3), ids=['queries', 'keys', 'values'])
 def test_forward_mode_of_one_input_of_attention(monkeypatch, index, kind, grad):
     monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
-    monkeypatch.setattr(attention, 'WORTH_ONEDNN', 1)
-    monkeypatch.setattr(attention, 'WORTH_BATCHES', 1)
-    monkeypatch.setattr(attention, 'WORTH_BATCHES_IN_TRAINING', 1)
+    monkeypatch.setattr(attention, 'is_worth_products', lambda q, k: True)
     monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
     layer = GlobalAttention(8, 2, sr_ratio=1) if kind == 'global' else WindowAttention(8, 2, 4)
     inputs = torch.randn(3, 1, 2, 16, 4).unbind(0)

@@ -181,6 +181,7 @@ def test_here_everything_works() -> None:
     assert {finding.state for finding in found.values()} <= {'ok', 'note'}, found
     assert found['mm family'].state == 'ok'
     states = {name: function().state for name, (function, _) in doctor.TRIALS.items()}
+    assert states.pop('CPU kernels') in ('ok', 'note')  # some processors have none
     assert {*states.values()} <= {'ok', 'warn'}, states
 
 
@@ -295,3 +296,12 @@ def test_without_torch_nothing_of_openmmlab_is_named(machine, monkeypatch, capsy
     monkeypatch.setattr(doctor, 'tried', lambda names: [doctor.Finding('ok', '')] * len(names))
     assert doctor.main([]) == 0
     assert 'onedl-mmcv==' in capsys.readouterr().out
+
+
+def test_why_there_are_no_kernels(monkeypatch, tmp_path):
+    """The row is a note: models work without them."""
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    monkeypatch.setenv('CXX', '/nowhere/c++')
+    finding = doctor.kernels()
+    assert finding.state == 'note'
+    assert 'without them: they ' in finding.detail  # the rest depends on the processor

@@ -1,0 +1,483 @@
+// Layer norm and attention for processors with AVX-512, for which neither PyTorch nor oneDNN has a
+// fast function. `kernels.py` calls the functions at the end.
+//
+// Values are float or bfloat16, and are computed with in float. Each value of a result is computed
+// by the same operations in the same order, whatever the batch and the number of threads.
+//
+// OpenMP's library is not linked: its functions are found in the library that PyTorch has loaded,
+// so that both use the same threads.
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+using std::int64_t;
+
+struct bfloat16 {
+  std::uint16_t bits;
+};
+
+using vec = __m512;  // 16 values
+constexpr int LANES = 16;
+constexpr float LOG2_E = 1.44269504f;
+
+__mmask16 first(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+
+// The first `count` values of x, up to 16, then zeros.
+vec load(const float* x, int64_t count) {
+  return count == LANES ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(first(count), x);
+}
+vec load(const bfloat16* x, int64_t count) {
+  const __mmask16 lanes = first(count);
+  const __m256i bits = count == LANES ? _mm256_loadu_si256((const __m256i*)x)
+                                      : _mm256_maskz_loadu_epi16(lanes, x);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+// Store the first `count` values.
+void store(float* to, vec x, int64_t count) {
+  if (count == LANES) {
+    _mm512_storeu_ps(to, x);
+  } else {
+    _mm512_mask_storeu_ps(to, first(count), x);
+  }
+}
+void store(bfloat16* to, vec x, int64_t count) {
+  const __m256i bits = (__m256i)_mm512_cvtneps_pbh(x);
+  if (count == LANES) {
+    _mm256_storeu_si256((__m256i*)to, bits);
+  } else {
+    _mm256_mask_storeu_epi16(to, first(count), bits);
+  }
+}
+
+vec repeated(float x) { return _mm512_set1_ps(x); }
+
+// Call f(start, count) for each 16 of n values, and for the rest.
+template <typename Function>
+inline void each_vector(int64_t n, Function f) {
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) f(i, LANES);
+  if (i < n) f(i, n - i);
+}
+
+// A polynomial; the coefficients begin with that of the highest power.
+template <typename... Coefficients>
+vec polynomial(vec x, float highest, Coefficients... others) {
+  vec sum = repeated(highest);
+  for (const float coefficient : {others...}) sum = _mm512_fmadd_ps(sum, x, repeated(coefficient));
+  return sum;
+}
+
+// 2^x of x <= 0; relative error 2e-7.
+vec power_of_two(vec x) {
+  x = _mm512_max_ps(repeated(-200), x);  // 0 as for -infinity; NaN stays
+  const vec whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT);
+  const vec power = polynomial(x - whole, 1.5403530e-4f, 1.3333558e-3f, 9.6181291e-3f,
+                               5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f);
+  return _mm512_scalef_ps(power, whole);
+}
+
+// Call f(start, stop, thread) for equal parts of `count` items.
+template <typename Function>
+void in_threads(int64_t count, int64_t threads, Function f) {
+  threads = std::max<int64_t>(std::min(threads, count), 1);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int64_t i = 0; i < threads; i++) f(count * i / threads, count * (i + 1) / threads, i);
+}
+
+// Layer norm
+
+template <typename T>
+void normalize(const T* x, const float* weight, const float* bias, T* out, int64_t n, float eps) {
+  vec sum = repeated(0);
+  each_vector(n, [&](int64_t i, int64_t count) { sum += load(x + i, count); });
+  const float mean = _mm512_reduce_add_ps(sum) / n;
+  vec squares = repeated(0);
+  each_vector(n, [&](int64_t i, int64_t count) {
+    const vec centered = _mm512_maskz_sub_ps(first(count), load(x + i, count), repeated(mean));
+    squares = _mm512_fmadd_ps(centered, centered, squares);
+  });
+  const float scale = 1 / std::sqrt(_mm512_reduce_add_ps(squares) / n + eps);
+  each_vector(n, [&](int64_t i, int64_t count) {
+    const vec normal = (load(x + i, count) - repeated(mean)) * repeated(scale);
+    const vec y = _mm512_fmadd_ps(normal, load(weight + i, count), load(bias + i, count));
+    store(out + i, y, count);
+  });
+}
+
+template <typename T>
+void layer_norm(const T* x, const float* weight, const float* bias, T* out, int64_t rows, int64_t n,
+                float eps, int64_t threads) {
+  in_threads(rows, threads, [=](int64_t start, int64_t stop, int64_t) {
+    for (int64_t i = start; i < stop; i++) normalize(x + i * n, weight, bias, out + i * n, n, eps);
+  });
+}
+
+// Products of some rows with panels of 32 columns
+//
+// The right factor is packed: a panel has, for each group of rows, all columns, and for each column
+// the values of the group. A group fills 32 bits: one float, or two bfloat16, which the processor
+// multiplies and adds at once.
+
+constexpr int COLUMNS = 2 * LANES;
+constexpr int ROWS = 12;  // with these, 24 sums of 16 values stay in registers
+
+template <typename T>
+constexpr int GROUP = 4 / sizeof(T);
+
+void multiply_add(vec& sum, std::int32_t left, __m512i right, float) {
+  sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(left)), _mm512_castsi512_ps(right),
+                        sum);
+}
+void multiply_add(vec& sum, std::int32_t left, __m512i right, bfloat16) {
+  sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(left), (__m512bh)right);
+}
+
+using Products = vec[ROWS][2];
+
+// `rows` rows of `groups` groups, `stride` values apart, times a panel. The loops over rows are
+// unrolled: else the compiler keeps the sums in memory.
+template <int rows, typename T>
+inline __attribute__((always_inline)) void multiply_rows(const T* left, int64_t stride,
+                                                         const T* panel, int64_t groups,
+                                                         Products out) {
+  vec sums[rows][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = repeated(0);
+  for (int64_t g = 0; g < groups; g++) {
+    const __m512i a = _mm512_loadu_si512(panel + g * COLUMNS * GROUP<T>);
+    const __m512i b = _mm512_loadu_si512(panel + (g * COLUMNS + LANES) * GROUP<T>);
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++) {
+      std::int32_t bits;
+      std::memcpy(&bits, left + r * stride + g * GROUP<T>, sizeof bits);
+      multiply_add(sums[r][0], bits, a, T());
+      multiply_add(sums[r][1], bits, b, T());
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < rows; r++) {
+    out[r][0] = sums[r][0];
+    out[r][1] = sums[r][1];
+  }
+}
+
+template <typename T>
+void multiply(int64_t rows, const T* left, int64_t stride, const T* panel, int64_t groups,
+              Products out) {
+  switch (rows) {
+    case 1: return multiply_rows<1>(left, stride, panel, groups, out);
+    case 2: return multiply_rows<2>(left, stride, panel, groups, out);
+    case 3: return multiply_rows<3>(left, stride, panel, groups, out);
+    case 4: return multiply_rows<4>(left, stride, panel, groups, out);
+    case 5: return multiply_rows<5>(left, stride, panel, groups, out);
+    case 6: return multiply_rows<6>(left, stride, panel, groups, out);
+    case 7: return multiply_rows<7>(left, stride, panel, groups, out);
+    case 8: return multiply_rows<8>(left, stride, panel, groups, out);
+    case 9: return multiply_rows<9>(left, stride, panel, groups, out);
+    case 10: return multiply_rows<10>(left, stride, panel, groups, out);
+    case 11: return multiply_rows<11>(left, stride, panel, groups, out);
+    case 12: return multiply_rows<12>(left, stride, panel, groups, out);
+  }
+}
+
+// Attention
+
+// Part of a map.
+struct Area {
+  int64_t top, left, height, width;
+
+  int64_t size() const { return height * width; }
+};
+
+// Tokens of a map, by head: where they begin, and how many values are from one to the next.
+template <typename T>
+struct Tokens {
+  T* data;
+  int64_t image, head, row, column;
+
+  // Those of a head of an image.
+  Tokens of(int64_t i, int64_t h) const { return {data + i * image + h * head, 0, 0, row, column}; }
+
+  // Channels of the token with a number in an area, counted row by row.
+  T* at(const Area& area, int64_t number) const {
+    return data + (area.top + number / area.width) * row +
+           (area.left + number % area.width) * column;
+  }
+};
+
+// Sizes of maps with tokens: those of queries and results, and those of keys and values.
+struct Sizes {
+  int64_t images, heads, channels;  // channels of a head
+  int64_t height, width;
+  int64_t key_height, key_width;
+  int64_t window;  // side of the windows of both maps; 0: each query attends to all keys
+};
+
+// Exchange rows and columns of 16 x 16 words.
+void transpose(__m512i x[LANES]) {
+  __m512i y[LANES];
+  for (int i = 0; i < 16; i += 2) {
+    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+    x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+    x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+    x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+  }
+  // The quarters of x[4 i + j] are now columns j, 4 + j, 8 + j and 12 + j of rows 4 i to 4 i + 3.
+  for (int i = 0; i < 16; i += 8) {
+    for (int j = 0; j < 4; j++) {
+      y[i + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0x88);
+      y[i + 4 + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0xdd);
+    }
+  }
+  for (int j = 0; j < 4; j++) {
+    x[j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0x88);
+    x[4 + j] = _mm512_shuffle_i32x4(y[4 + j], y[12 + j], 0x88);
+    x[8 + j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0xdd);
+    x[12 + j] = _mm512_shuffle_i32x4(y[4 + j], y[12 + j], 0xdd);
+  }
+}
+
+int64_t rounded_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+template <typename T>
+T* take(std::uintptr_t& memory, int64_t count) {
+  T* const taken = reinterpret_cast<T*>(memory);
+  memory += rounded_up(count * sizeof(T), 64);  // each begins with a line of the cache
+  return taken;
+}
+
+// What a thread computes on the way to the attention of a head, in memory of the caller's.
+template <typename T>
+struct Workspace {
+  Workspace(int64_t key_count, int64_t channels, std::uintptr_t memory)
+      : keys(rounded_up(key_count, COLUMNS)),
+        key_panels(take<T>(memory, keys * channels)),
+        value_panels(take<T>(memory, keys * rounded_up(channels, COLUMNS))),
+        queries(take<T>(memory, ROWS * channels)),
+        scores(take<float>(memory, ROWS * keys)),
+        bias(take<float>(memory, keys)),
+        end(memory) {}
+
+  int64_t keys;        // with those that fill the last panel
+  T* key_panels;       // panel, group of channels, key, channel
+  T* value_panels;     // panel, group of keys, channel, key
+  T* queries;          // ROWS, channels
+  float* scores;       // ROWS, keys; then weights, in the first half of a row if T is bfloat16
+  float* bias;         // keys; in units of log(2)
+  std::uintptr_t end;
+};
+
+// Panels of the keys of an area: columns are keys, rows are channels.
+template <typename T>
+void pack_keys(const Tokens<const T>& keys, const Area& area, int64_t channels,
+               Workspace<T>& work) {
+  const int64_t groups = channels / GROUP<T>;
+  __m512i block[LANES];
+  for (int64_t start = 0; start < work.keys; start += LANES) {
+    for (int64_t g = 0; g < groups; g += LANES) {
+      const __mmask16 lanes = first(std::min<int64_t>(groups - g, LANES));
+      for (int64_t i = 0; i < LANES; i++) {
+        block[i] = _mm512_setzero_si512();
+        if (start + i < area.size()) {
+          block[i] = _mm512_maskz_loadu_epi32(lanes, keys.at(area, start + i) + g * GROUP<T>);
+        }
+      }
+      transpose(block);
+      const int64_t panel = start / COLUMNS * groups * COLUMNS + start % COLUMNS;
+      for (int64_t i = 0; i < std::min<int64_t>(groups - g, LANES); i++) {
+        _mm512_store_si512(work.key_panels + (panel + (g + i) * COLUMNS) * GROUP<T>, block[i]);
+      }
+    }
+  }
+}
+
+// Sixteen channels of a group of keys; those of keys that are not there are zeros.
+__m512i value_group(const Tokens<const float>& values, const Area& area, int64_t key,
+                    int64_t channel, int64_t count) {
+  if (key >= area.size()) return _mm512_setzero_si512();
+  return _mm512_castps_si512(load(values.at(area, key) + channel, count));
+}
+__m512i value_group(const Tokens<const bfloat16>& values, const Area& area, int64_t key,
+                    int64_t channel, int64_t count) {
+  const __mmask16 lanes = first(count);
+  __m256i pair[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+  for (int i = 0; i < 2; i++) {
+    if (key + i < area.size()) {
+      pair[i] = _mm256_maskz_loadu_epi16(lanes, values.at(area, key + i) + channel);
+    }
+  }
+  const __m512i low = _mm512_cvtepu16_epi32(pair[0]);
+  return _mm512_or_si512(low, _mm512_slli_epi32(_mm512_cvtepu16_epi32(pair[1]), 16));
+}
+
+// Panels of the values of an area: columns are channels, rows are keys.
+template <typename T>
+void pack_values(const Tokens<const T>& values, const Area& area, int64_t channels,
+                 Workspace<T>& work) {
+  __m512i* to = reinterpret_cast<__m512i*>(work.value_panels);
+  for (int64_t panel = 0; panel < channels; panel += COLUMNS) {
+    for (int64_t key = 0; key < work.keys; key += GROUP<T>) {
+      for (int64_t channel = panel; channel < panel + COLUMNS; channel += LANES) {
+        const int64_t count = std::clamp<int64_t>(channels - channel, 0, LANES);
+        _mm512_store_si512(to++, value_group(values, area, key, channel, count));
+      }
+    }
+  }
+}
+
+// What is added to the scores: that of the caller's, (rows, columns of the map) or null, and
+// -infinity for the keys that fill the last panel.
+template <typename T>
+void pack_bias(const float* bias, int64_t columns, const Area& area, Workspace<T>& work) {
+  for (int64_t key = 0; key < area.size(); key++) {
+    const int64_t y = area.top + key / area.width;
+    const int64_t x = area.left + key % area.width;
+    work.bias[key] = bias ? bias[y * columns + x] * LOG2_E : 0;
+  }
+  std::fill(work.bias + area.size(), work.bias + work.keys, -INFINITY);
+}
+
+// Attention of some queries of an area, from number `start` on, to the packed keys and values.
+template <typename T>
+void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& area, int64_t start,
+            int64_t rows, int64_t channels, float scale, Workspace<T>& work) {
+  for (int64_t r = 0; r < rows; r++) {
+    std::memcpy(work.queries + r * channels, queries.at(area, start + r), channels * sizeof(T));
+  }
+  Products products;
+  vec largest[ROWS];
+  std::fill(largest, largest + ROWS, repeated(-INFINITY));
+  const vec factor = repeated(scale * LOG2_E);
+  for (int64_t panel = 0; panel < work.keys; panel += COLUMNS) {
+    multiply(rows, work.queries, channels, work.key_panels + panel * channels,
+             channels / GROUP<T>, products);
+    for (int half = 0; half < 2; half++) {
+      const int64_t key = panel + half * LANES;
+      const vec bias = _mm512_load_ps(work.bias + key);
+      for (int64_t r = 0; r < rows; r++) {
+        const vec scores = _mm512_fmadd_ps(products[r][half], factor, bias);
+        largest[r] = _mm512_max_ps(scores, largest[r]);
+        _mm512_store_ps(work.scores + r * work.keys + key, scores);
+      }
+    }
+  }
+  vec scales[ROWS];
+  for (int64_t r = 0; r < rows; r++) {
+    float* const scores = work.scores + r * work.keys;
+    T* const weights = reinterpret_cast<T*>(scores);
+    const vec top = repeated(_mm512_reduce_max_ps(largest[r]));
+    vec sum = repeated(0);
+    for (int64_t key = 0; key < work.keys; key += COLUMNS) {
+      const vec a = power_of_two(_mm512_load_ps(scores + key) - top);
+      const vec b = power_of_two(_mm512_load_ps(scores + key + LANES) - top);
+      sum += a + b;
+      store(weights + key, a, LANES);
+      store(weights + key + LANES, b, LANES);
+    }
+    scales[r] = repeated(1 / _mm512_reduce_add_ps(sum));
+  }
+  const T* const weights = reinterpret_cast<const T*>(work.scores);
+  for (int64_t panel = 0; panel < channels; panel += COLUMNS) {
+    multiply(rows, weights, work.keys * GROUP<T>, work.value_panels + panel * work.keys,
+             work.keys / GROUP<T>, products);
+    for (int64_t r = 0; r < rows; r++) {
+      T* const to = out.at(area, start + r) + panel;
+      each_vector(std::min<int64_t>(channels - panel, COLUMNS), [&](int64_t i, int64_t count) {
+        store(to + i, products[r][i / LANES] * scales[r], count);
+      });
+    }
+  }
+}
+
+int64_t largest_key_count(const Sizes& sizes) {
+  if (sizes.window == 0) return sizes.key_height * sizes.key_width;
+  return std::min(sizes.window, sizes.height) * std::min(sizes.window, sizes.width);
+}
+
+// Bytes of the memory of a thread.
+template <typename T>
+int64_t workspace_size(const Sizes& sizes) {
+  return Workspace<T>(largest_key_count(sizes), sizes.channels, 0).end;
+}
+
+template <typename T>
+void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
+               const Tokens<const T>& values, const Tokens<T>& out, const float* bias,
+               const Sizes& sizes, float scale, std::uintptr_t memory, int64_t threads) {
+  const int64_t height = sizes.window ? sizes.window : sizes.height;
+  const int64_t width = sizes.window ? sizes.window : sizes.width;
+  const int64_t across = (sizes.width + width - 1) / width;
+  const int64_t windows = (sizes.height + height - 1) / height * across;
+  // Of the queries of an area, so that each has at most ROWS.
+  const int64_t parts =
+      (std::min(height, sizes.height) * std::min(width, sizes.width) + ROWS - 1) / ROWS;
+  const int64_t bytes = workspace_size<T>(sizes);
+  const int64_t items = sizes.images * windows * sizes.heads * parts;
+  in_threads(items, threads, [&](int64_t first_item, int64_t end, int64_t thread) {
+    Workspace<T> work(largest_key_count(sizes), sizes.channels, memory + thread * bytes);
+    int64_t packed = -1;
+    for (int64_t item = first_item; item < end; item++) {
+      const int64_t part = item % parts;
+      const int64_t head = item / parts % sizes.heads;
+      const int64_t window = item / parts / sizes.heads % windows;
+      const int64_t image = item / parts / sizes.heads / windows;
+      Area area;
+      area.top = window / across * height;
+      area.left = window % across * width;
+      area.height = std::min(height, sizes.height - area.top);
+      area.width = std::min(width, sizes.width - area.left);
+      if (item / parts != packed) {
+        Area key_area = area;
+        if (sizes.window == 0) key_area = {0, 0, sizes.key_height, sizes.key_width};
+        const int64_t key_map = sizes.key_height * sizes.key_width;
+        pack_keys(keys.of(image, head), key_area, sizes.channels, work);
+        pack_values(values.of(image, head), key_area, sizes.channels, work);
+        pack_bias(bias ? bias + image * key_map : nullptr, sizes.key_width, key_area, work);
+        packed = item / parts;
+      }
+      const int64_t start = area.size() * part / parts;
+      const int64_t stop = area.size() * (part + 1) / parts;
+      attend(queries.of(image, head), out.of(image, head), area, start, stop - start,
+             sizes.channels, scale, work);
+    }
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+int kernels_have_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+int kernels_have_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
+
+#define DEFINE(T, name)                                                                          \
+  void layer_norm_##name(const T* x, const float* weight, const float* bias, T* out,             \
+                         int64_t rows, int64_t n, float eps, int64_t threads) {                  \
+    layer_norm(x, weight, bias, out, rows, n, eps, threads);                                     \
+  }                                                                                              \
+  int64_t attention_memory_##name(const Sizes* sizes) { return workspace_size<T>(*sizes); }      \
+  void attention_##name(const Tokens<const T>* queries, const Tokens<const T>* keys,             \
+                        const Tokens<const T>* values, const Tokens<T>* out, const float* bias,  \
+                        const Sizes* sizes, float scale, void* memory, int64_t threads) {        \
+    attention(*queries, *keys, *values, *out, bias, *sizes, scale,                               \
+              reinterpret_cast<std::uintptr_t>(memory), threads);                                \
+  }
+
+DEFINE(float, float32)
+DEFINE(bfloat16, bfloat16)
+}

@@ -1,0 +1,97 @@
+"""Compile kernels.cpp, once on a machine, and load it."""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Optional
+
+import torch
+
+SOURCE = Path(__file__).with_name('kernels.cpp')
+COMPILERS = ('g++', 'c++')
+OPTIONS = (
+    '-std=c++17 -O3 -g0 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 '
+    '-fopenmp -fPIC'
+).split()
+
+
+class NoKernels(Exception):
+    """Why there are no kernels: a processor, compiler or folder that is missing."""
+
+
+@functools.cache
+def library() -> Optional[ctypes.CDLL]:
+    """The compiled functions of kernels.cpp. None: there are none, see `load_library`."""
+    try:
+        return load_library()
+    except NoKernels:
+        return None
+
+
+def load_library() -> ctypes.CDLL:
+    """Load the functions of kernels.cpp, compiled by this or an earlier process.
+
+    Raises:
+        NoKernels: they cannot run on this processor, or cannot be compiled or loaded.
+    """
+    if sys.platform != 'linux' or platform.machine() != 'x86_64':
+        raise NoKernels('they need Linux and an x86-64 processor')
+    if not torch.backends.cpu.get_cpu_capability().startswith('AVX512'):
+        raise NoKernels('they need a processor with AVX-512')
+    try:
+        path = compiled_file()
+        functions = ctypes.CDLL(str(path))
+    except OSError as error:  # a folder that cannot be written; no OpenMP in this PyTorch
+        raise NoKernels(f'they cannot be compiled or loaded: {error}') from error
+    if not functions.kernels_have_avx512():
+        raise NoKernels('they need a processor with AVX-512 F, BW, DQ and VL')
+    return functions
+
+
+def compiled_file() -> Path:
+    """The compiled kernels.cpp, in the user's folder for caches."""
+    caches = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
+    folder = Path(caches, 'cpvt_pyramid')
+    compiler = find_compiler()
+    text = SOURCE.read_bytes() + ' '.join([*compiler, *OPTIONS]).encode()
+    path = folder / f'kernels-{hashlib.sha256(text).hexdigest()[:16]}.so'
+    if not path.is_file():
+        compile_to(path, compiler)
+    return path
+
+
+def find_compiler() -> list[str]:
+    """The command of the C++ compiler: `CXX`, else the first of those that are common."""
+    if os.environ.get('CXX'):
+        return shlex.split(os.environ['CXX'])
+    for name in COMPILERS:
+        if found := shutil.which(name):
+            return [found]
+    raise NoKernels(f'no C++ compiler: neither CXX nor {" nor ".join(COMPILERS)}')
+
+
+def compile_to(path: Path, compiler: list[str]) -> None:
+    """Compile kernels.cpp. Of processes that do so at the same time, the last one wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix='kernels-', dir=path.parent) as folder:
+        compiled = Path(folder, 'kernels.so')
+        # Compiled and linked apart: the linker is not told of OpenMP, whose functions PyTorch has.
+        steps = (
+            [*compiler, *OPTIONS, '-c', str(SOURCE), '-o', f'{folder}/kernels.o'],
+            [*compiler, '-shared', f'{folder}/kernels.o', '-o', str(compiled)],
+        )
+        for step in steps:
+            done = subprocess.run(step, capture_output=True, text=True, errors='replace')
+            if done.returncode:
+                lines = [line for line in done.stderr.splitlines() if 'error' in line]
+                reason = lines[0] if lines else f'status {done.returncode}'
+                raise NoKernels(f'{compiler[0]} fails: {reason}')
+        compiled.replace(path)

@@ -1,0 +1,22 @@
+"""Layer norms by a function of our own, in inference."""
+
+import torch
+from torch import Tensor
+
+from ..model import LayerNorm
+from .kernels import fast_layer_norm, has_kernels
+from .products import fast_dtype
+
+
+class FastLayerNorm(LayerNorm):
+    """A `LayerNorm` that takes a third of the time."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        # A parametrized layer has a derived class, see `OneDNNLinear`.
+        if type(self) is not FastLayerNorm or torch.is_grad_enabled():
+            return super().forward(x)
+        if self.weight is None or self.bias is None or x.shape[-1:] != self.normalized_shape:
+            return super().forward(x)
+        if fast_dtype(x, self.weight, self.bias) is None or not has_kernels(x.dtype):
+            return super().forward(x)
+        return fast_layer_norm(x, self.weight, self.bias, self.eps)

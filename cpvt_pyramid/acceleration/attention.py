@@ -95,7 +95,7 @@ def takes_kernels(q: Tensor) -> bool:
 
 
 class PartsOfAttention(torch.autograd.Function):
-    """`forward_attention` with its gradient, for which the weights are recomputed, some at a time."""
+    """`forward_attention` with its gradient, for which the weights are recomputed in parts."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:

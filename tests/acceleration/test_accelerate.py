@@ -108,8 +108,9 @@ def test_bfloat16_is_as_near_to_float32_as_a_plain_model(name, valid, autocast, 
                 inferred = low.eval()(image, valid)
         found = [*low_maps, *low_grads, *inferred]
         distances.append([distance(x, y) for x, y in zip(found, [*maps, *grads, *maps])])
-    plain, fast = distances  # single ones depend on how sums cancel
-    assert statistics.median(fast) < 2 * statistics.median(plain) < 0.08
+    plain, fast = distances  # these depend on how sums cancel
+    assert statistics.median(plain) < 0.04
+    assert statistics.median(fast) < 3 * statistics.median(plain)
     assert max(fast) < 2.5 * max(plain)
 
 

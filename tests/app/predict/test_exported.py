@@ -656,9 +656,10 @@ def test_an_image_that_needs_too_much_memory(text, model, photos, capsys, monkey
         'skipped in/a.png: an input of 58 x 40 pixels does not fit into memory ' + NO_MEMORY[text]
     )
     limit = 1
+    monkeypatch.setattr(running, 'TILE', 32)
     for name, advice in (
-        ('detection', ', or divide the image with --tile 64\n'),  # which would be larger in tiles
-        ('labels', ', or divide the image with --tile 64\n'),
+        ('detection', ', or divide the image with --tile 32\n'),
+        ('labels', ', or divide the image with --tile 32\n'),
         ('box', '\n'),
     ):
         assert main([str(model(name)), *(f'in/{name}.png' for name in 'abc')]) == 1

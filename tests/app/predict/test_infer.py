@@ -250,6 +250,7 @@ def test_an_image_that_needs_too_much_memory_is_skipped(kind, untrained, monkeyp
     """In the pipeline, in the model, in tiles; the others are not."""
     for name, width in (('a', 130), ('b', 120)):
         Image.fromarray(photograph(90, width)).save(f'{name}.png')
+    monkeypatch.setattr(running, 'TILE', 64)
     place = 'the memory of the GPU' if kind == 'GPU' else r'memory \([0-9.]+ GB are free\)'
     whole = f'130 x 90 pixels do not fit into {place}; reduce the image, or divide the image with'
     in_tiles = f'tiles of 130 x 90 pixels do not fit into {place}; use a smaller --tile'

@@ -63,8 +63,8 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     In inference, attention and layer norms are computed by functions of this package, in
     `acceleration/kernels.cpp`. The first call on a machine compiles them, in a few seconds, into
     `~/.cache/cpvt_pyramid` (or `$XDG_CACHE_HOME`). They need Linux, a C++ compiler (`CXX`, or g++)
-    and a processor with AVX-512; in bfloat16 they need avx512_bf16, and leave attention to PyTorch
-    where there is AMX. Without them PyTorch's functions compute the same; `cpvt doctor` says why.
+    and a processor with AVX-512; in bfloat16 they need avx512_bf16, and where there is AMX, they leave
+    attention of 64 queries and keys or more to PyTorch. Without them PyTorch's functions compute the same; `cpvt doctor` says why.
 
     The process keeps blocks of memory of up to 32 MiB that it frees, also after `enable=False`: see
     `acceleration/memory.py`.

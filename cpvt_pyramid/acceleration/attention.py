@@ -16,13 +16,17 @@ from ..columnar import SelfAttention
 from ..grid import Grid
 from ..model import Attention, GlobalAttention, LinearAttention
 from .kernels import fast_attention, has_kernels
-from .processor import fused_attention_is_slow
+from .processor import fused_attention_is_slow, has_amx
 from .products import affine, cast, common_dtype, is_differentiated, summed_outer
 
 # From this number of scores of a head in float32, and of all heads of an image in bfloat16, the
 # backward pass by oneDNN's products is faster than that of PyTorch's fused kernel, where that is
 # slow. Not of all images: an image's gradients would depend on the size of its batch.
 WORTH_PRODUCTS = {torch.float32: 2**16, torch.bfloat16: 2**14}
+
+# From this number of queries and keys on, PyTorch's fused kernel in bfloat16 packs keys and values
+# for AMX (PyTorch 2.13, `FlashAttentionKernel.cpp`).
+PACKED_WITH_AMX = 64
 
 # Scores that are computed at a time, which stay in the cache.
 SCORES_AT_A_TIME = 2**20
@@ -78,18 +82,20 @@ def forward_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -
 
     `bias`, (B, M), is added to the scores; None: nothing is.
     """
-    if not takes_kernels(q):
+    if not takes_kernels(q, q.shape[2], k.shape[2]):
         mask = None if bias is None else bias[:, None, None]
         return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
     q, k, v = [x[:, :, None] for x in (q, k, v)]  # as maps of one row
     return fast_attention(q, k, v, None if bias is None else bias[:, None]).squeeze(1)
 
 
-def takes_kernels(q: Tensor) -> bool:
-    """True if our own function computes the attention of queries (..., d)."""
+def takes_kernels(q: Tensor, queries: int, keys: int) -> bool:
+    """True if our own function computes attention of queries (..., d), of which each `queries` attend
+    to the same keys."""
     if q.dtype == torch.bfloat16:
-        # It multiplies pairs of channels. With AMX, PyTorch's kernel is fast.
-        if q.shape[-1] % 2 or not fused_attention_is_slow(q.dtype):
+        if q.shape[-1] % 2:  # it multiplies pairs of channels
+            return False
+        if has_amx() and min(queries, keys) >= PACKED_WITH_AMX:
             return False
     return has_kernels(q.dtype)
 

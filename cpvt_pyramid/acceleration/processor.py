@@ -45,6 +45,12 @@ def multiplies_bfloat16() -> bool:
 
 
 @functools.cache
+def has_amx() -> bool:
+    """True if the processor multiplies matrices in bfloat16 (AMX)."""
+    return torch.cpu._is_amx_tile_supported()
+
+
+@functools.cache
 def fused_attention_is_slow(dtype: torch.dtype) -> bool:
     """True if products of oneDNN are faster than PyTorch's fused kernel for attention, at least for
     its gradient.
@@ -55,5 +61,5 @@ def fused_attention_is_slow(dtype: torch.dtype) -> bool:
     fused kernel takes 0.7 to 0.95 of oneDNN's time.
     """
     if dtype == torch.bfloat16:
-        return not torch.cpu._is_amx_tile_supported()
+        return not has_amx()
     return mkl_is_slow()

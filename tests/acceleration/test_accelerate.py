@@ -50,7 +50,9 @@ def assert_same_gradients(found, expected):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=5e-5 * b.abs().max().item())
 
 
-@pytest.fixture(params=['as it is', 'with a slow MKL, in parts', 'grouped', 'without kernels'])
+@pytest.fixture(
+    params=['as it is', 'with a slow MKL, in parts', 'grouped', 'without kernels', 'with AMX']
+)
 def way(request, monkeypatch):
     """What depends on the processor, its threads and the size of a map."""
     if request.param == 'with a slow MKL, in parts':
@@ -70,6 +72,9 @@ def way(request, monkeypatch):
     elif request.param == 'without kernels':
         monkeypatch.setattr(attention, 'has_kernels', lambda dtype: False)
         monkeypatch.setattr(norms, 'has_kernels', lambda dtype: False)
+    elif request.param == 'with AMX':
+        monkeypatch.setattr(attention, 'has_amx', lambda: True)
+        monkeypatch.setattr(attention, 'PACKED_WITH_AMX', 9)
 
 
 @pytest.mark.parametrize('valid', [None, VALID], ids=['whole', 'padded'])

@@ -90,8 +90,10 @@ def forward_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -
 
 
 def takes_kernels(q: Tensor, queries: int, keys: int) -> bool:
-    """True if our own function computes attention of queries (..., d), of which each `queries` attend
-    to the same keys."""
+    """True if our own function computes attention of queries (..., d).
+
+    `queries` is the number of those that attend to the same `keys`.
+    """
     if q.dtype == torch.bfloat16:
         if q.shape[-1] % 2:  # it multiplies pairs of channels
             return False

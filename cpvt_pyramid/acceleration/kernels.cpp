@@ -10,6 +10,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -337,6 +338,11 @@ void pack_values(const Tokens<const T>& values, const Area& area, int64_t channe
   }
 }
 
+// In units of log(2). A finite value stays finite: -FLT_MAX is a usual mask.
+float in_log2(float bias) {
+  return std::isinf(bias) ? bias : std::clamp(bias * LOG2_E, -FLT_MAX, FLT_MAX);
+}
+
 // What is added to the scores: that of the caller's, (rows, columns of the map) or null, and
 // -infinity for the keys that fill the last panel.
 template <typename T>
@@ -344,7 +350,7 @@ void pack_bias(const float* bias, int64_t columns, const Area& area, Workspace<T
   for (int64_t key = 0; key < area.size(); key++) {
     const int64_t y = area.top + key / area.width;
     const int64_t x = area.left + key % area.width;
-    work.bias[key] = bias ? bias[y * columns + x] * LOG2_E : 0;
+    work.bias[key] = bias ? in_log2(bias[y * columns + x]) : 0;
   }
   std::fill(work.bias + area.size(), work.bias + work.keys, -INFINITY);
 }
@@ -377,7 +383,8 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
   for (int64_t r = 0; r < rows; r++) {
     float* const scores = work.scores + r * work.keys;
     T* const weights = reinterpret_cast<T*>(scores);
-    const vec top = repeated(_mm512_reduce_max_ps(largest[r]));
+    // Finite, so that weights are 0 where all scores are -infinity, and not NaN.
+    const vec top = repeated(std::max(_mm512_reduce_max_ps(largest[r]), -FLT_MAX));
     vec sum = repeated(0);
     for (int64_t key = 0; key < work.keys; key += COLUMNS) {
       const vec a = power_of_two(_mm512_load_ps(scores + key) - top);
@@ -386,7 +393,8 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
       store(weights + key, a, LANES);
       store(weights + key + LANES, b, LANES);
     }
-    scales[r] = repeated(1 / _mm512_reduce_add_ps(sum));
+    const float total = _mm512_reduce_add_ps(sum);
+    scales[r] = repeated(total == 0 ? 0 : 1 / total);
   }
   const T* const weights = reinterpret_cast<const T*>(work.scores);
   for (int64_t panel = 0; panel < channels; panel += COLUMNS) {

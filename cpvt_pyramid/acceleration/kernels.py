@@ -91,17 +91,20 @@ def fast_attention(
 
     Args:
         q: queries, (B, heads, H, W, d).
-        k: keys, (B, heads, H', W', d).
+        k: keys, (B, heads, H', W', d). They and the bias are broadcast, as PyTorch's function does.
         v: values, as the keys.
         bias: added to the scores of each key, (B, H', W'). None: nothing is.
         window: side of the windows of queries and keys, whose maps are the same. Those at the
             border may be smaller. 0: each query attends to all keys.
     """
-    q, k, v = [x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)]
     images, heads, height, width, channels = q.shape
+    # The function in C++ checks nothing: what does not fit ends here.
+    k = k.expand(images, heads, -1, -1, channels)
+    v = v.expand(k.shape)
+    q, k, v = [x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)]
     out = q.new_empty(images, height, width, heads, channels)
     if bias is not None:
-        bias = bias.to(torch.float32).contiguous()
+        bias = bias.to(torch.float32).expand(images, *k.shape[2:4]).contiguous()
     sizes = Sizes(images, heads, channels, height, width, k.shape[2], k.shape[3], window)
     threads = torch.get_num_threads()
     memory_of_thread = kernel('attention_memory', q.dtype, ctypes.c_int64)(ctypes.byref(sizes))

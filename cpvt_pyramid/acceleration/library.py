@@ -17,6 +17,8 @@ import torch
 
 SOURCE = Path(__file__).with_name('kernels.cpp')
 COMPILERS = ('g++', 'c++')
+COMPILER_SECONDS = 120  # it takes about 5, more on a busy machine
+DIGEST_SIZE = hashlib.sha256().digest_size
 OPTIONS = (
     '-std=c++17 -O3 -g0 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 '
     '-fopenmp -fPIC'
@@ -47,31 +49,62 @@ def load_library() -> ctypes.CDLL:
     if not torch.backends.cpu.get_cpu_capability().startswith('AVX512'):
         raise NoKernels('they need a processor with AVX-512')
     try:
-        path = compiled_file()
-        functions = ctypes.CDLL(str(path))
-    except OSError as error:  # a folder that cannot be written; no OpenMP in this PyTorch
+        functions = ctypes.CDLL(str(compiled_file()))
+        have_avx512 = functions.kernels_have_avx512()
+    # A folder that cannot be written, no OpenMP in this PyTorch; a compiler that left them out.
+    except (OSError, AttributeError) as error:
         raise NoKernels(f'they cannot be compiled or loaded: {error}') from error
-    if not functions.kernels_have_avx512():
+    if not have_avx512:
         raise NoKernels('they need a processor with AVX-512 F, BW, DQ and VL')
     return functions
 
 
 def compiled_file() -> Path:
     """The compiled kernels.cpp, in the user's folder for caches."""
-    caches = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
-    folder = Path(caches, 'cpvt_pyramid')
+    folder = user_caches() / 'cpvt_pyramid'
     compiler = find_compiler()
     text = SOURCE.read_bytes() + ' '.join([*compiler, *OPTIONS]).encode()
     path = folder / f'kernels-{hashlib.sha256(text).hexdigest()[:16]}.so'
-    if not path.is_file():
+    if not is_undamaged(path):
         compile_to(path, compiler)
     return path
 
 
+def user_caches() -> Path:
+    """The user's folder for caches. `XDG_CACHE_HOME` counts if it is absolute, as its
+    specification says."""
+    caches = os.environ.get('XDG_CACHE_HOME', '')
+    if os.path.isabs(caches):
+        return Path(caches)
+    try:
+        return Path.home() / '.cache'
+    except RuntimeError as error:  # a user whom the system does not know, and no HOME
+        raise NoKernels('no folder to keep them in; set XDG_CACHE_HOME') from error
+
+
+def is_undamaged(path: Path) -> bool:
+    """True if a file ends with the digest of what comes before it.
+
+    To load a file that a full disk or a crash cut off can end the process.
+    """
+    if not path.is_file():
+        return False
+    content = path.read_bytes()
+    return content[-DIGEST_SIZE:] == digest(content[:-DIGEST_SIZE])
+
+
+def digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
 def find_compiler() -> list[str]:
     """The command of the C++ compiler: `CXX`, else the first of those that are common."""
-    if os.environ.get('CXX'):
-        return shlex.split(os.environ['CXX'])
+    try:
+        command = shlex.split(os.environ.get('CXX', ''))
+    except ValueError as error:
+        raise NoKernels(f'CXX={os.environ["CXX"]}: {error}') from error
+    if command:
+        return command
     for name in COMPILERS:
         if found := shutil.which(name):
             return [found]
@@ -89,9 +122,22 @@ def compile_to(path: Path, compiler: list[str]) -> None:
             [*compiler, '-shared', f'{folder}/kernels.o', '-o', str(compiled)],
         )
         for step in steps:
-            done = subprocess.run(step, capture_output=True, text=True, errors='replace')
+            try:
+                done = subprocess.run(
+                    step,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    errors='replace',
+                    timeout=COMPILER_SECONDS,
+                )
+            except subprocess.TimeoutExpired as error:
+                reason = f'it did not end in {COMPILER_SECONDS} seconds'
+                raise NoKernels(f'{compiler[0]} fails: {reason}') from error
             if done.returncode:
                 lines = [line for line in done.stderr.splitlines() if 'error' in line]
                 reason = lines[0] if lines else f'status {done.returncode}'
                 raise NoKernels(f'{compiler[0]} fails: {reason}')
+        content = compiled.read_bytes()
+        compiled.write_bytes(content + digest(content))
         compiled.replace(path)

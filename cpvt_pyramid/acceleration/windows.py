@@ -79,10 +79,10 @@ class BorderWindowAttention(WindowAttention):
 
     def attend_in_band(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Attention of rows (B, h, W, 3 C) of a map, (B, h, W, C), without gradient."""
-        tokens = self.window**2
-        if not takes_kernels(qkv, tokens, tokens):
-            return self.attend_in_parts(qkv, bias)
         q, k, v = qkv.unflatten(3, (3, self.heads, self.head_dim)).permute(3, 0, 4, 1, 2, 5)
+        tokens = self.window**2
+        if not takes_kernels(q, tokens, tokens):
+            return self.attend_in_parts(qkv, bias)
         if bias is not None:
             bias = bias[..., 0]
         return fast_attention(q, k, v, bias, self.window).flatten(3)

@@ -1,6 +1,7 @@
 """Layer norm and attention of kernels.cpp: what their formulas say, on every processor that has
 AVX-512."""
 
+import copy
 import math
 import os
 import re
@@ -13,9 +14,14 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import attention_formula
+from torch import nn
 
+from cpvt_pyramid import accelerate
 from cpvt_pyramid.acceleration import library
+from cpvt_pyramid.acceleration.attention import forward_attention
 from cpvt_pyramid.acceleration.kernels import fast_attention, fast_layer_norm, has_kernels
+from cpvt_pyramid.grid import Grid, grid_of_windows
+from cpvt_pyramid.model import LayerNorm, WindowAttention
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if has_kernels(dtype)]
 needs_kernels = pytest.mark.skipif(not DTYPES, reason='the kernels need AVX-512 and a compiler')
@@ -161,9 +167,79 @@ def test_the_same_with_any_number_of_threads(dtype):
     assert torch.equal(found[0], found[2])
 
 
+@needs_kernels
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('value', [-math.inf, torch.finfo(torch.float32).min, math.nan])
+@pytest.mark.parametrize('masked', [slice(None), slice(3, None)])
+def test_masks_of_others(dtype, value, masked):
+    q, k, v = torch.randn(3, 1, 2, 20, 8, generator=torch.manual_seed(0)).to(dtype).unbind(0)
+    bias = torch.zeros(1, 20)
+    bias[:, masked] = value
+    found = forward_attention(q, k, v, bias.to(dtype))
+    expected = F.scaled_dot_product_attention(q, k, v, bias[:, None, None].to(dtype))
+    if bias.max() == -math.inf:
+        expected = torch.zeros_like(expected)  # older versions of PyTorch: NaN
+    torch.testing.assert_close(
+        found, expected.transpose(1, 2), equal_nan=True, rtol=0.02, atol=0.02
+    )
+
+
+@needs_kernels
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_keys_and_bias_are_broadcast(dtype):
+    q, k, v = torch.randn(3, 2, 4, 9, 8, generator=torch.manual_seed(0)).to(dtype).unbind(0)
+    bias = torch.randn(1, 9).to(dtype)
+    few = k[:1, :1], v[:1, :1], bias
+    all_of_them = k[:1, :1].repeat(2, 4, 1, 1), v[:1, :1].repeat(2, 4, 1, 1), bias.repeat(2, 1)
+    assert torch.equal(forward_attention(q, *few), forward_attention(q, *all_of_them))
+
+
+@needs_kernels
+@pytest.mark.parametrize('wrong', ['k', 'v', 'channels', 'bias'])
+def test_attention_of_shapes_that_do_not_fit(wrong):
+    """No memory of others is read."""
+    q = torch.randn(2, 2, 1, 9, 8)
+    k = v = q
+    bias = torch.zeros(2, 1, 9)
+    if wrong == 'k':
+        k = v = torch.cat([k, k, k])
+    elif wrong == 'v':
+        v = v[..., :4, :]
+    elif wrong == 'channels':
+        k = v = v[..., :4]
+    else:
+        bias = bias[..., :4]
+    with pytest.raises(RuntimeError, match='expanded size'):
+        fast_attention(q, k, v, bias)
+
+
+@pytest.mark.parametrize('name', ['weight', 'bias'])
+@pytest.mark.parametrize('shape', [(0,), (8,), (32,), (1, 16)])
+def test_a_layer_norm_with_weights_that_do_not_fit(name, shape):
+    norm = accelerate(nn.Sequential(LayerNorm(16)))
+    setattr(norm[0], name, nn.Parameter(torch.ones(shape)))
+    with torch.no_grad(), pytest.raises(RuntimeError, match=f'{name} to be of same shape'):
+        norm(torch.randn(3, 16))
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_windows_of_heads_with_an_odd_number_of_channels(dtype):
+    torch.manual_seed(0)
+    plain = WindowAttention(2 * 33, 2, 4).to(dtype)
+    fast = accelerate(copy.deepcopy(plain))
+    x = torch.randn(1, 6, 7, 2 * 33).to(dtype)
+    grid = Grid(6, 7, windows=grid_of_windows(x, None, 4))
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x, grid), plain(x, grid), rtol=0.01, atol=0.005)
+
+
 MISSING = {
     'compiler': ('no C++ compiler', {'PATH': '/nowhere', 'CXX': ''}),
     'program': ('cannot be compiled', {'CXX': '/nowhere/c++'}),
+    'quote': ('No closing quotation', {'CXX': 'c++ "'}),
+    'result': ('cannot be compiled', {'CXX': 'true'}),
+    'function': ('undefined symbol', {'CXX': 'c++ -Dkernels_have_avx512=another_name'}),
+    'end': ('did not end in 1 seconds', {'CXX': 'sh -c "sleep 100"'}),
     'option': ('fails: ', {'CXX': 'c++ -not-an-option'}),
     'folder': ('cannot be compiled', {'XDG_CACHE_HOME': '/dev/null'}),
 }
@@ -176,9 +252,45 @@ def test_without_a_library(monkeypatch, tmp_path, what):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    if what == 'end':
+        monkeypatch.setattr(library, 'COMPILER_SECONDS', 1)
     with pytest.raises(library.NoKernels, match=re.escape(reason)):
         library.load_library()
-    assert not [path for path in tmp_path.rglob('*') if path.is_file()]
+    files = [path for path in tmp_path.rglob('*') if path.is_file()]
+    assert len(files) == (what == 'function')  # compiled once, though of no use
+
+
+@needs_kernels
+@pytest.mark.parametrize('user', ['known', 'unknown'])
+def test_the_folder_of_the_user(monkeypatch, tmp_path, user):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('XDG_CACHE_HOME', 'relative')  # does not count
+    monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+    if user == 'known':
+        assert library.user_caches() == tmp_path / 'home' / '.cache'
+        return
+    monkeypatch.delenv('HOME')
+    monkeypatch.setattr(os, 'getuid', lambda: 2**31 - 9)
+    with pytest.raises(library.NoKernels, match='set XDG_CACHE_HOME'):
+        library.load_library()
+
+
+@needs_kernels
+@pytest.mark.parametrize('damage', ['cut off', 'zeros', 'of another'])
+def test_a_damaged_library_is_compiled_again(monkeypatch, tmp_path, damage):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'ä folder'))
+    monkeypatch.setenv('CXX', 'c++ -O0')
+    path = library.compiled_file()
+    content = path.read_bytes()
+    damaged = {
+        'cut off': content[:5000],
+        'zeros': content[:5000] + bytes(len(content) - 5000),
+        'of another': b'a text',
+    }
+    path.write_bytes(damaged[damage])
+    assert library.compiled_file() == path
+    assert path.stat().st_size == len(content)
+    library.load_library()
 
 
 @pytest.mark.parametrize('what', ['system', 'processor'])

@@ -66,20 +66,31 @@ class NewSetting(NamedTuple):
     name: str
 
 
+ABSENT = object()  # what `value_at` returns for places that a config does not have
+
+
 def new_settings(cfg: Config, options: Iterable[str]) -> Iterator[NewSetting]:
     """The settings that options will add to parts of a config."""
     for option in options:
         names = option.split('.')
-        part: Any = cfg._cfg_dict
         for depth, name in enumerate(names):
-            if isinstance(part, (list, tuple)) and name.isdecimal() and int(name) < len(part):
-                part = part[int(name)]
-            elif isinstance(part, dict) and name in part:
-                part = part[name]
-            else:
-                if isinstance(part, dict):
+            if value_at(cfg, names[: depth + 1]) is ABSENT:
+                if isinstance(value_at(cfg, names[:depth]), dict):
                     yield NewSetting(option, '.'.join(names[:depth]), name)
                 break
+
+
+def value_at(cfg: Config, names: Iterable[str]) -> Any:
+    """What a config has at a place, given by the keys and indices on the way; else `ABSENT`."""
+    value: Any = cfg._cfg_dict
+    for name in names:
+        if isinstance(value, (list, tuple)) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        elif isinstance(value, dict) and name in value:
+            value = value[name]
+        else:
+            return ABSENT
+    return value
 
 
 def check_arguments(cfg: Config, settings: Iterable[NewSetting]) -> None:
@@ -103,9 +114,9 @@ def check_arguments(cfg: Config, settings: Iterable[NewSetting]) -> None:
 def class_at(cfg: Config, place: str) -> tuple[Optional[type], Collection[str]]:
     """The class that is called with the settings at a place in a config, and further settings that
     may be there; None if that is not known."""
-    settings: Any = cfg._cfg_dict
-    for name in place.split('.') if place else ():
-        settings = settings[int(name)] if isinstance(settings, (list, tuple)) else settings[name]
+    settings = value_at(cfg, place.split('.') if place else ())
+    if not isinstance(settings, dict):  # a later option has replaced it
+        return None, ()
     if re.fullmatch(LOADER, place):
         return DataLoader, OF_LOADER
     if place == 'optim_wrapper' and 'constructor' in settings:  # which may read others

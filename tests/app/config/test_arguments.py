@@ -94,3 +94,15 @@ def test_a_class_that_may_pass_the_argument_on(config, option, complaint):
 @pytest.mark.filterwarnings('error:--cfg-options')
 def test_valid_options(option):
     load_config(DETECTOR, [option])
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        ['val_dataloader.prefetch_factor=2', 'val_dataloader=None', 'val_cfg=None'],
+        ['default_hooks.logger.steps=1', 'default_hooks.logger=None'],
+        ['param_scheduler.1.rate=1', 'param_scheduler=[]'],
+    ],
+)
+def test_a_part_that_a_later_option_replaces(options):
+    assert load_config(DETECTOR, options)

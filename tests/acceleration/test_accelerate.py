@@ -70,12 +70,6 @@ def way(request, monkeypatch):
     elif request.param == 'grouped':
         monkeypatch.setattr(attention, 'MIN_GROUP', 3)
         monkeypatch.setattr(torch, 'get_num_threads', lambda: 7)
-    elif request.param == 'without kernels':
-        monkeypatch.setattr(attention, 'has_kernels', lambda dtype: False)
-        monkeypatch.setattr(norms, 'has_kernels', lambda dtype: False)
-    elif request.param == 'with AMX':
-        monkeypatch.setattr(attention, 'has_amx', lambda: True)
-        monkeypatch.setattr(attention, 'PACKED_WITH_AMX', 9)
 
 
 @pytest.mark.parametrize('valid', [None, VALID], ids=['whole', 'padded'])
@@ -118,6 +112,23 @@ def test_bfloat16_is_as_near_to_float32_as_a_plain_model(name, valid, autocast, 
     assert statistics.median(plain) < (0.04 if PINNED_TORCH else 0.05)  # older ones are coarser
     assert statistics.median(fast) < 3 * statistics.median(plain)
     assert max(fast) < 2.5 * max(plain)
+
+
+@pytest.mark.parametrize('missing', ['kernels', 'those that AMX is better than'])
+@pytest.mark.parametrize('valid', [None, VALID], ids=['whole', 'padded'])
+@pytest.mark.parametrize('name', BACKBONES)
+@torch.no_grad()
+def test_inference_without_kernels(name, valid, missing, monkeypatch):
+    """As on processors without AVX-512, and on those with AMX."""
+    if missing == 'kernels':
+        monkeypatch.setattr(attention, 'has_kernels', lambda dtype: False)
+        monkeypatch.setattr(norms, 'has_kernels', lambda dtype: False)
+    else:
+        monkeypatch.setattr(attention, 'has_amx', lambda: True)
+        monkeypatch.setattr(attention, 'PACKED_WITH_AMX', 9)
+    model = BACKBONES[name]().eval()
+    fast = accelerate(copy.deepcopy(model))
+    same_maps(fast(images(), valid), model(images(), valid))
 
 
 def distance(x, y):

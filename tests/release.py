@@ -33,7 +33,8 @@ except ImportError as error:
     assert 'pip install torch' in str(error)
 (found,) = Predictor(sys.argv[1])([sys.argv[2]])
 assert len(found.boxes) > 1
-from cpvt_pyramid.app.page.server import ExportedModel, Page, Server
+from cpvt_pyramid.app.page.server import Page, Server
+from cpvt_pyramid.app.predict.exported import ExportedModel
 server = Server(Page(ExportedModel(Path(sys.argv[1]))), '127.0.0.1', 0)  # reads the page's files
 server.listener.close()
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import extras
 import pytest
 import yaml
-from release import check_tag
+from release import PROBE, check_tag
 from support import ROOT, pyproject, run
 
 import cpvt_pyramid
@@ -27,6 +27,13 @@ def test_mypy_leaves_out_modules_that_exist():
     for name in names:
         path = ROOT / name.replace('.', '/')
         assert path.with_suffix('.py').is_file(), f'remove {name} from pyproject.toml'
+
+
+def test_what_bare_environments_run(tmp_path):
+    """`make dist` runs it in environments of its own, and tests do not run `make dist`."""
+    examples = ROOT / 'examples'
+    files = [examples / 'trees.onnx', examples / 'trees/florida.jpg']
+    subprocess.run([sys.executable, '-c', PROBE, *files], check=True, cwd=tmp_path)
 
 
 def test_citation():

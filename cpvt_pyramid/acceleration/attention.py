@@ -53,10 +53,14 @@ class AttentionInParts(Attention):
         bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(dtype)  # (B, M)
         if not torch.is_grad_enabled():
             return forward_attention(q, k, v, bias)
-        if fused_attention_is_slow(dtype) and is_worth_products(q, k):
+        if fused_attention_is_slow(dtype) and self.is_large(q, k):
             return PartsOfAttention.apply(q, k, v, bias)
         mask = None if bias is None else bias[:, None, None]
         return grouped_attention(q, k, v, mask).transpose(1, 2)
+
+    def is_large(self, q: Tensor, k: Tensor) -> bool:
+        """True if the backward pass is faster by products, where PyTorch's is slow."""
+        return is_worth_products(q, k)
 
 
 class GlobalAttentionInParts(AttentionInParts, GlobalAttention):

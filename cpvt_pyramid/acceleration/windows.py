@@ -11,10 +11,9 @@ from torch import Tensor
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
 from ..recompute import is_plain_linear
-from .attention import PartsOfAttention, forward_attention, is_simple, takes_kernels
+from .attention import AttentionInParts, is_simple, takes_kernels
 from .kernels import fast_attention
-from .processor import fused_attention_is_slow
-from .products import cast, common_dtype, concatenated, fast_dtype
+from .products import concatenated, fast_dtype
 
 # Values of queries, keys and values that are computed at a time, which stay in the cache.
 BAND = 2**20
@@ -24,12 +23,11 @@ BAND = 2**20
 FEWEST_TOKENS = 32
 
 
-class BorderWindowAttention(WindowAttention):
+class BorderWindowAttention(AttentionInParts, WindowAttention):
     """A `WindowAttention` with smaller windows at the border of a map.
 
     Inference computes some rows of windows at a time, with their linear layers, so that the maps
-    between the layers stay in the cache. Where PyTorch's fused kernel is slow, the backward pass in
-    bfloat16 is computed by products of oneDNN.
+    between the layers stay in the cache.
     """
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
@@ -53,18 +51,8 @@ class BorderWindowAttention(WindowAttention):
         fit = not (x.shape[1] % self.window or x.shape[2] % self.window)
         return fit and torch.is_grad_enabled()
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        dtype = common_dtype(q, k, v)
-        if dtype is None or not is_simple(self, grid):
-            return super().attend(q, k, v, grid)
-        q, k, v = cast(dtype, q, k, v)
-        bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(dtype)  # (B, M)
-        if not torch.is_grad_enabled():
-            return forward_attention(q, k, v, bias)
-        is_large = dtype == torch.bfloat16 and k.shape[2] >= FEWEST_TOKENS
-        if is_large and fused_attention_is_slow(dtype):
-            return PartsOfAttention.apply(q, k, v, bias)
-        return super().attend(q, k, v, grid)
+    def is_large(self, q: Tensor, k: Tensor) -> bool:
+        return q.dtype == torch.bfloat16 and k.shape[2] >= FEWEST_TOKENS
 
     def attend_in_bands(self, x: Tensor, bias: Optional[Tensor]) -> Tensor:
         """The attention of a map (B, H, W, C) and its linear layers, without gradient."""

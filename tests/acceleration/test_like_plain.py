@@ -87,7 +87,6 @@ def layers(request, monkeypatch):
     """A plain layer, the same accelerated, and an input. Large ones are computed in parts."""
     monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
     monkeypatch.setattr(attention, 'is_worth_products', lambda q, k: True)
-    monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
     monkeypatch.setattr(windows, 'BAND', 40)
     monkeypatch.setattr(windows, 'FEWEST_TOKENS', 1)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
@@ -298,7 +297,6 @@ def test_forward_mode_of_the_gradient_of_a_result(layers):
 def test_forward_mode_of_one_input_of_attention(monkeypatch, index, kind, grad):
     monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
     monkeypatch.setattr(attention, 'is_worth_products', lambda q, k: True)
-    monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
     layer = GlobalAttention(8, 2, sr_ratio=1) if kind == 'global' else WindowAttention(8, 2, 4)
     inputs = torch.randn(3, 1, 2, 16, 4).unbind(0)
     found = []

@@ -250,7 +250,9 @@ void transpose(__m512i x[LANES]) {
   }
 }
 
-int64_t rounded_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+int64_t ceil_div(int64_t n, int64_t k) { return (n + k - 1) / k; }
+
+int64_t rounded_up(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
 
 template <typename T>
 T* take(std::uintptr_t& memory, int64_t count) {
@@ -426,11 +428,11 @@ void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
                const Sizes& sizes, float scale, std::uintptr_t memory, int64_t threads) {
   const int64_t height = sizes.window ? sizes.window : sizes.height;
   const int64_t width = sizes.window ? sizes.window : sizes.width;
-  const int64_t across = (sizes.width + width - 1) / width;
-  const int64_t windows = (sizes.height + height - 1) / height * across;
+  const int64_t across = ceil_div(sizes.width, width);
+  const int64_t windows = ceil_div(sizes.height, height) * across;
   // Of the queries of an area, so that each has at most ROWS.
   const int64_t parts =
-      (std::min(height, sizes.height) * std::min(width, sizes.width) + ROWS - 1) / ROWS;
+      ceil_div(std::min(height, sizes.height) * std::min(width, sizes.width), ROWS);
   const int64_t bytes = workspace_size<T>(sizes);
   const int64_t items = sizes.images * windows * sizes.heads * parts;
   in_threads(items, threads, [&](int64_t first_item, int64_t end, int64_t thread) {

@@ -9,7 +9,8 @@ Shapes: B batch, H x W map, N queries, M keys, d channels of a head.
 
 import ctypes
 import functools
-from typing import Any, Optional
+from ctypes import POINTER, c_float, c_int64, c_void_p
+from typing import Any, Optional, cast
 
 import torch
 from torch import Tensor
@@ -23,11 +24,11 @@ class TokensPointer(ctypes.Structure):
     """`Tokens` of kernels.cpp, of a tensor (B, heads, H, W, d)."""
 
     _fields_ = [
-        ('data', ctypes.c_void_p),
-        ('image', ctypes.c_int64),
-        ('head', ctypes.c_int64),
-        ('row', ctypes.c_int64),
-        ('column', ctypes.c_int64),
+        ('data', c_void_p),
+        ('image', c_int64),
+        ('head', c_int64),
+        ('row', c_int64),
+        ('column', c_int64),
     ]
 
 
@@ -35,15 +36,31 @@ class Sizes(ctypes.Structure):
     """`Sizes` of kernels.cpp."""
 
     _fields_ = [
-        ('images', ctypes.c_int64),
-        ('heads', ctypes.c_int64),
-        ('channels', ctypes.c_int64),
-        ('height', ctypes.c_int64),
-        ('width', ctypes.c_int64),
-        ('key_height', ctypes.c_int64),
-        ('key_width', ctypes.c_int64),
-        ('window', ctypes.c_int64),
+        ('images', c_int64),
+        ('heads', c_int64),
+        ('channels', c_int64),
+        ('height', c_int64),
+        ('width', c_int64),
+        ('key_height', c_int64),
+        ('key_width', c_int64),
+        ('window', c_int64),
     ]
+
+
+# The results and the arguments of the functions of kernels.cpp.
+SIGNATURES: dict[str, list[Any]] = {
+    'layer_norm': [None, *[c_void_p] * 4, c_int64, c_int64, c_float, c_int64],
+    'attention_memory': [c_int64, POINTER(Sizes)],
+    'attention': [
+        None,
+        *[POINTER(TokensPointer)] * 4,
+        c_void_p,
+        POINTER(Sizes),
+        c_float,
+        c_void_p,
+        c_int64,
+    ],
+}
 
 
 @functools.cache
@@ -56,12 +73,10 @@ def has_kernels(dtype: torch.dtype) -> bool:
 
 
 @functools.cache
-def kernel(name: str, dtype: torch.dtype, returns: Optional[type] = None) -> Any:
-    """A function of kernels.cpp, for a dtype."""
-    functions = library()
-    assert functions is not None, 'callers ask `has_kernels` first'
-    function = functions[f'{name}_{NAMES[dtype]}']
-    function.restype = returns
+def kernel(name: str, dtype: torch.dtype) -> Any:
+    """A function of kernels.cpp, for a dtype. There must be kernels for it, see `has_kernels`."""
+    function = cast(ctypes.CDLL, library())[f'{name}_{NAMES[dtype]}']
+    function.restype, *function.argtypes = SIGNATURES[name]
     return function
 
 
@@ -72,14 +87,14 @@ def fast_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     channels = x.shape[-1]
     weight, bias = [parameter.float().contiguous() for parameter in (weight, bias)]
     kernel('layer_norm', x.dtype)(
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_void_p(weight.data_ptr()),
-        ctypes.c_void_p(bias.data_ptr()),
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_int64(x.numel() // channels),
-        ctypes.c_int64(channels),
-        ctypes.c_float(eps),
-        ctypes.c_int64(torch.get_num_threads()),
+        x.data_ptr(),
+        weight.data_ptr(),
+        bias.data_ptr(),
+        out.data_ptr(),
+        x.numel() // channels,
+        channels,
+        eps,
+        torch.get_num_threads(),
     )
     return out
 
@@ -107,21 +122,21 @@ def fast_attention(
         bias = bias.to(torch.float32).expand(images, *k.shape[2:4]).contiguous()
     sizes = Sizes(images, heads, channels, height, width, k.shape[2], k.shape[3], window)
     threads = torch.get_num_threads()
-    memory_of_thread = kernel('attention_memory', q.dtype, ctypes.c_int64)(ctypes.byref(sizes))
+    memory_of_thread = kernel('attention_memory', q.dtype)(sizes)
     memory = torch.empty(memory_of_thread * threads, dtype=torch.uint8)
     kernel('attention', q.dtype)(
         pointer(q),
         pointer(k),
         pointer(v),
         pointer(out.permute(0, 3, 1, 2, 4)),
-        ctypes.c_void_p(None if bias is None else bias.data_ptr()),
-        ctypes.byref(sizes),
-        ctypes.c_float(channels**-0.5),
-        ctypes.c_void_p(memory.data_ptr()),
-        ctypes.c_int64(threads),
+        None if bias is None else bias.data_ptr(),
+        sizes,
+        channels**-0.5,
+        memory.data_ptr(),
+        threads,
     )
     return out
 
 
-def pointer(x: Tensor) -> object:
-    return ctypes.byref(TokensPointer(x.data_ptr(), *x.stride()[:4]))
+def pointer(x: Tensor) -> TokensPointer:
+    return TokensPointer(x.data_ptr(), *x.stride()[:4])

@@ -51,15 +51,12 @@ def assert_same_gradients(found, expected):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=5e-5 * b.abs().max().item())
 
 
-@pytest.fixture(
-    params=['as it is', 'with a slow MKL, in parts', 'grouped', 'without kernels', 'with AMX']
-)
+@pytest.fixture(params=['as it is', 'with a slow MKL, in parts', 'grouped'])
 def way(request, monkeypatch):
     """What depends on the processor, its threads and the size of a map."""
     if request.param == 'with a slow MKL, in parts':
         monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
         monkeypatch.setattr(products, 'mkl_is_slow', lambda: True)
-        monkeypatch.setattr(windows, 'fused_attention_is_slow', lambda dtype: True)
         monkeypatch.setattr(windows, 'BAND', 4000)
         monkeypatch.setattr(windows, 'FEWEST_TOKENS', 1)
         monkeypatch.setattr(attention, 'is_worth_products', lambda q, k: True)

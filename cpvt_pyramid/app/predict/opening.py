@@ -18,6 +18,7 @@ from ..tooling.command import UserError
 from ..tooling.names import did_you_mean
 from .exported import ExportedModel
 from .protocol import Model, check_score_thr
+from .sessions import is_openvino_format
 
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
 WEIGHTS = ('.pth', '.pt', '.safetensors')
@@ -177,7 +178,7 @@ def open_model(
     if files.exported is not None:
         if cfg_options:
             raise UserError(f'cfg_options are for configs; {files.exported} is exported')
-        if backend == 'onnxruntime' and files.exported.suffix.lower() == '.xml':
+        if backend == 'onnxruntime' and is_openvino_format(files.exported):
             raise UserError(f'{files.exported} is a model of OpenVINO; leave out onnxruntime')
         backend = backend or 'onnxruntime'
         path = exported_path(str(files.exported))

@@ -202,13 +202,18 @@ class OpenVino:
             self.free.put(request)
 
 
+def is_openvino_format(path: Path) -> bool:
+    """Whether a model is in OpenVINO's own format, by its name."""
+    return path.suffix.lower() == '.xml'
+
+
 def read_openvino(path: Path) -> Any:
     """An `openvino.Model` from an ONNX file or OpenVINO's own format; ours without the blocks into
     which attention and MLPs are divided."""
     from openvino.frontend import FrontEndManager
 
     # `Core.read_model` tries all of its formats on a damaged file, and some print to stderr.
-    reader = FrontEndManager().load_by_framework('ir' if path.suffix.lower() == '.xml' else 'onnx')
+    reader = FrontEndManager().load_by_framework('ir' if is_openvino_format(path) else 'onnx')
     model = reader.convert(reader.load(str(path)))
     if _entry(model, KEY) is not None:
         join_blocks(model)
@@ -288,7 +293,7 @@ def open_session(
         raise UserError(f'no model at {path}')
     path.open('rb').close()  # the backends take a file without permission for a damaged one
     try:
-        backend = 'openvino' if path.suffix.lower() == '.xml' else backend
+        backend = 'openvino' if is_openvino_format(path) else backend
         if device is not None:
             device = DEVICES[backend].get(device, device)
         if backend == 'openvino':
@@ -319,7 +324,7 @@ def is_torn(path: Path, error: Exception) -> bool:
     """Whether a file that a backend could not open is damaged, rather than of a kind that it does
     not know, such as a newer one."""
     is_unreadable = type(error).__name__ in ('InvalidProtobuf', 'GeneralFailure')
-    return is_unreadable or path.suffix.lower() == '.xml' or not path.stat().st_size
+    return is_unreadable or is_openvino_format(path) or not path.stat().st_size
 
 
 def padded_input(

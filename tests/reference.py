@@ -235,6 +235,13 @@ def sines_and_cosines(x: Tensor) -> Tensor:
     return out
 
 
+def mask_of_some(images: int, keys: int) -> Tensor:
+    """A bias (B, M) that masks some keys, but never the first of an image."""
+    bias = torch.where(torch.rand(images, keys) < 0.4, -30_000.0, 0.0)
+    bias[:, 0] = 0
+    return bias
+
+
 def attention_formula(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     """softmax(q k^T / sqrt(d) + bias) v, (B, heads, N, d), in double precision; a bias (B, M)."""
     scores = q.double() @ k.double().transpose(2, 3) / q.shape[-1] ** 0.5

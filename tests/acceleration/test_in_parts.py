@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import attention_formula
+from reference import attention_formula, mask_of_some
 from torch import nn
 
 from cpvt_pyramid import accelerate
@@ -201,10 +201,7 @@ def test_attention_and_its_gradients(batch, heads, queries, keys, masked, dtype,
     q = torch.randn(batch, queries, heads, 8).to(dtype).requires_grad_()
     kv = torch.randn(batch, keys, 2, heads, 8).to(dtype).requires_grad_()
     noise = torch.randn(batch, queries, heads, 8).to(dtype)
-    bias = None
-    if masked:
-        bias = torch.where(torch.rand(batch, keys) < 0.4, -30_000.0, 0.0).to(dtype)
-        bias[:, 0] = 0  # no image is all padding
+    bias = mask_of_some(batch, keys).to(dtype) if masked else None
 
     def results(attention, *tensors):
         q, kv, *others = tensors

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import attention_formula, kept
+from reference import attention_formula, kept, mask_of_some
 from torch import nn
 
 from cpvt_pyramid import accelerate
@@ -101,10 +101,7 @@ def test_gradients_lie_as_their_weights():
 def test_attention_is_the_formula(batch, heads, queries, keys, masked, threads):
     q = torch.randn(batch, queries, heads, 8, requires_grad=True)
     kv = torch.randn(batch, keys, 2, heads, 8, requires_grad=True)
-    hidden = None
-    if masked:
-        hidden = torch.where(torch.rand(batch, keys) < 0.4, -30_000.0, 0.0)
-        hidden[:, 0] = 0  # no image is all padding
+    hidden = mask_of_some(batch, keys) if masked else None
     inputs = (q.transpose(1, 2), *(x.transpose(1, 2) for x in kv.unbind(2)))
     slow = attention_formula(*inputs, hidden).float()
     noise = torch.randn_like(slow)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import attention_formula
+from reference import attention_formula, mask_of_some
 from torch import nn
 
 from cpvt_pyramid import accelerate
@@ -81,10 +81,7 @@ def test_attention(images, heads, queries, keys, channels, masked, threads, scal
     q = (scale * torch.randn(images, queries, heads, channels)).to(dtype).transpose(1, 2)
     kv = torch.randn(images, keys, 2, heads, channels).to(dtype)
     k, v = kv.transpose(1, 3).unbind(2)
-    bias = None
-    if masked:
-        bias = torch.where(torch.rand(images, keys) < 0.4, -30_000.0, 0.0)
-        bias[:, 0] = 0  # no image is all padding
+    bias = mask_of_some(images, keys) if masked else None
     exact = attention_formula(q.double(), k.double(), v.double(), bias).transpose(1, 2)
     rows = [x[:, :, None] for x in (q, k, v)]
     row_bias = None if bias is None else bias[:, None]

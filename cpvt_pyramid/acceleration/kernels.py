@@ -1,4 +1,4 @@
-"""Layer norm and attention by functions of our own, in kernels.cpp.
+"""Layer norm, attention and convolution by functions of our own, in kernels.cpp.
 
 They are compiled when a model is accelerated for the first time on a machine. They need Linux, a
 C++ compiler and a processor with AVX-512, for bfloat16 one with avx512_bf16. Elsewhere PyTorch's
@@ -60,6 +60,7 @@ SIGNATURES: dict[str, list[Any]] = {
         c_void_p,
         c_int64,
     ],
+    'convolve_gelu': [None, *[c_void_p] * 4, *[c_int64] * 7],
 }
 
 
@@ -73,7 +74,7 @@ def has_kernels(dtype: torch.dtype) -> bool:
 
 
 @functools.cache
-def kernel(name: str, dtype: torch.dtype) -> Any:
+def kernel_function(name: str, dtype: torch.dtype) -> Any:
     """A function of kernels.cpp, for a dtype. There must be kernels for it, see `has_kernels`."""
     function = cast(ctypes.CDLL, library())[f'{name}_{NAMES[dtype]}']
     function.restype, *function.argtypes = SIGNATURES[name]
@@ -86,7 +87,7 @@ def fast_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     out = torch.empty_like(x)
     channels = x.shape[-1]
     weight, bias = [parameter.float().contiguous() for parameter in (weight, bias)]
-    kernel('layer_norm', x.dtype)(
+    kernel_function('layer_norm', x.dtype)(
         x.data_ptr(),
         weight.data_ptr(),
         bias.data_ptr(),
@@ -122,9 +123,9 @@ def fast_attention(
         bias = bias.to(torch.float32).expand(images, *k.shape[2:4]).contiguous()
     sizes = Sizes(images, heads, channels, height, width, k.shape[2], k.shape[3], window)
     threads = torch.get_num_threads()
-    memory_of_thread = kernel('attention_memory', q.dtype)(sizes)
+    memory_of_thread = kernel_function('attention_memory', q.dtype)(sizes)
     memory = torch.empty(memory_of_thread * threads, dtype=torch.uint8)
-    kernel('attention', q.dtype)(
+    kernel_function('attention', q.dtype)(
         pointer(q),
         pointer(k),
         pointer(v),
@@ -134,6 +135,36 @@ def fast_attention(
         channels**-0.5,
         memory.data_ptr(),
         threads,
+    )
+    return out
+
+
+def fast_convolve_gelu(x: Tensor, kernel: Tensor, bias: Optional[Tensor], rows: slice) -> Tensor:
+    """The GELU of a zero-padded depthwise convolution, without gradient.
+
+    Args:
+        x: a map (B, H, W, C).
+        kernel: (C, 1, 3, 3), in the dtype of x, as the bias.
+        bias: (C,). None: there is none.
+        rows: of the result that are computed, (B, rows, W, C).
+    """
+    images, height, width, channels = x.shape
+    x = x.contiguous()
+    out = x.new_empty(images, rows.stop - rows.start, width, channels)
+    weights = kernel.flatten(1).t().contiguous()
+    bias = x.new_zeros(channels) if bias is None else bias.contiguous()
+    kernel_function('convolve_gelu', x.dtype)(
+        x.data_ptr(),
+        weights.data_ptr(),
+        bias.data_ptr(),
+        out.data_ptr(),
+        images,
+        height,
+        width,
+        channels,
+        rows.start,
+        rows.stop,
+        torch.get_num_threads(),
     )
     return out
 

@@ -1,5 +1,4 @@
-"""Layer norm and attention of kernels.cpp: what their formulas say, on every processor that has
-AVX-512."""
+"""The functions of kernels.cpp: what their formulas say, on every processor that has AVX-512."""
 
 import copy
 import math
@@ -19,7 +18,12 @@ from torch import nn
 from cpvt_pyramid import accelerate
 from cpvt_pyramid.acceleration import library
 from cpvt_pyramid.acceleration.attention import forward_attention
-from cpvt_pyramid.acceleration.kernels import fast_attention, fast_layer_norm, has_kernels
+from cpvt_pyramid.acceleration.kernels import (
+    fast_attention,
+    fast_convolve_gelu,
+    fast_layer_norm,
+    has_kernels,
+)
 from cpvt_pyramid.grid import Grid, grid_of_windows
 from cpvt_pyramid.model import LayerNorm, WindowAttention
 
@@ -126,6 +130,81 @@ def test_windows(images, heads, height, width, window, masked, threads, dtype):
             hidden = None if bias is None else bias[part].flatten(1)
             expected = attention_formula(*tokens, hidden).transpose(1, 2)
             assert_near(found[:, part[1], part[2]].flatten(1, 2), expected, v)
+
+
+@needs_kernels
+@settings(deadline=None, max_examples=80)
+@given(
+    images=st.integers(1, 3),
+    height=st.integers(1, 6),
+    width=st.sampled_from([1, 2, 5, 31, 32, 33, 70]),
+    channels=st.integers(1, 80),
+    part=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    has_bias=st.booleans(),
+    threads=st.integers(1, 5),
+    dtype=st.sampled_from(DTYPES or [None]),
+    seed=st.integers(0, 2**31),
+)
+def test_convolution(images, height, width, channels, part, has_bias, threads, dtype, seed):
+    torch.manual_seed(seed)
+    x = torch.randn(images, height, width, channels).to(dtype)
+    kernel = torch.randn(channels, 1, 3, 3).to(dtype)
+    bias = torch.randn(channels).to(dtype) if has_bias else None
+    top = min(part[0], height - 1)
+    rows = slice(top, max(height - part[1], top + 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, 'get_num_threads', lambda: threads)
+        found = fast_convolve_gelu(x, kernel, bias, rows)
+    exact = F.gelu(convolution_formula(x.double(), kernel.double(), bias))[:, rows]
+    rounding = torch.finfo(dtype).eps * exact.abs() + 5e-6
+    assert ((found.double() - exact).abs() <= rounding).all()
+    one_by_one = [
+        fast_convolve_gelu(x[i : i + 1], kernel, bias, slice(y, y + 1))
+        for i in range(images)
+        for y in range(rows.start, rows.stop)
+    ]
+    assert torch.equal(torch.cat(one_by_one).view(found.shape), found)
+
+
+def convolution_formula(x, kernel, bias):
+    """A zero-padded depthwise convolution of a map (B, H, W, C), tap by tap."""
+    _, height, width, _ = x.shape
+    padded = F.pad(x, (0, 0, 1, 1, 1, 1))
+    out = torch.zeros_like(x) if bias is None else bias.double().expand_as(x)
+    for i in range(3):
+        for j in range(3):
+            out = out + padded[:, i : i + height, j : j + width] * kernel[:, 0, i, j]
+    return out
+
+
+@needs_kernels
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_gelu(dtype):
+    """Of each value that a map can have, also far from 0."""
+    special = [0.0, -0.0, math.nan, math.inf, 1e30, -1e30, 1e-30, -1e-30]
+    x = torch.cat([torch.linspace(-12, 12, 2**16), torch.tensor(special)]).to(dtype)
+    center = torch.zeros(1, 1, 3, 3, dtype=dtype)
+    center[..., 1, 1] = 1
+    found = fast_convolve_gelu(x.view(-1, 1, 1, 1), center, None, slice(0, 1)).flatten()
+    exact = F.gelu(x.double())
+    # Relative in a wide range: the share left of -5 is less than 3e-7.
+    rounding = torch.finfo(dtype).eps * exact.abs() + 4e-7 * x.double().abs().clamp(max=6)
+    is_near = (found.double() - exact).abs() <= rounding
+    same = found.double() == exact
+    assert (is_near | same | (found.isnan() & x.isnan())).all()
+
+
+@needs_kernels
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
+def test_a_convolution_of_values_that_are_not_finite(dtype, value):
+    """They reach the 3 x 3 values around them, in their own channel."""
+    x = torch.randn(1, 6, 7, 40, generator=torch.manual_seed(0)).to(dtype)
+    x[0, 2, 3, 20] = value
+    kernel = torch.rand(40, 1, 3, 3, generator=torch.manual_seed(1)).to(dtype)
+    found = fast_convolve_gelu(x, kernel, None, slice(0, 6))
+    expected = F.gelu(convolution_formula(x.double(), kernel.double(), None))
+    assert torch.equal(found.isfinite(), expected.isfinite())
 
 
 @needs_kernels

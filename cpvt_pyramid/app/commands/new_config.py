@@ -58,7 +58,7 @@ def new_config(
         base: config with the model and the recipe: a file or a name, see above.
         out: the config to write; converted annotations go to the folder CONFIG_data next
             to it, without .py.
-        skip_bad: leave out images and annotations that have errors.
+        skip_bad: leave out images and annotations that have errors; reads all images completely.
         overwrite: replace files that exist.
         epochs: length of the training; by default as many images as 3000 steps of the base see,
             but at most 300 epochs, and at least those of the base.

@@ -36,7 +36,7 @@ from .data import Data, Masks, Objects, Pair, Split, content_of_images, divided,
 from .defects import Defects
 from .describe import describe
 from .description import SPLITS
-from .images import HEADERS
+from .images import ALL, HEADERS
 from .masks import are_indices, palette_of, write_indices, zero_is_ignored
 from .read import read_data
 from .recipes import Scales, adapted_recipe
@@ -109,7 +109,8 @@ def new_config(
     with reported(Defects(masks=task == 'instance', skips=skip_bad)) as found:
         data = read_data(described.description, found)
         check_task(data, task)
-        checked = checked_data(data, HEADERS, found)
+        # The header of a truncated image is complete. What is left out must be found here.
+        checked = checked_data(data, ALL if skip_bad else HEADERS, found)
     with scratch_folder(folder.resolve().parent) as scratch:
         target = Generated(scratch / folder.name, f'{HERE}/{folder.name}')
         settings = data_settings(checked, target)

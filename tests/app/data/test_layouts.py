@@ -1,6 +1,7 @@
 """Valid data in any layout: not refused, and each object on its picture; damaged data: named."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -353,3 +354,22 @@ def test_damaged(build: Callable, left: Optional[int], said: list[str], tmp_path
     if left:
         text = (tmp_path / f'my_data/train.{"txt" if is_segmentor else "json"}').read_text()
         assert left == len(text.splitlines() if is_segmentor else json.loads(text)['images'])
+
+
+@pytest.mark.parametrize(
+    'build', ['coco_of_splits', 'yolo_of_splits', 'voc_of_folders', 'maps_of_folders']
+)
+def test_skip_bad_leaves_out_images_with_complete_headers_alone(build, tmp_path, capsys):
+    """The config that it writes has no errors, and can be trained."""
+    root, out = tmp_path / 'data', tmp_path / 'my.py'
+    getattr(layouts, build)(root)
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob('*.png'))
+    image = root / next(name for name in names if not re.search('mask|test', name))
+    os.truncate(image, image.stat().st_size // 2)
+    base = BASES['maps' if build.startswith('maps') else 'boxes']
+    if build.startswith('maps'):
+        (root / 'classes.txt').write_text('\n'.join(('ground', *CLASSES)))
+    command = [str(root), '--base', str(base), '--out', str(out), '--skip-bad']
+    assert load_tool('new_config').main(command) == 0
+    assert 'left out: images that are not complete images' in capsys.readouterr().out
+    assert load_tool('check_data').main([str(out)]) == 0

@@ -90,11 +90,6 @@ def coco_content(
         height, width = sizes[name]
         images.append({'id': len(images) + 1, 'file_name': name, 'width': width, 'height': height})
         for outline in outlines:
-            if outline.label >= len(classes):
-                names = f'0 to {len(classes) - 1}'
-                item = f'class {outline.label} in {outline.at} (the names are {names})'
-                found.add(defects.BEYOND_NAMES, item)
-                continue
             points = outline.points.clip(0, (width, height))
             low, high = points.min(0), points.max(0)
             if not (high > low).all():

@@ -113,7 +113,7 @@ BAD_LINE = Kind(
 BEYOND_SHARES = Kind(
     'objects beyond the image; values must be shares of its width and height', left_out=OBJECT
 )
-BEYOND_NAMES = Kind('objects of classes beyond the names', left_out=OBJECT)
+UNNAMED_LABEL = Kind('objects of classes without a name', left_out=OBJECT)
 WITHOUT_AREA = Kind('objects without width or height', WARNING, OBJECT)
 OUTSIDE_CUT = Kind('objects outside their image', left_out=OBJECT)
 CUT = Kind('objects that reach beyond their image: cut off', WARNING, NOTHING)

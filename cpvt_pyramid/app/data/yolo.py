@@ -7,6 +7,7 @@ breaks on polygons of several parts, and skips or raises where a file has errors
 import math
 import posixpath
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, Optional
 
@@ -22,6 +23,7 @@ from .images import Size, sizes_of
 from .lists import images_of_part, warn_about_names
 
 ROUNDING = 0.01  # share of an image by which a box may reach beyond it
+SHOWN_LABELS = 8  # in a message
 LABELS = {'images': 'labels', 'Images': 'Labels', 'IMAGES': 'LABELS'}
 
 
@@ -52,11 +54,13 @@ def read_yolo(description: Description, found: Defects) -> Objects:
     if description.has_keypoints:
         notes.append('the lines have keypoints after a box: only the boxes are used')
     highest = max((o.label for outlines in objects.values() for o in outlines), default=-1)
-    classes = classes_of_labels(description, highest, notes)
+    names = names_of_labels(description, highest, notes)
     warn_about_labels(folder, description, labels, found)
+    named = {image: with_named_labels(o, names, found) for image, o in objects.items()}
+    classes = list(names.values())
     splits = {}
     for split, of_split in images.items():
-        good = {image: objects[image] for image in of_split if image in objects}
+        good = {image: named[image] for image in of_split if image in named}
         splits[split] = Split(coco_content(good, sizes, classes, found), description.root)
     return Objects(description, splits, classes, notes)
 
@@ -178,14 +182,38 @@ def check_that_boxes_have_centers(
         )
 
 
-def classes_of_labels(description: Description, highest: int, notes: list[str]) -> list[str]:
-    """The names of the labels; those without a name get one, which `notes` says."""
-    names = description.names or {}
-    count = max(names, default=highest) + 1
-    if not count:
+def names_of_labels(description: Description, highest: int, notes: list[str]) -> dict[int, str]:
+    """The classes by label, in the order of the labels; those that are declared may have gaps.
+    Without declared names, each label up to the highest gets one, which `notes` says."""
+    if description.names:
+        return description.names
+    if highest < 0:
         raise UserError(f'{description.root} has no objects and no names of classes')
-    if count > MOST_CLASSES:
+    if highest >= MOST_CLASSES:
         raise UserError(f'{description.root} has labels beyond {MOST_CLASSES} classes')
-    if not names:
-        notes.append('nothing names the classes: write their names in data.yaml')
-    return [names.get(label, f'class_{label}') for label in range(count)]
+    notes.append('nothing names the classes: write their names in data.yaml')
+    return {label: f'class_{label}' for label in range(highest + 1)}
+
+
+def with_named_labels(
+    outlines: Sequence[Outline], names: dict[int, str], found: Defects
+) -> list[Outline]:
+    """The outlines whose labels have a name, with the index of the class as the label."""
+    indices = {label: index for index, label in enumerate(names)}
+    named = []
+    for outline in outlines:
+        if outline.label in indices:
+            named.append(outline._replace(label=indices[outline.label]))
+        else:
+            item = f'class {outline.label} in {outline.at} (the names are {labels_text(names)})'
+            found.add(defects.UNNAMED_LABEL, item)
+    return named
+
+
+def labels_text(names: dict[int, str]) -> str:
+    """The labels that have a name, for messages."""
+    labels = list(names)
+    if labels == list(range(len(labels))):
+        return f'0 to {len(labels) - 1}'
+    more = ', ...' if len(labels) > SHOWN_LABELS else ''
+    return ', '.join(map(str, labels[:SHOWN_LABELS])) + more

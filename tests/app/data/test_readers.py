@@ -402,6 +402,27 @@ def test_yolo_with_names_in_a_data_yaml_without_lists(tmp_path):
     assert found.classes == list(CLASSES) and counts(found)['train'] == (4, 8)
 
 
+def test_yolo_with_gaps_in_its_labels(tmp_path):
+    """Classes are those that have names; an object of another label is an error."""
+    layouts.yolo_of_splits(tmp_path)
+    expected, _ = objects_in(tmp_path)
+    new_labels = {'0': '2', '1': '7', '2': '40'}
+    for path in [*tmp_path.glob('labels/*/*.txt')]:
+        rows = [line.split(' ', 1) for line in path.read_text().splitlines()]
+        path.write_text('\n'.join(f'{new_labels[label]} {box}' for label, box in rows))
+    declared = 'train: images/train\nval: images/val\n'
+    write(tmp_path / 'data.yaml', declared + 'names: {40: owl, 7: dog, 2: cat}')
+    found, problems = objects_in(tmp_path)
+    assert found.classes == ['cat', 'dog', 'owl']
+    assert found.splits['train'].content == expected.splits['train'].content
+    assert not any('without a name' in problem for problem in problems)
+    write(tmp_path / 'data.yaml', declared + 'names: {7: dog, 2: cat}')
+    found, problems = objects_in(tmp_path)
+    assert found.classes == ['cat', 'dog']
+    (problem,) = (problem for problem in problems if 'without a name' in problem)
+    assert 'class 40 in labels/train/' in problem and '(the names are 2, 7)' in problem
+
+
 def test_yolo_with_images_in_other_folders(tmp_path):
     """Their labels are next to them; a list there names them relative to itself."""
     root = tmp_path / 'data'

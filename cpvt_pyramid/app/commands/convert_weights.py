@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Literal, Optional
 
 from ..tooling.command import UserError, one_line, run_command
-from ..tooling.files import make_folder
+from ..tooling.files import check_folder, folder_to_fill
 
 # Those of `checkpoints.formats`; official and timm: as the model's authors and timm publish it.
 Format = Literal[
@@ -64,10 +64,11 @@ def convert_weights(
     from ...checkpoints.convert import convert_checkpoint  # torch takes seconds, --help needs none
     from ...trained import weights_of
 
-    folder = make_folder(out_dir)
+    check_folder(out_dir)
     try:
         weights = weights_of(source)
-        path, is_new = convert_checkpoint(weights, to, folder, backbone_only, safetensors)
+        with folder_to_fill(out_dir) as folder:
+            path, is_new = convert_checkpoint(weights, to, folder, backbone_only, safetensors)
     except (OSError, ValueError, ImportError) as error:
         raise UserError(one_line(error)) from error
     print(f'wrote {path}' if is_new else f'{path} already exists with this content')

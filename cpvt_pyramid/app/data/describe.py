@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from ..config.shipped import CONFIG_SUFFIXES, shipped_configs, where_configs_are
+from ..config.shipped import is_config_name, shipped_configs, where_configs_are
 from ..tooling.command import UserError
 from ..tooling.files import full_if_current
 from ..tooling.names import did_you_mean
@@ -92,10 +92,12 @@ def describe(source: Path, formats: Optional[Sequence[str]] = None) -> Described
 
 def hint_about(source: Path) -> str:
     """What may be meant by a path at which there is nothing."""
-    is_config = source.suffix in CONFIG_SUFFIXES and source.suffix not in ENDINGS
+    is_config = is_config_name(source) and source.suffix.lower() not in ENDINGS
     if is_config or source.name in shipped_configs():
         return f'; {where_configs_are(source)}'
-    neighbours = [p.name for p in source.parent.glob('*') if p.is_dir() or p.suffix in ENDINGS]
+    neighbours = [
+        p.name for p in source.parent.glob('*') if p.is_dir() or p.suffix.lower() in ENDINGS
+    ]
     return did_you_mean(source.name, neighbours)
 
 

@@ -15,7 +15,7 @@ from mmengine.config import Config
 
 from ..config.load import load_config
 from ..config.pipelines import pipeline_of
-from ..config.shipped import CONFIG_SUFFIXES, shipped_configs
+from ..config.shipped import CONFIG_SUFFIXES, is_config_name, shipped_configs
 from ..predictions.average_precision import COUNTED as COUNTED_IN_AP
 from ..tooling.command import UserError
 from ..tooling.files import atomic_write, check_file, check_folder, files_below, scratch_folder
@@ -158,9 +158,9 @@ def find_base(base: str) -> Path:
 
 
 def check_paths(source: Path, base: Path) -> None:
-    if base.is_dir() and source.suffix == '.py':
+    if base.is_dir() and source.suffix.lower() == '.py':
         raise UserError(f'the data and --base are swapped: {base} is a folder, {source} a config')
-    if base.is_dir() or base.is_file() and base.suffix not in CONFIG_SUFFIXES:
+    if base.is_dir() or base.is_file() and not is_config_name(base):
         kinds = ', '.join(CONFIG_SUFFIXES)
         raise UserError(f'--base must be a config with the suffix {kinds}, got {base}')
 

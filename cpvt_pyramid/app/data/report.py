@@ -10,6 +10,7 @@ from ..config.check import check_data
 from ..config.load import load_config
 from ..config.parts import data_of
 from ..config.schedules import schedule_problems
+from ..config.shipped import is_config_name
 from ..tooling.command import UserError
 from ..tooling.files import check_file, check_folder, make_folder
 from ..tooling.report import amount
@@ -124,6 +125,6 @@ def lines_about_data(data: Data, counts: Counter) -> list[str]:
 
 def is_config(path: Path) -> bool:
     """Whether a file is a config, and no `data.yaml`: it sets a model."""
-    if path.suffix in ('.py', '.json'):
-        return path.is_file()
-    return path.suffix in ENDINGS and path.is_file() and 'model' in load_yaml(path)
+    if not is_config_name(path) or not path.is_file():
+        return False
+    return path.suffix.lower() not in ENDINGS or 'model' in load_yaml(path)

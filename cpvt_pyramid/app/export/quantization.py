@@ -39,7 +39,7 @@ from ..predict.sessions import (
 )
 from ..predictions.kinds import Detections, Prediction
 from ..tooling.command import UserError, one_line, optional_package
-from ..tooling.files import check_file
+from ..tooling.files import check_file, folder_to_fill
 from ..tooling.report import text_table
 from ..tooling.threads import usable_cores
 from .accuracy import Agreement, CocoTruth, LabelTruth, Truth, agreement_of
@@ -515,11 +515,12 @@ def hidden_path(out: Path) -> Path:
 def hidden_folder(out: Path) -> Iterator[Path]:
     """Create `hidden_path`, and remove it at the end."""
     folder = hidden_path(out)
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with folder_to_fill(out.parent):
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_leftovers(out: Path) -> None:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Optional
 
-from ..config.shipped import CONFIG_SUFFIXES
+from ..config.shipped import is_config_name
 from ..predict.exported import SessionModel
 from ..predict.opening import SERVING, open_model, resolve_model
 from ..tooling.command import UserError, one_line
@@ -24,9 +24,12 @@ def serve(
     port: int,
 ) -> None:
     """Serve the page until it is interrupted; see `cpvt app` for the arguments."""
-    if model.endswith(CONFIG_SUFFIXES):
+    if is_config_name(model):
         command = f'cpvt export {model} CHECKPOINT --out FILE.onnx'
         raise UserError(f'{model} is a config; export its model: {command}')
+    if samples and not Path(samples).is_dir():
+        what = 'it is a file' if Path(samples).exists() else 'there is none'
+        raise UserError(f'--samples must be a folder of images, got {samples}: {what}')
     files, _ = resolve_model(model, accepted=SERVING)
     if files.exported is not None:
         check_report(files.exported, backend or 'onnxruntime')
@@ -37,8 +40,6 @@ def serve(
     opened = open_model(files, backend=backend, dtype=dtype)
     assert isinstance(opened, SessionModel)
     folder = Path(samples) if samples else samples_of(opened.path)
-    if not folder.is_dir():
-        raise UserError(f'no folder at {folder}')
     page = Page(opened, read_samples(folder))
     try:
         server = Server(page, host, port)

@@ -7,8 +7,8 @@ from typing import NamedTuple, Optional
 from ...archs import ARCHS, COLUMNAR_ARCHS
 from ...trained import TRAINED
 from ..config.shipped import (
-    CONFIG_SUFFIXES,
     check_config_file,
+    is_config_name,
     shipped_configs,
     typed_path,
 )
@@ -80,7 +80,7 @@ def resolve_model(
     path = Path(model).expanduser()
     if model.lower().endswith(EXPORTED):
         return ModelFiles(exported=local_path(model).expanduser()), words
-    if model.endswith(CONFIG_SUFFIXES):
+    if is_config_name(model):
         check_config_file(model)
         if not words:
             raise UserError(f'{model} is a config; its checkpoint comes next')
@@ -123,7 +123,7 @@ def exported_path(model: str) -> Path:
 def line_about_folder(folder: Path, accepted: Accepted) -> str:
     """What to give instead of a folder."""
     line = f'{folder} is a folder; the model must be {accepted.kinds}'
-    inside = [path for path in folder.iterdir() if path.suffix in accepted.files]
+    inside = [path for path in folder.iterdir() if path.suffix.lower() in accepted.files]
     if inside:
         newest = max(inside, key=lambda path: path.lstat().st_mtime)
         line += f'; did you mean {newest}?'

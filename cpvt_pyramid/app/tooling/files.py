@@ -7,7 +7,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Optional, Union
 
@@ -26,22 +26,33 @@ LONGEST_NAME = 200  # bytes of the name of a temporary file; file systems allow 
 
 
 def check_file(path: Union[str, Path]) -> None:
-    """Check that a file can be written to `path`, and create its folder."""
+    """Check that a file can be written to `path`. Nothing is created."""
     if Path(path).is_dir():
         raise UserError(f'{path} must be a file to write, but it is a folder')
-    make_folder(Path(path).parent)
+    check_folder(Path(path).parent)
 
 
 def check_folder(path: Union[str, Path]) -> None:
-    """Check that no file is in the place of a folder to write to, or of one that it is in. Nothing
-    is created."""
+    """Check that files can be written to a folder, or that it can be created. Nothing is
+    created."""
     path = Path(path)
     for folder in (path, *path.parents):
         if folder.is_dir():
+            check_writable(folder)
             return
         if os.path.lexists(folder):
             culprit = 'it' if folder == path else folder
             raise UserError(f'{path} must be a folder to write to, but {culprit} is a file')
+
+
+def check_writable(folder: Path) -> None:
+    """Check that files can be created in a folder. The permissions do not tell it: the file system
+    may be read-only, or /proc."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f'cannot write to the folder {folder}: {error.strerror}') from error
 
 
 def make_folder(path: Union[str, Path]) -> Path:
@@ -51,13 +62,24 @@ def make_folder(path: Union[str, Path]) -> Path:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f'cannot create the folder {path}: {error.strerror}') from error
-    try:
-        # The permissions do not tell it: the file system may be read-only, or /proc.
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise UserError(f'cannot write to the folder {path}: {error.strerror}') from error
     return Path(path)
+
+
+@contextmanager
+def folder_to_fill(path: Union[str, Path]) -> Iterator[Path]:
+    """A folder, which is created unless it exists. On a failure, those that were created are
+    removed, if they are empty."""
+    path = Path(path)
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    if missing:
+        make_folder(path)
+    try:
+        yield path
+    except BaseException:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def full_if_current(folder: Union[str, Path]) -> str:
@@ -90,7 +112,8 @@ def files_below(folder: Union[str, Path]) -> Iterator[Path]:
 
 @contextmanager
 def atomic_write(path: Union[str, Path], suffix: str = '') -> Iterator[Path]:
-    """A hidden path next to `path` to write to; it is renamed to `path` on success.
+    """A hidden path next to `path` to write to; it is renamed to `path` on success. Its folder is
+    created.
 
     On any failure `path` keeps its previous content. An OSError names it. `suffix` is that of the
     hidden path, by which some libraries choose the format.
@@ -100,15 +123,16 @@ def atomic_write(path: Union[str, Path], suffix: str = '') -> Iterator[Path]:
     if len(os.fsencode(name)) > LONGEST_NAME:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
     partial = path.with_name(f'.{name}.partial{suffix}')
-    try:
-        yield partial
-        os.replace(partial, path)
-    except OSError as error:
-        if error.errno and error.filename in (None, str(partial)):
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
-    finally:
-        partial.unlink(missing_ok=True)
+    with folder_to_fill(path.parent):
+        try:
+            yield partial
+            os.replace(partial, path)
+        except OSError as error:
+            if error.errno and error.filename in (None, str(partial)):
+                raise OSError(error.errno, error.strerror, str(path)) from error
+            raise
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def is_taken(folder: Path) -> bool:
@@ -119,8 +143,8 @@ def is_taken(folder: Path) -> bool:
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """A hidden folder in `parent`, which is created; the hidden one is removed at the end."""
-    make_folder(parent)
-    with tempfile.TemporaryDirectory(prefix='.', dir=parent) as path:
+    check_folder(parent)
+    with folder_to_fill(parent), tempfile.TemporaryDirectory(prefix='.', dir=parent) as path:
         yield Path(path)
 
 

@@ -7,10 +7,14 @@ MOST = 3  # names in a message
 
 
 def similar_names(name: str, known: Collection[str]) -> list[str]:
-    """Those that a shortened or misspelled name may mean, the nearest first."""
+    """Those that a shortened or misspelled name may mean, the nearest first. Case does not
+    count."""
     name = name.lower()
     longer = [other for other in known if name and other.lower().startswith(f'{name}_')]
-    return longer[:MOST] or get_close_matches(name, known, n=MOST, cutoff=0.7)
+    if longer:
+        return longer[:MOST]
+    spelled = {other.lower(): other for other in known}
+    return [spelled[near] for near in get_close_matches(name, spelled, n=MOST, cutoff=0.7)]
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

@@ -130,16 +130,34 @@ def test_what_is_no_config(command, said):
 
 
 @pytest.mark.parametrize(
+    'command', ('infer MODEL a.pth photo.jpg', 'check-data MODEL', *PREDICTING[2:], *OF_CONFIGS)
+)
+def test_a_config_that_ends_in_capitals(command, said):
+    """mmengine reads none."""
+    Path('MY.PY').touch()
+    assert said(command, 'MY.PY') == 'MY.PY must end in .py: mmengine reads no capitals; rename it'
+
+
+def test_samples_that_are_no_folder(said):
+    line = said('app MODEL --samples photo.jpg', str(ROOT / 'examples/trees.onnx'))
+    assert line == '--samples must be a folder of images, got photo.jpg: it is a file'
+    line = said('app MODEL --samples nowhere', str(ROOT / 'examples/trees.onnx'))
+    assert line == '--samples must be a folder of images, got nowhere: there is none'
+
+
+@pytest.mark.parametrize(
     'source, advice',
     [
         (CONFIG, f'; this package has {ROOT}/configs/{CONFIG}.py'),
         (f'configs/{CONFIG}.py', f'; this package has {ROOT}/configs/{CONFIG}.py'),
         ('photo', '; did you mean photos?'),
+        ('label', '; did you mean Labels?'),
         ('elsewhere', ''),
     ],
 )
 def test_data_that_is_elsewhere(source, advice, said):
     Path('photos').mkdir()
+    Path('Labels').mkdir()
     assert said('check-data MODEL', source) == f'no folder or file {source}{advice}'
 
 

@@ -24,6 +24,19 @@ FOLDERS = [
 ]
 
 
+# What these commands read is bad.
+FAILING = [
+    'check_data data --out new/a.yaml --out-dir new/b',
+    'convert_weights file --to mmseg --out-dir new/a/b',
+    'export file --out new/a/b.onnx',
+    'infer file photo.jpg --out-dir new/a',
+    'new_config data --base retinanet_cpvt_s --out new/a.py',
+    f'quantize {TREES} data --out new/a.xml',
+    'test nowhere.py nowhere.pth --out new/a.pkl --report new/a.html --work-dir new/b',
+    'train nowhere.py --work-dir new/a',
+]
+
+
 @pytest.fixture
 def refusal(tmp_path, monkeypatch, capsys):
     """Calls a command and returns its line, without its name."""
@@ -61,6 +74,13 @@ def test_a_folder_to_write_to(tool, command, refusal):
     parent = 'file/x' if tool == 'demo_data' else 'file/x/y'
     line = refusal(tool, f'{command} file/x/y')
     assert line == f'{parent} must be a folder to write to, but file is a file\n'
+
+
+@pytest.mark.parametrize('command', FAILING, ids=lambda command: command.split()[0])
+def test_a_failure_creates_no_folder(command, refusal):
+    tool, _, rest = command.partition(' ')
+    assert refusal(tool, rest)
+    assert not Path('new').exists()
 
 
 def test_the_folder_next_to_a_config(refusal):

@@ -111,8 +111,8 @@ def test_a_download_that_fails_is_one_line(offered, package, tmp_path, capsys, m
     monkeypatch.setattr(trees, 'DEEPFOREST', pinned)
     monkeypatch.setenv('PIP_NO_INDEX', '1')
     monkeypatch.setenv('PIP_FIND_LINKS', str(shelf))
-    error = refusal(capsys, '--root', str(tmp_path / 'trees'))
+    error = refusal(capsys, '--root', str(tmp_path / 'new/trees'))
     assert 'cannot download deepforest-2.1.0-py3-none-any.whl' in error
     assert 'pip download --no-deps deepforest==2.1.0' in error
     assert list(package.parent.iterdir()) == []
-    assert not (tmp_path / 'trees').exists()
+    assert not (tmp_path / 'new').exists()

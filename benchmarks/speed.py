@@ -17,7 +17,7 @@ turn one image into four maps:
                  inference alone. `autocast` is compared with its bfloat16
 
 `bfloat16` are weights and image in bfloat16, `autocast` float32 under `torch.autocast`. A training
-step is a forward pass, the mean square of all maps, and a backward pass, without an optimizer.
+step is a forward pass, the mean cube of all maps, and a backward pass, without an optimizer.
 
 First each result is compared with float32 of our plain model: maps and, of a training step,
 gradients. A model that differs by more than rounding gets no time. Then the models take turns in

@@ -1,6 +1,7 @@
 """A data set's folder, which appears complete or not at all."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Union
@@ -27,7 +28,7 @@ def create_once(
     Raises:
         UserError: the folder has something else.
     """
-    folder = Path(root).resolve()
+    folder = Path(os.path.realpath(root))
     marker = folder / MARKER
     text = json.dumps(arguments) + '\n'
     if marker.is_file() and marker.read_bytes() == text.encode():

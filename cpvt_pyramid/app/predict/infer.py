@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from ..images.inputs import find_inputs, is_video, name_results
 from ..predictions.kinds import line_about_limit
-from ..tooling.command import UserError
+from ..tooling.command import UserError, escaped
 from ..tooling.files import check_folder
 from ..tooling.report import amount
 from ..tooling.threads import usable_cores
@@ -74,7 +74,8 @@ def run_infer(options: InferOptions) -> int:
     def skip(path: Path, reason: str) -> None:
         skipped.add(path)
         # One call with its end of line: a warning of another thread would mix with it.
-        tqdm.write(f'cpvt infer: skipped {path}: {reason}\n', file=sys.stderr, end='')
+        line = escaped(f'cpvt infer: skipped {path}: {reason}')
+        tqdm.write(f'{line}\n', file=sys.stderr, end='')
 
     how = RunOptions(options.batch_size, workers, options.tile, options.tile_overlap)
     start = time.monotonic()

@@ -43,6 +43,7 @@ from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from typing import (
     Any,
@@ -126,6 +127,9 @@ def run_command(
         interrupted: shown after an interrupt or on a full disk, with values of options: `{name}`.
     """
     prepare_for_torch()
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == 'strict':
+        # Names that its encoding lacks are printed as on stderr, with escapes.
+        sys.stdout.reconfigure(errors='backslashreplace')
     name = program_name(function)
     try:
         options = vars(parser_of(function).parse_args(argv))
@@ -189,7 +193,7 @@ def run_tool(
         signal.signal(signal.SIGTERM, default)
     if rank() == 0 or ending.status == FAILED:  # another process may be the only one with an error
         where = f'rank {rank()}: ' if rank() else ''
-        print(f'{name}: {where}{ending.line}', file=sys.stderr)
+        print(f'{name}: {where}{escaped(ending.line)}', file=sys.stderr)
     return ending.status
 
 
@@ -206,7 +210,7 @@ def show_warning(
     of other packages."""
     if filename.startswith(str(Path(__file__).parents[2])):
         # One call with its end of line: the lines of two threads would mix.
-        print(f'{tool}: {message}\n', end='', file=sys.stderr)
+        print(f'{tool}: {escaped(str(message))}\n', end='', file=sys.stderr)
     else:
         others(message, category, filename, *rest, **named)
 
@@ -370,6 +374,12 @@ def rank() -> int:
     return int(next((os.environ[name] for name in RANKS.values() if name in os.environ), 0))
 
 
+def escaped(text: str) -> str:
+    """A text with escapes for line breaks and other control characters, which names of files may
+    have, so that it is one line."""
+    return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in text)
+
+
 def one_line(error: BaseException, length: int = 300) -> str:
     """The message of an error without line breaks, cut to `length`."""
     text = ' '.join(str(error).split())
@@ -411,7 +421,7 @@ class OneLineParser(ArgumentParser):
             message += f' ({", ".join(sorted(self.flags))} takes a value after =)'
         if message.startswith('unrecognized arguments'):
             message += self.similar_options()
-        self.exit(2, f'{self.prog}: {message}; see --help\n')
+        self.exit(2, f'{self.prog}: {escaped(message)}; see --help\n')
 
     def similar_options(self) -> str:
         """What misspelled options of the command line may mean, for the end of a message."""

@@ -42,7 +42,10 @@ def check_folder(path: Union[str, Path]) -> None:
             return
         if os.path.lexists(folder):
             culprit = 'it' if folder == path else folder
-            raise UserError(f'{path} must be a folder to write to, but {culprit} is a file')
+            kind = 'a file'
+            if folder.is_symlink() and not folder.exists():
+                kind = f'a link to {os.readlink(folder)}, which does not exist'
+            raise UserError(f'{path} must be a folder to write to, but {culprit} is {kind}')
 
 
 def check_writable(folder: Path) -> None:

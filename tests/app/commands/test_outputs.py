@@ -76,6 +76,13 @@ def test_a_folder_to_write_to(tool, command, refusal):
     assert line == f'{parent} must be a folder to write to, but file is a file\n'
 
 
+@pytest.mark.parametrize('tool, command', FOLDERS)
+def test_a_link_to_itself(tool, command, refusal):
+    Path('link').symlink_to('link')
+    line = refusal(tool, f'{command} link/x')
+    assert line.endswith(' is a link to link, which does not exist\n')
+
+
 @pytest.mark.parametrize('command', FAILING, ids=lambda command: command.split()[0])
 def test_a_failure_creates_no_folder(command, refusal):
     tool, _, rest = command.partition(' ')

@@ -234,6 +234,38 @@ def test_help_without_docstrings():
     assert ended.returncode == 0 and '--work-dir' in ended.stdout, ended.stderr
 
 
+def mention(name: str, *, fails: bool = False) -> None:
+    """A tool that mentions a file."""
+    if fails:
+        raise UserError(f'no file {name}')
+    print(f'wrote {name}')
+
+
+@pytest.mark.parametrize(
+    'name, shown', [('a\nb', r'a\nb'), ('\x1b[1m', r'\x1b[1m'), ('\udcff', r'\udcff'), ('ü', 'ü')]
+)
+def test_names_with_control_characters_are_one_line(name, shown, capsys):
+    assert run_command(mention, [name, '--fails']) == 2
+    assert capsys.readouterr().err.endswith(f': no file {shown}\n')
+    with pytest.raises(SystemExit):
+        run_command(mention, [name, name])
+    assert capsys.readouterr().err.endswith(f'unrecognized arguments: {shown}; see --help\n')
+
+
+@pytest.mark.parametrize('encoding', ['utf-8', 'ascii'])
+def test_names_that_the_output_cannot_show(encoding):
+    program = (
+        'from cpvt_pyramid.app.tooling.command import run_command\n'
+        'def show(name: str) -> None:\n'
+        '    print(name)\n'
+        'raise SystemExit(run_command(show))'
+    )
+    name = os.fsdecode(b'a\xff') if encoding == 'utf-8' else 'aü'
+    done = run(sys.executable, '-c', program, name, PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stderr) == (0, '')
+    assert done.stdout == ascii(name).strip("'") + '\n'
+
+
 def test_failing_imports(capsys):
     for code, line in (
         ('import no_such.part', "No module named 'no_such': no_such is not installed for "),

@@ -309,8 +309,9 @@ from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.checkpoints import downloads
 
 downloads.checked = lambda path: path
-
-sys.exit(main(sys.argv[1:]))
+name, path, photo, *options = sys.argv[1:]
+assert main(['infer', name, photo, '--out-dir', 'cached', *options]) == 0
+assert main(['infer', name, path, photo, '--out-dir', 'given', *options]) == 0
 """
 
 
@@ -320,14 +321,13 @@ def test_a_name_needs_neither_openmmlab_nor_opencv(name, tmp_path):
     path = save_as_published(their_model(name), name, new=True)
     photo = tmp_path / 'photo.png'
     cv2.imwrite(str(photo), photograph(96, 120))
-    environment = os.environ | {'TORCH_HOME': str(tmp_path)}
     (tmp_path / 'torch').rename(tmp_path / 'hub')
     moved = tmp_path / 'hub/checkpoints' / path.name
-    for words in ([name], [name, str(moved)]):
-        out = tmp_path / f'out{len(words)}'
-        options = ['--out-dir', str(out), '--device', 'cpu', '--shorter-side', '96']
-        command = [sys.executable, '-c', WITHOUT_MM, 'infer', *words, str(photo), *options]
-        subprocess.run(command, check=True, env=environment, timeout=300)
+    command = [sys.executable, '-c', WITHOUT_MM, name, str(moved), str(photo)]
+    command += ['--device', 'cpu', '--shorter-side', '96']
+    environment = os.environ | {'TORCH_HOME': str(tmp_path)}
+    subprocess.run(command, check=True, cwd=tmp_path, env=environment, timeout=300)
+    for out in (tmp_path / 'cached', tmp_path / 'given'):
         written = {file.name for file in out.iterdir()}
         ending = 'detections.json' if TRAINED[name].detects else 'labels.png'
         assert {f'photo.{ending}', 'photo.overlay.jpg'} <= written

@@ -4,8 +4,6 @@ import copy
 import math
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import attention_formula, mask_of_some
+from support import in_processes
 from torch import nn
 
 from cpvt_pyramid import accelerate
@@ -374,25 +373,17 @@ def test_on_other_machines(monkeypatch, what):
 
 
 @needs_kernels
-def test_processes_that_compile_at_the_same_time(tmp_path):
+def test_processes_that_compile_at_the_same_time(monkeypatch, tmp_path):
     """Each finds a complete file, and a later one compiles nothing."""
-    program = (
-        'from cpvt_pyramid import CPVTPyramid, accelerate\n'
-        'accelerate(CPVTPyramid("pcpvt_nano"))\n'
-        'from cpvt_pyramid.acceleration.kernels import library\n'
-        'print(library() is not None)'
-    )
-    environment = {**os.environ, 'XDG_CACHE_HOME': str(tmp_path)}
-    command = [sys.executable, '-c', program]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'caches'))
 
-    def start(**variables):
-        return subprocess.Popen(
-            command, env={**environment, **variables}, stdout=subprocess.PIPE, text=True
-        )
+    def load(rank):
+        library.load_library()
+        return 0
 
-    first = [start(), start()]
-    assert [process.communicate()[0] for process in first] == ['True\n'] * 2
-    (compiled,) = (tmp_path / 'cpvt_pyramid').iterdir()
+    assert in_processes(2, load) == [(0, ''), (0, '')]
+    (compiled,) = (tmp_path / 'caches' / 'cpvt_pyramid').iterdir()
     time = compiled.stat().st_mtime_ns
-    assert start().communicate()[0] == 'True\n'
+    library.load_library()
     assert compiled.stat().st_mtime_ns == time

@@ -2,10 +2,13 @@
 
 import runpy
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import skimage.data
 import torch
+from PIL import Image
 from rasterio.transform import from_origin
 from support import ROOT, save_tiff
 
@@ -42,13 +45,27 @@ def test_lightning(run, pages_dataset, capsys):
         torch.testing.assert_close(model.backbone(images, sizes), maps)
 
 
-def test_lightning_starts_from_a_trained_model(run, pages_dataset, tmp_path):
+def write_label_maps(root: Path, train: int, val: int) -> None:
+    """Write small images of noise and their label maps, of 6 classes, as the example reads them."""
+    rng = np.random.default_rng(0)
+    for split, count in (('train', train), ('val', val)):
+        images, labels = root / split, root / 'masks' / split
+        images.mkdir(parents=True)
+        labels.mkdir(parents=True)
+        for i in range(count):
+            pixels = rng.integers(256, size=(96, 128, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(images / f'{i}.png')
+            Image.fromarray(pixels[..., 0] % 6).save(labels / f'{i}.png')
+
+
+def test_lightning_starts_from_a_trained_model(run, tmp_path):
     name = 'segformer_b0_ade20k'
     torch.save(build_trained(TRAINED[name]).state_dict(), 'ade20k.pth')
+    write_label_maps(tmp_path / 'data', train=8, val=1)
     run(
         'lightning_segmentation.py',
         '--data',
-        str(pages_dataset),
+        'data',
         '--epochs',
         '1',
         '--trained',

@@ -121,8 +121,10 @@ def note_about_limit(
         count = f'in {count} a tile'
         advice = [f'tiles smaller than --tile {tile}'] if tile > ALIGN else []
     if files.trained is None:
-        again = '' if files.exported is None else ', and export it again'
-        advice.append(f"a larger max_per_img in the config's model.test_cfg{again}")
+        larger = "a larger max_per_img in the config's model.test_cfg"
+        if files.exported is not None:  # perhaps from the name of a trained model
+            larger += ', if it was exported from a config, and export it again'
+        advice.append(larger)
     advice.append('a higher --score-thr')
     line = line_about_limit(count, results.most_boxes or 0)
     return f'note: {line}; use {", or ".join(advice)}'

@@ -487,7 +487,10 @@ def test_boxes_in_tiles(model, photos):
 
 
 LIMIT = "reached the model's limit of 2 boxes, so that objects may be missing; use "
-AGAIN = "a larger max_per_img in the config's model.test_cfg, and export it again"
+AGAIN = (  # a file does not tell whether it is from a config or from a name
+    "a larger max_per_img in the config's model.test_cfg, if it was exported from a config, and "
+    'export it again'
+)
 
 
 @pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])

@@ -39,6 +39,10 @@ class Grid:
         windows: the grid of the windows, of which there are B * n. None: there are none.
         means: weights of the means that linear attention has as keys, (B or 1, 7, H) and
             (B or 1, 7, W). None: the attention is not linear.
+
+    Raises:
+        ValueError: `key_bias` depends on the head or the query. Such a bias is that of a `position`
+            inside the attention.
     """
 
     def __init__(
@@ -54,6 +58,11 @@ class Grid:
         windows: Optional['Grid'] = None,
         means: Optional[tuple[Tensor, Tensor]] = None,
     ) -> None:
+        if key_bias is not None and (key_bias.dim() != 4 or key_bias.shape[1:3] != (1, 1)):
+            raise ValueError(
+                f'key_bias must be (B, 1, 1, M), got {tuple(key_bias.shape)}; add a bias by head '
+                'or by query in a position inside the attention'
+            )
         self.height = height
         self.width = width
         self.padding = padding

@@ -1,10 +1,12 @@
 """What an MLP saves for its gradient, means of linear attention, and masks of windows."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from cpvt_pyramid.grid import grid_of_windows, weights_of_means
+from cpvt_pyramid.grid import Grid, grid_of_windows, weights_of_means
 from cpvt_pyramid.model import WindowAttention
 from cpvt_pyramid.padding.mask import Padding
 from tests.models.ours import VALID, images, svt
@@ -26,6 +28,13 @@ def test_windows_have_a_mask_only_where_they_are_filled_up():
     assert grid_of_windows(torch.empty(1, 14, 21, 8), None, 7).key_bias is None
     assert grid_of_windows(torch.empty(1, 14, 20, 8), None, 7).key_bias.any()
     assert grid_of_windows(torch.empty(1, 14, 20, 8), None, 7, 'zero').key_bias is None
+
+
+@pytest.mark.parametrize('shape', [(2, 4, 1, 9), (2, 1, 9, 9), (2, 9), (1, 1, 9)])
+def test_a_bias_of_keys_is_that_of_all_heads_and_queries(shape):
+    """What reads it may take (B, M) of it."""
+    with pytest.raises(ValueError, match=re.escape(f'must be (B, 1, 1, M), got {shape}')):
+        Grid(3, 3, key_bias=torch.zeros(shape))
 
 
 @pytest.mark.parametrize('valid', [None, VALID], ids=['', 'valid'])

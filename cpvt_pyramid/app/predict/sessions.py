@@ -139,9 +139,6 @@ class OpenVino:
     """A model compiled by OpenVINO, from ONNX or OpenVINO's own format, that computes in float32 or
     bfloat16. The device is by default the CPU; others, such as 'GPU', serve one thread."""
 
-    # Runs that OpenVINO cancels leave the model in disorder.
-    stop: Optional[Callable[[], object]] = None
-
     def __init__(
         self,
         path: Path,
@@ -149,12 +146,9 @@ class OpenVino:
         requests: int = 1,
         dtype: str = 'float32',
     ) -> None:
-        model = read_openvino(path)
+        model = model_to_run(path)
         self.metadata = _entry(model, KEY)
         self.test = _entry(model, TEST_KEY)
-        # The constants of quantized models must not be folded; sums of others may broadcast.
-        if self.metadata is not None and not is_quantized(model):
-            to_rows(model)
         core = openvino_core()
         device = device or 'CPU'
         check_device('openvino', device, core.available_devices)
@@ -173,10 +167,10 @@ class OpenVino:
             settings['PERFORMANCE_HINT_NUM_REQUESTS'] = self.requests
         if device == 'CPU':  # whose default is 5000, over 1 GB if images have many sizes
             settings['CPU_RUNTIME_CACHE_CAPACITY'] = CACHED_OPERATORS
-        self.model = core.compile_model(model, device, settings)
-        self.free: SimpleQueue[Any] = SimpleQueue()  # requests, each for one thread at a time
-        for _ in range(self.requests):
-            self.free.put(self.model.create_infer_request())
+        self.lock = threading.Lock()
+        self.is_stopped = False
+        self.compile_again = lambda: core.compile_model(model_to_run(path), device, settings)
+        self.use(core.compile_model(model, device, settings))
         outputs = {_name(output.get_names()): output for output in self.model.outputs}
         self.names = [*outputs]
         self.rows = None
@@ -191,15 +185,40 @@ class OpenVino:
             is_known = kind.get_type_name() != 'bf16'  # which OpenVINO calls float16
             self.dtypes[name] = np.dtype(kind.to_dtype() if is_known else object)
 
+    def use(self, compiled: Any) -> None:
+        """Run this `openvino.CompiledModel` from now on."""
+        self.model = compiled
+        self.all_requests = [compiled.create_infer_request() for _ in range(self.requests)]
+        self.free: SimpleQueue[Any] = SimpleQueue()  # each for one thread at a time
+        for request in self.all_requests:
+            self.free.put(request)
+
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        request = self.free.get()
+        with self.lock:
+            if self.is_stopped:
+                self.use(self.compile_again())
+                self.is_stopped = False
+            model = self.model
+            free = self.free
+        request = free.get()
         try:
             results = request.infer(inputs, share_inputs=True)
             return {name: results[i] for i, name in enumerate(self.names)}
         finally:
             if self.place == 'CPU' and self.requests == 1:
-                self.model.release_memory()  # else that of the largest image is kept
-            self.free.put(request)
+                model.release_memory()  # else that of the largest image is kept
+            free.put(request)
+
+    @property
+    def stop(self) -> Optional[Callable[[], object]]:
+        return self.cancel if self.place == 'CPU' else None
+
+    def cancel(self) -> None:
+        """Cancel what runs. The next run compiles the model again: a request that was cancelled may
+        fail on an image of another size, and so may others of its model (OpenVINO 2026.4)."""
+        self.is_stopped = True
+        for request in self.all_requests:
+            request.cancel()
 
 
 def is_openvino_format(path: Path) -> bool:
@@ -217,6 +236,15 @@ def read_openvino(path: Path) -> Any:
     model = reader.convert(reader.load(str(path)))
     if _entry(model, KEY) is not None:
         join_blocks(model)
+    return model
+
+
+def model_to_run(path: Path) -> Any:
+    """As `read_openvino`; ours in the form that is fastest in float32 and bfloat16."""
+    model = read_openvino(path)
+    # The constants of quantized models must not be folded; sums of others may broadcast.
+    if _entry(model, KEY) is not None and not is_quantized(model):
+        to_rows(model)
     return model
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -31,11 +32,12 @@ from cpvt_pyramid.app.predict.exported import INPUT_BYTES, ExportedModel
 from cpvt_pyramid.app.predict.infer import note_about_limit
 from cpvt_pyramid.app.predict.opening import ModelFiles
 from cpvt_pyramid.app.predict.results import Results
-from cpvt_pyramid.app.predict.sessions import OnnxRuntime
+from cpvt_pyramid.app.predict.sessions import OnnxRuntime, OpenVino
 from cpvt_pyramid.app.predict.tiles import Suppression
 from cpvt_pyramid.app.predict.videos import open_video
 from cpvt_pyramid.app.predictions.drawing import jpeg_of
 from cpvt_pyramid.app.tooling import memory
+from cpvt_pyramid.app.tooling.threads import end_calls
 
 
 @pytest.fixture
@@ -170,9 +172,14 @@ def interrupt(request) -> Callable[[], None]:
     return partial(signal.pthread_kill, threading.main_thread().ident, signal.SIGINT)
 
 
+@pytest.mark.parametrize(
+    'backend, session, stop',
+    [('onnxruntime', OnnxRuntime, 'stop'), ('openvino', OpenVino, 'cancel')],
+    ids=['onnxruntime', 'openvino'],
+)
 @pytest.mark.parametrize('workers', [0, 1, 2])
 def test_an_interrupt_does_not_wait_for_the_model(
-    workers, model, folder, interrupt, monkeypatch, capsys
+    workers, backend, session, stop, model, folder, interrupt, monkeypatch, capsys
 ):
     """A photograph of 12 megapixels takes a minute, and one of 100 over an hour."""
     stopped = threading.Event()
@@ -185,9 +192,10 @@ def test_an_interrupt_does_not_wait_for_the_model(
         in_time.append(stopped.wait(20))
         raise RuntimeError('stopped')
 
-    monkeypatch.setattr(OnnxRuntime, 'run', runs_long)
-    monkeypatch.setattr(OnnxRuntime, 'stop', lambda session: stopped.set())
-    assert main([str(model('detection')), 'in', '--workers', str(workers)]) == 130
+    monkeypatch.setattr(session, 'run', runs_long)
+    monkeypatch.setattr(session, stop, lambda session: stopped.set())
+    command = [str(model('detection')), 'in', '--workers', str(workers), '--backend', backend]
+    assert main(command) == 130
     assert in_time == [True] * max(workers, 1)
     assert 'cpvt infer: interrupted; finished results are in predictions' in capsys.readouterr().err
 
@@ -213,6 +221,29 @@ def test_onnxruntime_stops_soon_and_runs_again(tmp_path):
     timer.join()
     assert time.process_time() - start < 5
     assert session.run({'count': np.array(10)})['total'] == 45
+
+
+def test_openvino_stops_soon_and_runs_again():
+    """It compiles the model again, as one that was cancelled may fail on another size."""
+    session = OpenVino(ROOT / 'examples/trees.onnx', requests=2)
+
+    def noise(*size: int) -> dict[str, np.ndarray]:
+        image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+        return sessions.padded_inputs([image], session.shapes)
+
+    sizes = (64, 96), (128, 64)
+    expected = [session.run(noise(*size)) for size in sizes]
+    start = time.process_time()
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(session.run, noise(2048, 2048)) for _ in range(2)]  # 10 seconds each
+        time.sleep(0.3)
+        end_calls(calls, session.stop)
+    assert all('canceled' in str(call.exception()) for call in calls)
+    assert time.process_time() - start < 5
+    for size, before in zip(sizes, expected):
+        found = session.run(noise(*size))
+        for name in before:
+            np.testing.assert_allclose(found[name], before[name], rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_that_fails_in_a_worker(model, folder, monkeypatch, capsys):

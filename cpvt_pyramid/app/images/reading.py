@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,7 @@ def load_image(source: Source) -> np.ndarray:
         OSError: not a complete image, one of 32 bits a channel, or one that does not fit into
             memory.
         ValueError: an array of another shape or dtype, or a Pillow image of 32 bits.
+        TypeError: neither a path nor a Pillow image nor an array.
     """
     if isinstance(source, np.ndarray):
         if source.ndim != 3 or source.shape[2] != 3 or source.dtype != np.uint8 or not source.size:
@@ -65,6 +67,11 @@ def load_image(source: Source) -> np.ndarray:
         if source.mode in DEEP:
             raise ValueError(TOO_DEEP)
         return _to_rgb(source, 'the image')
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(
+            'an image must be a path, a Pillow image or an array (height, width, 3) RGB uint8, got '
+            f'{type(source).__name__}; PIL.Image.open reads bytes in io.BytesIO and open files'
+        )
     path = Path(source)
     check_readable(path)
     try:

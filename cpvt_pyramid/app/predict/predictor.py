@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Optional, Union, overload
 
 import numpy as np
+from PIL import Image
 
 from ..images.reading import Source, load_image
 from ..predictions.kinds import Detections, Prediction, line_about_limit
@@ -110,6 +111,8 @@ class Predictor:
 
         Raises:
             OSError: not a complete image; the message begins with its path.
+            ValueError: an array of another shape or dtype.
+            TypeError: none of the above.
         """
         several = images if isinstance(images, (list, tuple)) else [images]
         found = self._predict(several)
@@ -142,9 +145,12 @@ class Predictor:
         if isinstance(source, (str, Path)):
             return self.model.read(Path(source))
         count = len(self.model.bands)
-        raise ValueError(
+        is_picture = isinstance(source, Image.Image)
+        got = f'a Pillow image of mode {source.mode}' if is_picture else type(source).__name__
+        kind = ValueError if is_picture else TypeError
+        raise kind(
             f'the model takes {amount(count, "band")}, as a path or an array (height, width, '
-            f'{count}), got a Pillow image of mode {source.mode}'
+            f'{count}), got {got}'
         )
 
     def __reduce__(self) -> tuple:

@@ -149,11 +149,8 @@ class _Prediction:
         return file.getvalue()
 
     def records(self) -> list[dict[str, Any]]:
-        """What JSON files hold: the items with rounded numbers."""
-        return [
-            item | {'box': [round(v, 2) for v in item['box']], 'score': round(item['score'], 4)}
-            for item in self.items()
-        ]
+        """The items for a JSON file, those of detections with rounded numbers."""
+        return self.items()
 
     def name_of(self, label: int) -> str:
         return self.classes[label] if label < len(self.classes) else str(label)
@@ -249,6 +246,13 @@ class Detections(_Prediction):
             items.append(item)
         return items
 
+    def records(self) -> list[dict[str, Any]]:
+        """What NAME.detections.json holds: the items with rounded numbers."""
+        return [
+            item | {'box': [round(v, 2) for v in item['box']], 'score': round(item['score'], 4)}
+            for item in self.items()
+        ]
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class LabelMap(_Prediction):
@@ -335,8 +339,6 @@ class Segments(_Prediction):
             item = {'id': number, 'label': label, 'class': self.name_of(label)}
             items.append(item | {'area': int(mask.sum()), 'box': bounding_box(mask)})
         return items
-
-    records = items
 
     def _picture(self) -> Image.Image:
         return Image.fromarray(self.numbers.astype(np.uint16))

@@ -1,5 +1,6 @@
 """Predictions at the size of each image, alone and in padded batches."""
 
+import io
 import json
 import math
 import os
@@ -298,6 +299,19 @@ def test_mistakes(model, photos):
     predictor.model.session.shapes['images'] = [None, 3, None, None]  # believes in any size
     with pytest.raises(UserError, match=rf'{path} failed on images of \(1, 3, 40, 58\): '):
         predictor(photos[0])
+
+
+def test_what_is_no_image(model):
+    """One line says what an image can be."""
+    predictor = Predictor(model('labels'))
+    for given in (b'', io.BytesIO(), None, 3, torch.zeros(3, 8, 8), [[]]):
+        name = type(given[0] if isinstance(given, list) else given).__name__
+        with pytest.raises(TypeError, match=f'^an image must be a path, .* got {name}; PIL.Image'):
+            predictor(given)
+    image = np.zeros((8, 9, 3), np.uint8)
+    for array in (image / 255, image[..., 0], image.transpose(2, 0, 1), image[None], image[:0]):
+        with pytest.raises(ValueError, match=r'^an image array must be \(height, width, 3\) RGB'):
+            predictor(array)
 
 
 def test_openvinos_own_format(model, photos):

@@ -51,6 +51,12 @@ def test_text_and_sequence(found, text):
         found[len(found)]
 
 
+@pytest.mark.parametrize('found, _', ALL)
+def test_records_are_json_with_an_entry_for_each_item(found, _):
+    records = json.loads(json.dumps(found.records()))
+    assert [record['class'] for record in records] == [item['class'] for item in found]
+
+
 def test_many_objects_are_counted():
     many = replace(detections(), labels=np.array([0, 1, 1]))
     assert many.summary(3) == 'cat 0.90, dog 0.50, dog 0.25'

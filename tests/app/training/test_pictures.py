@@ -136,7 +136,8 @@ def test_errors_are_warnings(monkeypatch):
     """A prediction that cannot be drawn, a work dir that cannot be written to, a full disk."""
     sample = DetDataSample(metainfo={'img_path': 'a.png'}, pred_instances=objects(1, True))
     hook = ResultPicturesHook()
-    runner = SimpleNamespace(val_dataloader=Loader(), work_dir='gone', iter=1)
+    Path('work').touch()
+    runner = SimpleNamespace(val_dataloader=Loader(), work_dir='work', iter=1)
     batch = {'inputs': [torch.zeros(3, 4, 4, dtype=torch.uint8)]}
     with pytest.warns(UserWarning, match='^cannot draw validation images .AttributeError: '):
         hook.after_val_iter(runner, 0, batch, [sample])
@@ -144,7 +145,7 @@ def test_errors_are_warnings(monkeypatch):
         warnings.simplefilter('error')  # once
         hook.after_val_iter(runner, 0, batch, [sample])
     hook.pictures.append(('image.png', Image.new('RGB', (8, 8))))
-    with pytest.warns(UserWarning, match='cannot draw validation.html .FileNotFoundError: '):
+    with pytest.warns(UserWarning, match='cannot draw validation.html .NotADirectoryError: '):
         hook.after_val_epoch(runner)
 
     def full(*_: Path) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from benchmarks.costs import count_operations, meta_model
 from benchmarks.timing import RESOLUTION, Time, show_progress, time_call, torch_threads
 from cpvt_pyramid import ARCHS, CPVTPyramid, accelerate
+from cpvt_pyramid.acceleration.products import is_supported
 from cpvt_pyramid.app.predict.openvino_graph import to_rows
 from cpvt_pyramid.app.predict.sessions import openvino_core
 from cpvt_pyramid.app.tooling.report import amount
@@ -418,7 +419,8 @@ class Products:
             x = torch.randn(tokens, channels).to(dtype)
             weight = torch.randn(4 * channels, channels).to(dtype)
             self.factors.append((x, weight))
-            if torch.backends.mkldnn.is_available():  # PyTorch's default in float32 is MKL
+            # PyTorch's default in float32 is MKL.
+            if torch.backends.mkldnn.is_available() and is_supported(dtype):
                 self.factors.append((x.to_mkldnn(), weight.to_mkldnn()))
 
     def run(self) -> None:

@@ -1,9 +1,10 @@
 """`cpvt train`: load a config, apply the options, check what is certain, train."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional, Union
+from typing import Optional, Union
 
 from mmengine.config import Config
 from mmengine.device import get_device
@@ -23,9 +24,6 @@ from .processes import connect, leave_processes, use_launcher
 from .resuming import ResumeHook
 from .runner import CommandRunner
 from .start import Start, check_weights, find_start, resume_from
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
 
 SPLITS = 'train', 'val'
 LOCK_TIMEOUT = 15  # seconds
@@ -58,24 +56,22 @@ def run_training(
     own = copy.deepcopy(cfg)  # without what belongs to this run alone
     use_launcher(cfg, launcher)
     folder = make_folder(cfg.work_dir)
-    lock = lock_work_dir(folder)
-    start = find_start(cfg, folder, resume)
-    resume_from(cfg, start)
-    connect(launcher, cfg.get('env_cfg') or {})
-    with tracebacks_in(folder), trusted_checkpoints():
-        check_before_run(cfg, *SPLITS, folder=folder)
-        runner = build_runner(cfg, start)
-        if rank() == 0:
-            own.dump(folder / Path(config).name)
-        try:
-            runner.train()
-        except Preempted:  # in all processes
-            leave_processes()
-            raise
-        finally:
-            runner.visualizer.close()
-            if lock:
-                lock.release()
+    with work_dir_for_one(folder):
+        start = find_start(cfg, folder, resume)
+        resume_from(cfg, start)
+        connect(launcher, cfg.get('env_cfg') or {})
+        with tracebacks_in(folder), trusted_checkpoints():
+            check_before_run(cfg, *SPLITS, folder=folder)
+            runner = build_runner(cfg, start)
+            if rank() == 0:
+                own.dump(folder / Path(config).name)
+            try:
+                runner.train()
+            except Preempted:  # in all processes
+                leave_processes()
+                raise
+            finally:
+                runner.visualizer.close()
     leave_processes()
 
 
@@ -112,17 +108,24 @@ def scale_learning_rate(cfg: Config) -> None:
     cfg.auto_scale_lr.enable = True
 
 
-def lock_work_dir(work_dir: Path) -> Optional['BaseFileLock']:
-    """Keep other trainings from this work dir, until this process ends. The data workers of a
-    killed training hold its lock for some seconds."""
+@contextmanager
+def work_dir_for_one(work_dir: Path) -> Iterator[None]:
+    """Inside this context other trainings are kept from this work dir. The data workers of a killed
+    training hold its lock for some seconds."""
     if rank() != 0:
-        return None
+        yield
+        return
     try:
-        return locked(work_dir / '.lock', timeout=LOCK_TIMEOUT)
+        lock = locked(work_dir / '.lock', timeout=LOCK_TIMEOUT)
     except BlockingIOError:
         raise UserError(
             f'another training is running in {work_dir}; choose another --work-dir'
         ) from None
+    try:
+        yield
+    finally:
+        if lock:
+            lock.release()
 
 
 def build_runner(cfg: Config, start: Optional[Start]) -> CommandRunner:

@@ -1,5 +1,6 @@
 """cpvt train: its options, and that it changes nothing else."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -34,12 +35,18 @@ def logged(checkpoint: Path, name: str) -> np.ndarray:
 
 def test_a_work_dir_is_for_one_training_at_a_time(configs, monkeypatch, capsys):
     monkeypatch.setattr(run, 'LOCK_TIMEOUT', 0.1)
-    lock = run.lock_work_dir(make_folder('work'))
-    assert train.main([str(configs['detector']), '--work-dir', 'work']) == 2
-    assert 'another training is running in work;' in capsys.readouterr().err
-    assert [path.name for path in Path('work').iterdir()] == ['.lock']
-    lock.release()
-    assert run.lock_work_dir(Path('work'))
+    command = [str(configs['detector']), '--work-dir', 'work']
+    with run.work_dir_for_one(make_folder('work')):
+        assert train.main(command) == 2
+        assert 'another training is running in work;' in capsys.readouterr().err
+        assert [path.name for path in Path('work').iterdir()] == ['.lock']
+    gc.disable()  # a training that fails gives it back, also while its error is kept
+    try:
+        for _ in range(2):
+            assert train.main([*command, '--resume=nowhere.pth']) == 2
+            assert 'no checkpoint at nowhere.pth' in capsys.readouterr().err
+    finally:
+        gc.enable()
 
 
 def test_mixed_precision_on_the_cpu_and_auto_scale_lr(configs):

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..images.coco import categories_of
 from ..tooling.command import UserError
 from ..tooling.report import amount
 from . import defects
-from .data import Objects, Split, categories_of
+from .data import Objects, Split
 from .defects import Defects
 from .description import Description
 from .files import Folder, comparable, join

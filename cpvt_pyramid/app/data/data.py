@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
+from ..images.coco import CocoImage, coco_of
 from . import defects
 from .defects import Defects
 from .description import Description
@@ -84,11 +85,10 @@ def coco_content(
 ) -> dict[str, Any]:
     """The content of a COCO file, from the objects and the (height, width) of each image. What
     reaches beyond an image is cut off."""
-    images: list[dict] = []
-    annotations: list[dict] = []
+    images = []
     for name, outlines in objects.items():
         height, width = sizes[name]
-        images.append({'id': len(images) + 1, 'file_name': name, 'width': width, 'height': height})
+        annotations: list[dict] = []
         for outline in outlines:
             points = outline.points.clip(0, (width, height))
             low, high = points.min(0), points.max(0)
@@ -103,8 +103,6 @@ def coco_content(
             if outline.is_polygon:
                 area = 0.5 * abs(x @ np.roll(y, 1) - y @ np.roll(x, 1))
             annotation = {
-                'id': len(annotations) + 1,
-                'image_id': len(images),
                 'category_id': outline.label + 1,
                 'bbox': rounded([*low, *(high - low)]),
                 'area': round(float(area or (high - low).prod()), 2),
@@ -113,15 +111,12 @@ def coco_content(
             if outline.is_polygon:
                 annotation['segmentation'] = [rounded(points.ravel())]
             annotations.append(annotation)
-    return {'images': images, 'annotations': annotations, 'categories': categories_of(classes)}
+        images.append(CocoImage(name, (height, width), annotations))
+    return coco_of(images, classes)
 
 
 def rounded(values: Iterable[float]) -> list[float]:
     return [round(float(value), 2) for value in values]
-
-
-def categories_of(classes: Sequence[str]) -> list[dict[str, Any]]:
-    return [{'id': number, 'name': name} for number, name in enumerate(classes, 1)]
 
 
 def content_of_images(content: dict[str, Any], images: list[dict]) -> dict[str, Any]:

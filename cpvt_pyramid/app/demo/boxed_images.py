@@ -3,10 +3,12 @@
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
+
+from ..images.coco import CocoImage, coco_of
 
 
 class Box(NamedTuple):
@@ -56,28 +58,21 @@ def write_boxed_images(
     masks = folder / 'masks' / split
     if are_rectangles:
         masks.mkdir(parents=True)
-    images: list[dict] = []
-    annotations: list[dict] = []
-    for number, (name, image, boxes) in enumerate(boxed_images, 1):
+    images = []
+    for name, image, boxes in boxed_images:
         file_name = f'{name}.png'
         image.save(folder / split / file_name)
-        images.append(dict(id=number, file_name=file_name, width=image.width, height=image.height))
         if are_rectangles:
             label_map_of_boxes(image.size, boxes).save(masks / file_name)
+        annotations = []
         for box in boxes:
-            index = len(annotations) + 1
-            category = box.category + 1
-            annotation = box_annotation(index, number, category, box.corners, box.is_ignored)
+            annotation = box_annotation(box)
             if are_rectangles:
                 x1, y1, x2, y2 = box.corners
                 annotation['segmentation'] = [[x1, y1, x2, y1, x2, y2, x1, y2]]
             annotations.append(annotation)
-    content = dict(
-        images=images,
-        annotations=annotations,
-        categories=[dict(id=number, name=name) for number, name in enumerate(categories, 1)],
-        info=dict(description=description),
-    )
+        images.append(CocoImage(file_name, (image.height, image.width), annotations))
+    content = {**coco_of(images, categories), 'info': {'description': description}}
     (folder / f'annotations/instances_{split}.json').write_text(json.dumps(content))
 
 
@@ -91,20 +86,13 @@ def label_map_of_boxes(size: tuple[int, int], boxes: Sequence[Box]) -> Image.Ima
     return Image.fromarray(labels)
 
 
-def box_annotation(
-    number: int, image: int, category: int, corners: list[float], is_ignored: bool
-) -> dict:
-    """An object of a COCO file: its id, those of its image and category, and its box.
-
-    One that is ignored, in training and in metrics, has `iscrowd`: it counts neither as an object
-    nor as background.
-    """
-    left, top, right, bottom = corners
-    return dict(
-        id=number,
-        image_id=image,
-        category_id=category,
-        iscrowd=int(is_ignored),
-        bbox=[left, top, right - left, bottom - top],
-        area=(right - left) * (bottom - top),
-    )
+def box_annotation(box: Box) -> dict[str, Any]:
+    """An object of a COCO file. One that is ignored, in training and in metrics, has `iscrowd`: it
+    counts neither as an object nor as background."""
+    left, top, right, bottom = box.corners
+    return {
+        'category_id': box.category + 1,
+        'iscrowd': int(box.is_ignored),
+        'bbox': [left, top, right - left, bottom - top],
+        'area': (right - left) * (bottom - top),
+    }

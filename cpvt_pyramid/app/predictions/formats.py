@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..images.coco import CocoImage, coco_of
 from ..images.formats import FORMATS, IMAGE_ENDINGS
 from ..images.rasters import ReadError, import_rasterio, open_raster
 from ..tooling.files import atomic_write, write_text
@@ -52,16 +53,11 @@ class ImageObjects(NamedTuple):
 
 def write_coco(file: Path, found: Iterable[ImageObjects], classes: Sequence[str]) -> None:
     """Write a data set of images whose annotations have scores."""
-    images: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
-    for number, image in enumerate(found, 1):
-        height, width = image.size
-        name = str(image.path)
-        images.append({'id': number, 'file_name': name, 'height': height, 'width': width})
+    images = []
+    for image in found:
+        annotations = []
         for item in image.objects:
             annotation = {
-                'id': len(annotations) + 1,
-                'image_id': number,
                 'category_id': item['label'] + 1,
                 'area': area_of(item),
                 'iscrowd': 0,
@@ -69,9 +65,8 @@ def write_coco(file: Path, found: Iterable[ImageObjects], classes: Sequence[str]
             }
             annotation['bbox'] = [round(v, 2) for v in annotation['bbox']]
             annotations.append(annotation)
-    categories = [{'id': i, 'name': name} for i, name in enumerate(classes, 1)]
-    content = {'images': images, 'annotations': annotations, 'categories': categories}
-    write_text(file, json.dumps(content))
+        images.append(CocoImage(str(image.path), image.size, annotations))
+    write_text(file, json.dumps(coco_of(images, classes)))
 
 
 def area_of(item: dict[str, Any]) -> float:

@@ -217,6 +217,19 @@ def colors(root: Path) -> None:
     fill(root, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'colors')
 
 
+def masks_of_each_class(root: Path) -> None:
+    """One file of 0 and 255 for each class of an image."""
+    fill(root, SCENES, 'images/{}.png')
+    (root / 'masks').mkdir()
+    for picture in SCENES:
+        label_map(root / 'whole.png', picture)
+        labels = np.array(Image.open(root / 'whole.png'))
+        for label, name in enumerate(CLASSES, 1):
+            mask = np.where(labels == label, 255, 0).astype(np.uint8)
+            Image.fromarray(mask).save(root / f'masks/{picture.name}_{name}.png')
+    (root / 'whole.png').unlink()
+
+
 def two_kinds_of_masks(root: Path) -> None:
     fill(root, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
     fill(root, SCENES, 'images/{}.png', label_map, 'labels/{}.png')
@@ -413,17 +426,17 @@ LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
     (decomposed_names, 0, 'train: 4 images, 8 objects'),
     (label_studio_yolo, 0, 'train: 4 images, 8 objects'),
     (label_studio_coco, 0, 'train: 4 images, 8 objects'),
-    (label_studio_json, 2, 'project.json is of Label Studio'),
-    (cvat_images, 2, 'annotations.xml is of CVAT'),
+    (label_studio_json, 2, 'project.json is a Label Studio file; '),
+    (cvat_images, 2, 'annotations.xml is a CVAT file; '),
     (cvat_masks, 0, '4 classes: ground, cat, dog, owl'),
     (cvat_table_of_indices, 1, 'question: labelmap.txt lists colours, but masks have one channel'),
-    (labelme, 2, '000.json is of LabelMe'),
-    (via, 2, 'via_project.json is of VIA'),
-    (via_table, 2, 'via.csv is of VIA'),
+    (labelme, 2, '000.json is a LabelMe file; '),
+    (via, 2, 'via_project.json is a VIA file; '),
+    (via_table, 2, 'via.csv is a VIA file; '),
     (capital_classes, 0, '3 classes: cat, dog, owl'),
-    (supervisely, 2, 'is of Supervisely'),
-    (create_ml, 2, 'is of CreateML'),
-    (table_of_boxes, 2, 'train.csv is of a table of boxes'),
+    (supervisely, 2, 'is a Supervisely file; '),
+    (create_ml, 2, 'is a CreateML file; '),
+    (table_of_boxes, 2, 'train.csv is a table of boxes'),
     (captions, 2, 'must have boxes for a detector'),
     (fiftyone_coco, 0, 'train: 4 images, 8 objects'),
     (fiftyone_yolo, 0, 'val: 4 images, 8 objects'),
@@ -434,6 +447,7 @@ LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
     (coco_and_yolo, 2, 'choose one with --format coco or --format yolo'),
     (binary, 1, 'names: {0: class_0, 255: class_255}'),
     (colors, 1, 'question: the masks are in colours, and no file says of which classes'),
+    (masks_of_each_class, 1, 'If each file is the mask of one class, first merge'),
     (two_kinds_of_masks, 1, 'question: which masks belong to the images in images'),
     (deep_masks, 0, '4 classes: ground, cat, dog, owl'),
     (linked, 0, 'train: 4 images, 8 objects'),

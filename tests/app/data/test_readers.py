@@ -534,11 +534,11 @@ def test_xml_and_json_of_other_tools(tmp_path, capsys):
     for path in tmp_path.glob('*.xml'):
         path.unlink()
     write(tmp_path / 'annotations.xml', '<annotations><version>1.1</version></annotations>')
-    with pytest.raises(NotRecognized, match='annotations.xml is of CVAT; export the task as COCO'):
+    with pytest.raises(NotRecognized, match='annotations.xml is a CVAT file; export the task'):
         objects_in(tmp_path)
     (tmp_path / 'annotations.xml').unlink()
     write(tmp_path / '000.json', '{"version": "5.0", "shapes": [], "imagePath": "000.png"}')
-    with pytest.raises(NotRecognized, match='000.json is of LabelMe; convert its files to COCO'):
+    with pytest.raises(NotRecognized, match='000.json is a LabelMe file; convert the annotations'):
         objects_in(tmp_path)
 
 

@@ -101,20 +101,32 @@ FOREIGN: tuple[tuple[str, Callable[[bytes], bool], str], ...] = (
     (
         '.json',
         lambda t: b'"shapes"' in t and b'"version"' in t,
-        'LabelMe; convert its files to COCO',
+        'a LabelMe file; convert the annotations to COCO',
     ),
-    ('.json', lambda t: b'"_via' in t or b'"regions"' in t, 'VIA; export the project as COCO'),
-    ('.csv', lambda t: b'region_shape_attributes' in t, 'VIA; export the project as COCO'),
-    ('.json', lambda t: b'"classTitle"' in t or b'"geometryType"' in t, 'Supervisely; export COCO'),
-    ('.json', lambda t: b'"coordinates"' in t and b'"label"' in t, 'CreateML; convert it to COCO'),
+    (
+        '.json',
+        lambda t: b'"_via' in t or b'"regions"' in t,
+        'a VIA file; export the project as COCO',
+    ),
+    ('.csv', lambda t: b'region_shape_attributes' in t, 'a VIA file; export the project as COCO'),
+    (
+        '.json',
+        lambda t: b'"classTitle"' in t or b'"geometryType"' in t,
+        'a Supervisely file; export COCO',
+    ),
+    (
+        '.json',
+        lambda t: b'"coordinates"' in t and b'"label"' in t,
+        'a CreateML file; convert it to COCO',
+    ),
     (
         '.json',
         lambda t: b'"completed_by"' in t or b'rectanglelabels' in t,
-        'Label Studio; export COCO',
+        'a Label Studio file; export COCO',
     ),
-    ('.xml', lambda t: b'<annotations>' in t, 'CVAT; export the task as COCO'),
-    ('.tfrecord', lambda t: True, 'TensorFlow; convert it to COCO'),
-    ('.record', lambda t: True, 'TensorFlow; convert it to COCO'),
+    ('.xml', lambda t: b'<annotations>' in t, 'a CVAT file; export the task as COCO'),
+    ('.tfrecord', lambda t: True, 'a TensorFlow file; convert it to COCO'),
+    ('.record', lambda t: True, 'a TensorFlow file; convert it to COCO'),
     ('.parquet', lambda t: True, 'a table; convert it to COCO'),
     (
         '.csv',
@@ -126,10 +138,10 @@ FOREIGN: tuple[tuple[str, Callable[[bytes], bool], str], ...] = (
 
 def foreign_format(listing: Listing) -> str:
     """What the files of a folder are that is known, but not read; as the end of a message."""
-    for ending, is_of, tool in FOREIGN:
+    for ending, is_one, what in FOREIGN:
         for name in listing.ending(ending)[:TRIED]:
-            if is_of(listing.head(name)):
-                return f'. {name} is of {tool}'
+            if is_one(listing.head(name)):
+                return f'. {name} is {what}'
     return ''
 
 

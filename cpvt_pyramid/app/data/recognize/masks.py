@@ -45,6 +45,8 @@ def recognize_masks(listing: Listing) -> Optional[Recognized]:
     for place, options in undecided.items():
         shown = ', '.join(f'{pair.masks} (*{pair.mask_suffix})' for pair in options[:SHOWN])
         text = f'which masks belong to the images in {place}: {shown}?'
+        if len({pair.masks for pair in options}) < len(options):
+            text += ' If each file is the mask of one class, first merge those of an image to one'
         answers = []
         for pair in options:
             with_pair, _, _ = settings_with_lists(

@@ -1,6 +1,7 @@
 """Checkpoints in the format of another package: read, converted, checked, and written."""
 
 import hashlib
+import io
 import os
 import tempfile
 from pathlib import Path
@@ -49,14 +50,15 @@ def convert_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix='.convert-', dir=folder) as scratch:
         partial = Path(scratch, 'partial' + suffix)
-        write_tensors(tensors, partial)
+        content = file_content(tensors, suffix)
+        partial.write_bytes(content)
         check_round_trip(ours, reading.read_checkpoint(partial))
-        digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+        digest = hashlib.sha256(content).hexdigest()
         path = folder / f'{Path(source).stem}_{to}-{digest[:8]}{suffix}'
         if not path.exists():
             os.replace(partial, path)
             return path, True
-        if path.read_bytes() != partial.read_bytes():
+        if path.read_bytes() != content:
             raise ValueError(f'{path} already exists with other content; remove it')
         return path, False
 
@@ -112,14 +114,17 @@ def published_format(ours: dict[str, Tensor], publisher: str) -> str:
     return key
 
 
-def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    if path.suffix == '.safetensors':
-        from safetensors.torch import save_file
+def file_content(tensors: dict[str, Tensor], suffix: str) -> bytes:
+    """The content of a .pth or .safetensors file. Where these libraries write a file, their errors
+    do not say that the disk is full."""
+    if suffix == '.safetensors':
+        from safetensors.torch import save
 
         tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        save_file(tensors, path, metadata={'format': 'pt'})
-    else:
-        torch.save(tensors, path)
+        return save(tensors, metadata={'format': 'pt'})
+    content = io.BytesIO()
+    torch.save(tensors, content)
+    return content.getvalue()
 
 
 def check_round_trip(ours: dict[str, Tensor], written: dict) -> None:

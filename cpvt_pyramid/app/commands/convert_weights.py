@@ -69,7 +69,7 @@ def convert_weights(
         weights = weights_of(source)
         with folder_to_fill(out_dir) as folder:
             path, is_new = convert_checkpoint(weights, to, folder, backbone_only, safetensors)
-    except (OSError, ValueError, ImportError) as error:
+    except (ConnectionError, FileNotFoundError, ValueError, ImportError) as error:
         raise UserError(one_line(error)) from error
     print(f'wrote {path}' if is_new else f'{path} already exists with this content')
 

@@ -1,6 +1,7 @@
 import itertools
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from foreign import TINY, classifier_of_mmpretrain, of_mmdet, of_mmseg, of_timm
 from mutations import BAD, NAMES
 from safetensors.torch import load_file
-from support import load_tool
+from support import load_tool, run
 
 from cpvt_pyramid import ARCHS
 from cpvt_pyramid.checkpoints.convert import convert_checkpoint
@@ -159,6 +160,16 @@ def test_mistakes(tensors, to, complaint, capsys):
     assert tool.main(['~nobody-at-all/c.pth', '--to', to]) == 2
     line = capsys.readouterr().err
     assert line == 'cpvt convert-weights: no checkpoint at ~nobody-at-all/c.pth\n'
+
+
+@pytest.mark.parametrize('options', [[], ['--safetensors']], ids=['pth', 'safetensors'])
+def test_a_full_disk_is_one_line(options):
+    words = [sys.executable, '-m', 'cpvt_pyramid', 'convert-weights', 'cpvt://pcpvt_nano']
+    words += ['--to', 'mmseg', '--out-dir', 'new', *options]
+    done = run('bash', '-c', f'ulimit -f 100; exec {shlex.join(words)}')
+    line = 'cpvt convert-weights: no space left on the disk; nothing was written\n'
+    assert (done.returncode, done.stdout, done.stderr) == (2, '', line)
+    assert not Path('new').exists()
 
 
 def test_help_is_quick():

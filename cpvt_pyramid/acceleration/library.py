@@ -62,7 +62,10 @@ def load_library() -> ctypes.CDLL:
 
 
 def compiled_file() -> Path:
-    """The compiled kernels.cpp, in the user's folder for caches."""
+    """The compiled kernels.cpp, in the user's folder for caches.
+
+    Files of other versions (55 kB each) and folders of killed compilers stay. All can be removed.
+    """
     compiler = find_compiler()
     text = SOURCE.read_bytes() + ' '.join([*compiler, *OPTIONS]).encode()
     path = cache_folder() / f'kernels-{hashlib.sha256(text).hexdigest()[:16]}.so'

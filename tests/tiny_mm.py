@@ -5,9 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import mmengine
 import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
+from mmengine.utils import digit_version
 from small_data import CLASSES
 from support import ROOT
 
@@ -138,3 +140,13 @@ def contents(path: Path) -> dict:
     kept['best_ckpt'] = Path(hub.get('best_ckpt', '')).name
     kept['losses'] = torch.from_numpy(logs['train/loss'].data[0])
     return kept | {name: checkpoint[name] for name in names if name in checkpoint}
+
+
+def variables_of_programs() -> dict[str, str]:
+    """Environment variables with which OpenMMLab's own programs load what they have saved.
+
+    mmengine 0.10.7 does not without, with torch 2.6 or newer.
+    """
+    if digit_version(mmengine.__version__) > digit_version('0.10.7'):
+        return {}
+    return {'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD': '1'}

@@ -10,6 +10,7 @@ import pytest
 from mmdet.apis import DetInferencer
 from mmseg.apis import MMSegInferencer
 from support import clear_global_instances
+from tiny_mm import variables_of_programs
 
 PACKAGES = {'detector': Path(mmdet.__file__).parent, 'segmentor': Path(mmseg.__file__).parent}
 SHORT = {
@@ -25,6 +26,8 @@ default_hooks = dict(checkpoint=dict(interval=2))""",
 def test_train_test_and_infer(name, configs, sample_dataset, tmp_path, monkeypatch, capfd):
     """A training with evaluation, a test of its checkpoint, and an inference."""
     monkeypatch.chdir(tmp_path)
+    for variable, value in variables_of_programs().items():
+        monkeypatch.setenv(variable, value)
     Path('config.py').write_text(f"_base_ = '{configs[name]}'\n{SHORT[name]}\n")
 
     def run_program(program: str, *arguments: str) -> str:

@@ -15,6 +15,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from support import ROOT, assert_same, clear_global_instances, load_tool
 from support import run as run_process
+from tiny_mm import variables_of_programs
 
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.acceleration.products import FusedMLP, OneDNNLinear
@@ -122,9 +123,8 @@ def test_a_config_trains_the_same_way_everywhere(configs, monkeypatch):
     assert set(changed) <= {'launcher', 'resume', 'work_dir'}
 
     scripts = Path(mmdet.__file__).parent / '.mim/tools'
-    ended = run_process(
-        sys.executable, '-c', TRAIN_AND_TEST, scripts, 'ours', 'theirs', PYTHONPATH=str(ROOT)
-    )
+    command = [sys.executable, '-c', TRAIN_AND_TEST, scripts, 'ours', 'theirs']
+    ended = run_process(*command, PYTHONPATH=str(ROOT), **variables_of_programs())
     assert ended.returncode == 0 and 'coco/bbox_mAP' in ended.stdout, ended.stderr
     assert_same(trained('ours', 'epoch_2.pth'), trained('theirs', 'epoch_2.pth'))
 

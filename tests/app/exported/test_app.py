@@ -614,7 +614,7 @@ def test_mistakes_on_the_command_line(model, capsys):
         for arguments, complaint in (
             (['no.onnx'], 'no model at no.onnx'),
             (['a.pth'], 'a.pth must be an exported model (.onnx, .xml), or the name of a'),
-            ([path, '--samples', 'nowhere'], 'no folder at nowhere'),
+            ([path, '--samples', 'nowhere'], 'a folder of images, got nowhere: there is none'),
             ([path, '--port', port], f'cannot listen on 127.0.0.1:{port}: '),
             ([path, '--port', '99999'], 'cannot listen on 127.0.0.1:99999: '),
             ([path, '--host', '203.0.113.1'], 'cannot listen on 203.0.113.1:7860: '),

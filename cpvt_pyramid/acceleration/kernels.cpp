@@ -547,13 +547,17 @@ struct Block {
   vec high;
 };
 
+__mmask32 first_of_block(int64_t count) {
+  return static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
+}
+
 Block load_block(const float* x, int64_t count) {
   const vec high = count > LANES ? load(x + LANES, count - LANES) : repeated(0);
   return {load(x, std::min<int64_t>(count, LANES)), high};
 }
 Block load_block(const bfloat16* x, int64_t count) {
-  const __mmask32 lanes = static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
-  const __m512i bits = count == BLOCK ? _mm512_loadu_si512(x) : _mm512_maskz_loadu_epi16(lanes, x);
+  const __m512i bits = count == BLOCK ? _mm512_loadu_si512(x)
+                                      : _mm512_maskz_loadu_epi16(first_of_block(count), x);
   const __m512i odd = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff0000));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16)), _mm512_castsi512_ps(odd)};
 }
@@ -569,8 +573,7 @@ void store_block(bfloat16* to, Block x, int64_t count) {
   if (count == BLOCK) {
     _mm512_storeu_si512(to, bits);
   } else {
-    const __mmask32 lanes = static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
-    _mm512_mask_storeu_epi16(to, lanes, bits);
+    _mm512_mask_storeu_epi16(to, first_of_block(count), bits);
   }
 }
 

@@ -60,9 +60,9 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     PyTorch's convolution, and NaN and infinite values reach the 3 x 3 outputs around those that
     depend on them.
 
-    In inference, attention and layer norms are computed by functions of this package, in
-    `acceleration/kernels.cpp`, and in the forward pass of training, too, the depthwise convolution
-    of an MLP. The first call on a machine compiles them, in a few seconds, into
+    In inference, attention, layer norms and the depthwise convolution of an MLP are computed by
+    functions of this package, in `acceleration/kernels.cpp`. Training computes the forward pass of
+    that convolution by them, too. The first call on a machine compiles them, in a few seconds, into
     `~/.cache/cpvt_pyramid` (or `$XDG_CACHE_HOME`). They need Linux, a C++ compiler (`CXX`, or g++)
     and a processor with AVX-512, in bfloat16 one with avx512_bf16. With AMX, attention in bfloat16
     of 64 queries and keys or more stays PyTorch's. Without them PyTorch's functions compute the

@@ -68,6 +68,13 @@ inline void each_vector(int64_t n, Function f) {
   if (i < n) f(i, n - i);
 }
 
+// Call f(r) for each of some rows. The loop is unrolled: else the compiler keeps sums in memory.
+template <int rows, typename Function>
+inline __attribute__((always_inline)) void each_row(Function f) {
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++) f(r);
+}
+
 // A polynomial; the coefficients begin with that of the highest power.
 template <typename... Coefficients>
 vec polynomial(vec x, float highest, Coefficients... others) {
@@ -95,21 +102,35 @@ void in_threads(int64_t count, int64_t threads, Function f) {
 
 // Layer norm
 
-template <typename T>
+constexpr int ROWS_OF_NORM = 8;  // at a time: while the sum of one is awaited, others are computed
+
+template <int rows, typename T>
 void normalize(const T* x, const float* weight, const float* bias, T* out, int64_t n, float eps) {
-  vec sum = repeated(0);
-  each_vector(n, [&](int64_t i, int64_t count) { sum += load(x + i, count); });
-  const float mean = _mm512_reduce_add_ps(sum) / n;
-  vec squares = repeated(0);
+  vec sums[rows], squares[rows];
+  float mean[rows], scale[rows];
+  each_row<rows>([&](int r) { sums[r] = squares[r] = repeated(0); });
   each_vector(n, [&](int64_t i, int64_t count) {
-    const vec centered = _mm512_maskz_sub_ps(first(count), load(x + i, count), repeated(mean));
-    squares = _mm512_fmadd_ps(centered, centered, squares);
+    each_row<rows>([&](int r) { sums[r] += load(x + r * n + i, count); });
   });
-  const float scale = 1 / std::sqrt(_mm512_reduce_add_ps(squares) / n + eps);
+  each_row<rows>([&](int r) { mean[r] = _mm512_reduce_add_ps(sums[r]) / n; });
   each_vector(n, [&](int64_t i, int64_t count) {
-    const vec normal = (load(x + i, count) - repeated(mean)) * repeated(scale);
-    const vec y = _mm512_fmadd_ps(normal, load(weight + i, count), load(bias + i, count));
-    store(out + i, y, count);
+    each_row<rows>([&](int r) {
+      const vec value = load(x + r * n + i, count);
+      const vec centered = _mm512_maskz_sub_ps(first(count), value, repeated(mean[r]));
+      squares[r] = _mm512_fmadd_ps(centered, centered, squares[r]);
+    });
+  });
+  each_row<rows>([&](int r) {
+    scale[r] = 1 / std::sqrt(_mm512_reduce_add_ps(squares[r]) / n + eps);
+  });
+  each_vector(n, [&](int64_t i, int64_t count) {
+    const vec factor = load(weight + i, count);
+    const vec summand = load(bias + i, count);
+    each_row<rows>([&](int r) {
+      const vec centered = load(x + r * n + i, count) - repeated(mean[r]);
+      const vec normal = centered * repeated(scale[r]);
+      store(out + r * n + i, _mm512_fmadd_ps(normal, factor, summand), count);
+    });
   });
 }
 
@@ -117,7 +138,11 @@ template <typename T>
 void layer_norm(const T* x, const float* weight, const float* bias, T* out, int64_t rows, int64_t n,
                 float eps, int64_t threads) {
   in_threads(rows, threads, [=](int64_t start, int64_t stop, int64_t) {
-    for (int64_t i = start; i < stop; i++) normalize(x + i * n, weight, bias, out + i * n, n, eps);
+    int64_t i = start;
+    for (; i + ROWS_OF_NORM <= stop; i += ROWS_OF_NORM) {
+      normalize<ROWS_OF_NORM>(x + i * n, weight, bias, out + i * n, n, eps);
+    }
+    for (; i < stop; i++) normalize<1>(x + i * n, weight, bias, out + i * n, n, eps);
   });
 }
 
@@ -143,31 +168,27 @@ void multiply_add(vec& sum, std::int32_t left, __m512i right, bfloat16) {
 
 using Products = vec[ROWS][2];
 
-// `rows` rows of `groups` groups, `stride` values apart, times a panel. The loops over rows are
-// unrolled: else the compiler keeps the sums in memory.
+// `rows` rows of `groups` groups, `stride` values apart, times a panel.
 template <int rows, typename T>
 inline __attribute__((always_inline)) void multiply_rows(const T* left, int64_t stride,
                                                          const T* panel, int64_t groups,
                                                          Products out) {
   vec sums[rows][2];
-#pragma GCC unroll 12
-  for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = repeated(0);
+  each_row<rows>([&](int r) { sums[r][0] = sums[r][1] = repeated(0); });
   for (int64_t g = 0; g < groups; g++) {
     const __m512i a = _mm512_loadu_si512(panel + g * COLUMNS * GROUP<T>);
     const __m512i b = _mm512_loadu_si512(panel + (g * COLUMNS + LANES) * GROUP<T>);
-#pragma GCC unroll 12
-    for (int r = 0; r < rows; r++) {
+    each_row<rows>([&](int r) {
       std::int32_t bits;
       std::memcpy(&bits, left + r * stride + g * GROUP<T>, sizeof bits);
       multiply_add(sums[r][0], bits, a, T());
       multiply_add(sums[r][1], bits, b, T());
-    }
+    });
   }
-#pragma GCC unroll 12
-  for (int r = 0; r < rows; r++) {
+  each_row<rows>([&](int r) {
     out[r][0] = sums[r][0];
     out[r][1] = sums[r][1];
-  }
+  });
 }
 
 template <typename T>

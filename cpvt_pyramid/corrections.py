@@ -26,7 +26,7 @@ from typing import Any, Optional, Union
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 from torch.overrides import TorchFunctionMode
 
@@ -151,9 +151,25 @@ def safe_conv2d(
 ) -> Tensor:
     """`F.conv2d`, in float32 where it may be wrong in bfloat16."""
     may_be_wrong = has_few_channels(weight.shape[1] * groups, weight.shape[0])
-    may_be_wrong = may_be_wrong or sees_padding_alone(input, weight, stride, padding, dilation)
+    may_be_wrong = may_be_wrong or sees_padding_alone(
+        input.shape[-2:], weight.shape[-2:], stride, padding, dilation
+    )
     options = (stride, padding, dilation, groups)
     return convolve_safely(F.conv2d, may_be_wrong, input, weight, bias, *options)
+
+
+def is_right(module: nn.Module, input: Tensor) -> bool:
+    """True if a module is known to be a convolution of (B, C, H, W) that is right in bfloat16.
+
+    It then needs no `CorrectedBFloat16`, in which each operation takes longer.
+    """
+    if not isinstance(module, nn.Conv2d):  # an adapter, for example
+        return False
+    if has_few_channels(module.in_channels, module.out_channels):
+        return False
+    return not sees_padding_alone(
+        input.shape, module.kernel_size, module.stride, module.padding, module.dilation
+    )
 
 
 def safe_conv_transpose2d(
@@ -212,14 +228,21 @@ def has_few_channels(in_channels: int, out_channels: int) -> bool:
 
 
 def sees_padding_alone(
-    input: Tensor, weight: Tensor, stride: Pair, padding: Union[str, Pair], dilation: Pair
+    sides: Sequence[int],
+    kernel: Sequence[int],
+    stride: Pair,
+    padding: Union[str, Pair],
+    dilation: Pair,
 ) -> bool:
-    """True if the first or last row or column of the kernel is never on a pixel of the input."""
+    """True if the first or last row or column of a kernel is never on a pixel of a map.
+
+    `sides` are those of the map.
+    """
     if padding == 'valid':
         return False
     for axis in (-2, -1):
-        side = input.shape[axis]
-        reach = (weight.shape[axis] - 1) * at(dilation, axis)  # from the first to the last
+        side = sides[axis]
+        reach = (kernel[axis] - 1) * at(dilation, axis)  # from the first to the last
         if isinstance(padding, str):  # 'same'
             before = reach // 2
             after = reach - before

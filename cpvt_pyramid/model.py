@@ -225,7 +225,10 @@ class CPVTPyramid(nn.Module):
         """The maps (B, C, H, W) of some stages; those after the last of them do not run."""
         check_image(image, self.in_channels)
         batch = BatchPadding(image, valid)
-        x = fill_outside(image.permute(0, 2, 3, 1), batch.at(1))  # (B, H, W, in_channels)
+        x = image.permute(0, 2, 3, 1)  # (B, H, W, in_channels)
+        if x.is_cpu:
+            x = x.contiguous()  # else the first map is in another order than tokens, and copied
+        x = fill_outside(x, batch.at(1))
         maps = {}
         for i in range(max(stages) + 1):
             x = self.forward_stage(i, x, batch)

@@ -64,9 +64,9 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     functions of this package, in `acceleration/kernels.cpp`. Training computes the forward pass of
     that convolution by them, too. The first call on a machine compiles them, in a few seconds, into
     `~/.cache/cpvt_pyramid` (or `$XDG_CACHE_HOME`). They need Linux, a C++ compiler (`CXX`, or g++)
-    and a processor with AVX-512, in bfloat16 one with avx512_bf16. With AMX, attention in bfloat16
-    of 64 queries and keys or more stays PyTorch's. Without them PyTorch's functions compute the
-    same; `cpvt doctor` says why.
+    and a processor with AVX-512, in bfloat16 one with avx512_bf16. Where the processor has AMX,
+    attention in bfloat16 multiplies by it, for which g++ 11 or clang 12 is needed. Without the
+    kernels PyTorch's functions compute the same; `cpvt doctor` says why.
 
     The process keeps blocks of memory of up to 32 MiB that it frees, also after `enable=False`: see
     `acceleration/memory.py`.

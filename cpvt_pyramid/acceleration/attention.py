@@ -15,7 +15,7 @@ from torch import Tensor
 from ..columnar import SelfAttention
 from ..grid import Grid
 from ..model import Attention, GlobalAttention, LinearAttention
-from .kernels import fast_attention, has_kernels
+from .kernels import CHANNELS_OF_TILES, fast_attention, has_kernels, has_tiles
 from .processor import fused_attention_is_slow, has_amx
 from .products import affine, cast, common_dtype, is_differentiated, summed_outer
 
@@ -25,7 +25,7 @@ from .products import affine, cast, common_dtype, is_differentiated, summed_oute
 WORTH_PRODUCTS = {torch.float32: 2**16, torch.bfloat16: 2**14}
 
 # From this number of queries and keys on, PyTorch's fused kernel in bfloat16 packs keys and values
-# for AMX (PyTorch 2.13, `FlashAttentionKernel.cpp`).
+# for AMX (PyTorch 2.13, `FlashAttentionKernel.cpp`). So does our function, where it has tiles.
 PACKED_WITH_AMX = 64
 
 # Scores that are computed at a time, which stay in the cache.
@@ -102,7 +102,7 @@ def takes_kernels(q: Tensor, queries: int, keys: int) -> bool:
         if q.shape[-1] % 2:  # it multiplies pairs of channels
             return False
         if has_amx() and min(queries, keys) >= PACKED_WITH_AMX:
-            return False
+            return has_tiles() and q.shape[-1] % CHANNELS_OF_TILES == 0
     return has_kernels(q.dtype)
 
 

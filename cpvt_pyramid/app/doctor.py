@@ -141,6 +141,7 @@ def has_nvidia_gpu() -> bool:
 def kernels() -> Finding:
     """What `accelerate` compiles; this may be the first time."""
     from ..acceleration.accelerate import what_is_missing
+    from ..acceleration.kernels import has_tiles
     from ..acceleration.library import NoKernels, load_library
 
     if reason := what_is_missing():
@@ -149,7 +150,10 @@ def kernels() -> Finding:
         load_library()
     except NoKernels as error:
         return Finding('note', f'inference on a CPU is slower without them: {error}')
-    return Finding('ok', 'compiled, for accelerated models')
+    found = 'compiled, for accelerated models'
+    if has_tiles():
+        found += '; attention in bfloat16 uses AMX'
+    return Finding('ok', found)
 
 
 def mmcv_operators() -> Finding:

@@ -225,10 +225,7 @@ class CPVTPyramid(nn.Module):
         """The maps (B, C, H, W) of some stages; those after the last of them do not run."""
         check_image(image, self.in_channels)
         batch = BatchPadding(image, valid)
-        x = image.permute(0, 2, 3, 1)  # (B, H, W, in_channels)
-        if x.is_cpu:
-            x = x.contiguous()  # else the first map is in another order than tokens, and copied
-        x = fill_outside(x, batch.at(1))
+        x = fill_outside(image.permute(0, 2, 3, 1), batch.at(1))  # (B, H, W, in_channels)
         maps = {}
         for i in range(max(stages) + 1):
             x = self.forward_stage(i, x, batch)
@@ -846,6 +843,8 @@ class PointwiseConv2d(nn.Conv2d):
 
 def convolve(convolution: nn.Module, x: Tensor) -> Tensor:
     """Apply a convolution of maps (B, C, H, W) to tokens (B, H, W, C)."""
+    if x.is_cpu:
+        x = x.contiguous()  # the image is not; its map would be in its order, and copied later
     x = x.permute(0, 3, 1, 2)
     if x.is_cpu and computed_dtype(x) == torch.bfloat16 and not is_right(convolution, x):
         with corrected_bfloat16('cpu'):

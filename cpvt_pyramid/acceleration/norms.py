@@ -15,10 +15,11 @@ class FastLayerNorm(LayerNorm):
         # A parametrized layer has a derived class, see `OneDNNLinear`.
         if type(self) is not FastLayerNorm or torch.is_grad_enabled():
             return super().forward(x)
-        if self.weight is None or self.bias is None:
+        weight, bias = self.weight, self.bias
+        if weight is None or bias is None:
             return super().forward(x)
-        if not x.shape[-1:] == self.weight.shape == self.bias.shape == self.normalized_shape:
+        if not x.shape[-1:] == weight.shape == bias.shape == self.normalized_shape:
             return super().forward(x)  # an error of PyTorch's; our function checks nothing
-        if fast_dtype(x, self.weight, self.bias) is None or not has_kernels(x.dtype):
+        if fast_dtype(x, weight, bias) is None or not has_kernels(x.dtype):
             return super().forward(x)
-        return fast_layer_norm(x, self.weight, self.bias, self.eps)
+        return fast_layer_norm(x, weight, bias, self.eps)

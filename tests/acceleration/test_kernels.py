@@ -70,7 +70,7 @@ def test_layer_norm(rows, channels, threads, mean, dtype, seed):
     heads=st.integers(1, 3),
     queries=st.integers(1, 60),
     keys=st.integers(1, 90),
-    channels=st.integers(1, 80),
+    channels=st.integers(1, 80) | st.sampled_from([32, 64]),  # these fill tiles
     masked=st.booleans(),
     threads=st.integers(1, 5),
     scale=st.sampled_from([0.1, 1, 20]),

@@ -381,6 +381,19 @@ class ValidRegionTransform(GeneralizedRCNNTransform):
         super().__init__(*args)
         self.in_channels = in_channels
 
+    def resize(
+        self, image: Tensor, target: Optional[dict[str, Tensor]] = None
+    ) -> tuple[Tensor, Optional[dict[str, Tensor]]]:
+        """torchvision's, which would leave no pixels of the short side of a very narrow image: in
+        evaluation, the image is made wide enough first."""
+        if target is None and self.fixed_size is None and not torch.jit.is_tracing():
+            height, width = image.shape[1:]
+            least = max(height, width) // self.max_size + 1
+            if min(height, width) < least:
+                sides = max(height, least), max(width, least)
+                image = F.interpolate(image[None], sides, mode='bilinear', align_corners=False)[0]
+        return super().resize(image, target)
+
     def batch_images(self, images: list[Tensor], size_divisible: int = 32) -> Tensor:
         """The padded batch of images (C, H, W), (B, C, H, W) or (B, C + 1, H, W)."""
         channels = images[0].shape[0]

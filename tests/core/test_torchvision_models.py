@@ -125,6 +125,20 @@ def test_other_calls():
         torch.testing.assert_close(other.train().eval()(batch), expected)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize('size', [(1, 1), (1, 500), (500, 2), (3, 420), (4, 560)])
+@pytest.mark.parametrize('kind', ['retinanet', 'mask_rcnn'])
+def test_very_narrow_images(kind, size):
+    """Scaled to the longest side of 140 pixels, the short side would have none."""
+    model, narrow = detector(kind), torch.rand(3, *size)
+    ordinary = images()[0]
+    found = model([ordinary, narrow])
+    torch.testing.assert_close(found, model([ordinary]) + model([narrow]))
+    boxes = found[1]['boxes']
+    assert boxes.isfinite().all()
+    assert (boxes >= 0).all() and (boxes <= torch.tensor(size).flip(0).repeat(2)).all()
+
+
 def test_hooks_of_the_transform_see_each_batch_once():
     model, seen = detector('retinanet'), []
     model.transform.register_forward_hook(lambda _, __, out: seen.append(out[0].tensors.device))

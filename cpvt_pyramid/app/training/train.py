@@ -79,10 +79,20 @@ def check_training(cfg: Config) -> None:
     """Check what can be checked before the data are read and the model is built."""
     check.check_settings(cfg, 'train_cfg', 'train_dataloader', 'optim_wrapper')
     check.check_optimizer(cfg)
+    check_precision(cfg)
     check.check_data(cfg, *SPLITS)
     check.check_checkpoints(cfg)
     check_schedules(cfg)
     check_monitored(cfg)
+
+
+def check_precision(cfg: Config) -> None:
+    """Check that there is a GPU if the config names mmengine's wrapper for mixed precision."""
+    if kind_of(cfg.optim_wrapper) == 'AmpOptimWrapper' and get_device() == 'cpu':
+        raise UserError(
+            'the AmpOptimWrapper of the config needs a GPU, and there is none; to train in '
+            'bfloat16 on the CPU: --cfg-options optim_wrapper.type=BFloat16OptimWrapper'
+        )
 
 
 def use_mixed_precision(cfg: Config) -> None:

@@ -122,6 +122,11 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
             f'{SET} optim_wrapper.type=ApexOptimWrapper --amp',
             '--amp needs an OptimWrapper',
         ),
+        (
+            'train',
+            f'{SET} optim_wrapper.type=AmpOptimWrapper',
+            'the AmpOptimWrapper of the config needs a GPU, and there is none; to train in bf',
+        ),
         ('train', 'detector.py --launcher pytorch', '--launcher pytorch is for processes started'),
         ('test', f'{DETECTOR} --out all.json', '--out must end in .pkl or .pickle'),
         ('test', f'{DETECTOR} --report a.htm', '--report must end in .html, got a.htm'),

@@ -24,8 +24,8 @@ class End(NamedTuple):
 
 def schedule_problems(cfg: Config, epoch_length: Optional[int] = None) -> list[str]:
     """What is odd about the schedules of a config, a line each: the last one that lowers the
-    learning rate ends before the training does, or counts epochs in a training that counts
-    iterations.
+    learning rate ends before the training does, counts epochs in a training that counts
+    iterations, or ends at a learning rate that is higher than that of the config.
 
     Args:
         cfg: the config.
@@ -40,6 +40,12 @@ def schedule_problems(cfg: Config, epoch_length: Optional[int] = None) -> list[s
             problems.append(
                 f'{kind_of(schedule)} counts epochs, and the training iterations, so that it has '
                 'no effect: set by_epoch=False, and its numbers in iterations'
+            )
+        rate, lowest = learning_rate(cfg), schedule.get('eta_min') or 0
+        if rate is not None and lowest > rate:
+            problems.append(
+                f'{kind_of(schedule)} raises the learning rate from {rate:g} to its eta_min of '
+                f'{lowest:g}: set eta_min to less than {rate:g}'
             )
     ends = list(schedule_ends(cfg, epoch_length))
     if not ends or problems:
@@ -70,6 +76,11 @@ def learning_rates(cfg: Config) -> list[dict]:
     if not cfg.get('train_cfg') or (isinstance(value, dict) and 'type' not in value):
         return []
     return [s for s in as_list(value) if isinstance(s, dict) and kind_of(s).endswith('LR')]
+
+
+def learning_rate(cfg: Config) -> Optional[float]:
+    """That of the optimizer, if the config sets one."""
+    return ((cfg.get('optim_wrapper') or {}).get('optimizer') or {}).get('lr')
 
 
 def schedule_ends(cfg: Config, epoch_length: Optional[int] = None) -> Iterator[End]:

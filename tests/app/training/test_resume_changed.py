@@ -148,6 +148,26 @@ def test_schedules_that_end_early(loop, schedules, problem):
     check_schedules(cfg)
 
 
+@pytest.mark.parametrize('kind', ['CosineAnnealingLR', 'PolyLR'])
+@pytest.mark.parametrize('lr, eta_min, is_odd', [(1e-4, 2e-4, True), (4e-3, 2e-4, False)])
+def test_schedules_that_raise_the_learning_rate(kind, lr, eta_min, is_odd):
+    """RTMDet's configs end at 2e-4, which is more than the learning rate of other recipes."""
+    cfg = Config(
+        dict(
+            train_cfg=dict(max_epochs=4),
+            optim_wrapper=dict(optimizer=dict(type='AdamW', lr=lr)),
+            param_scheduler=[dict(type='LinearLR', end=1), dict(type=kind, eta_min=eta_min)],
+        )
+    )
+    expected = f'{kind} raises the learning rate from 0.0001 to its eta_min of 0.0002: set eta_min'
+    problems = schedule_problems(cfg)
+    assert [problem.startswith(expected) for problem in problems] == [True] * is_odd
+    cfg.param_scheduler[1].eta_min = None
+    cfg.param_scheduler[1].eta_min_ratio = 0.05
+    cfg.optim_wrapper.optimizer.pop('lr')
+    assert schedule_problems(cfg) == []
+
+
 def test_one_cycle_must_last_as_long_as_the_training():
     schedule = dict(type='OneCycleLR', total_steps=4, convert_to_iter_based=True)
     cfg = Config({'train_cfg': {'max_epochs': 5}, 'param_scheduler': [schedule]})

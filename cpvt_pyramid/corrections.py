@@ -22,7 +22,7 @@ All cost little in float32. What is compiled or exported is left alone.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Optional, Union
+from typing import Any, Optional, Union, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,10 +30,14 @@ from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 from torch.overrides import TorchFunctionMode
 
+from .recompute import acts_alone
 from .versions import cpu_autocast_dtype, is_compiling
 
 FEWEST_CHANNELS = 32  # with fewer, results are wrong on some processors
 MOST_BANDS = 4  # an image with so few channels is computed by another, right kernel
+
+# Classes of layers that convolve with their weight and bias and do nothing else.
+PLAIN_CONVOLUTIONS: set[type] = {nn.Conv2d}
 
 Pair = Union[int, Sequence[int]]
 
@@ -158,18 +162,30 @@ def safe_conv2d(
     return convolve_safely(F.conv2d, may_be_wrong, input, weight, bias, *options)
 
 
+def needs_correction(module: nn.Module, input: Tensor) -> bool:
+    """True if a module that convolves (B, C, H, W) is to be called in `CorrectedBFloat16`.
+
+    In this mode each operation takes longer. Convolutions that are known to be right need it not.
+    """
+    if not input.is_cpu or computed_dtype(input) != torch.bfloat16 or is_captured():
+        return False
+    return not is_right(module, input)
+
+
 def is_right(module: nn.Module, input: Tensor) -> bool:
     """True if a module is known to be a convolution of (B, C, H, W) that is right in bfloat16.
 
-    It then needs no `CorrectedBFloat16`, in which each operation takes longer.
+    Other modules may convolve in a way of their own, as adapters and hooks do.
     """
-    if not isinstance(module, nn.Conv2d):  # an adapter, for example
+    if type(module) not in PLAIN_CONVOLUTIONS or not acts_alone(module):
         return False
-    if has_few_channels(module.in_channels, module.out_channels):
+    conv = cast(nn.Conv2d, module)
+    # Of the weight, which may have been replaced, not `in_channels`, `kernel_size` and their like.
+    out_channels, in_channels, *kernel = conv.weight.shape
+    if has_few_channels(in_channels * conv.groups, out_channels):
         return False
-    return not sees_padding_alone(
-        input.shape, module.kernel_size, module.stride, module.padding, module.dilation
-    )
+    sides = input.shape[-2:]
+    return not sees_padding_alone(sides, kernel, conv.stride, conv.padding, conv.dilation)
 
 
 def safe_conv_transpose2d(

@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from .archs import Arch, check_rates, check_stages, find_arch
 from .checkpoints.hook import convert_on_load
 from .checkpoints.rgb import check_rgb_weights
-from .corrections import computed_dtype, corrected_bfloat16, is_right, layer_norm
+from .corrections import PLAIN_CONVOLUTIONS, CorrectedBFloat16, layer_norm, needs_correction
 from .grid import (
     POOLED,
     Grid,
@@ -841,13 +841,16 @@ class PointwiseConv2d(nn.Conv2d):
         return x.permute(0, 3, 1, 2)
 
 
+PLAIN_CONVOLUTIONS.add(PointwiseConv2d)
+
+
 def convolve(convolution: nn.Module, x: Tensor) -> Tensor:
     """Apply a convolution of maps (B, C, H, W) to tokens (B, H, W, C)."""
     if x.is_cpu:
         x = x.contiguous()  # the image is not; its map would be in its order, and copied later
     x = x.permute(0, 3, 1, 2)
-    if x.is_cpu and computed_dtype(x) == torch.bfloat16 and not is_right(convolution, x):
-        with corrected_bfloat16('cpu'):
+    if needs_correction(convolution, x):
+        with CorrectedBFloat16():
             x = convolution(x)
     else:
         x = convolution(x)

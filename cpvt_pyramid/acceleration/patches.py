@@ -8,6 +8,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from ..corrections import PLAIN_CONVOLUTIONS
 from .products import affine, cast, fast_dtype, gradients
 
 
@@ -31,6 +32,9 @@ class PatchConv(nn.Conv2d):
         else:
             rows = affine(split_patches(x, k), linear_weight(weight), bias)
         return rows.view(b, height // k, width // k, -1).permute(0, 3, 1, 2)
+
+
+PLAIN_CONVOLUTIONS.add(PatchConv)
 
 
 class PatchProduct(torch.autograd.Function):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+from ..corrections import PLAIN_CONVOLUTIONS
 from ..padding.batching import ceil_div
 from .products import AT_A_TIME, affine, fast_dtype
 
@@ -113,6 +114,9 @@ class WinogradConv2d(nn.Conv2d):
         state = self.__dict__.copy()
         state.pop('transformed', None)
         return state
+
+
+PLAIN_CONVOLUTIONS.add(WinogradConv2d)
 
 
 def transform_weight(weight: Tensor) -> Tensor:

@@ -5,15 +5,20 @@ the convolutions show what is avoided.
 """
 
 import copy
+import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support import poison_memory
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cpvt_pyramid.acceleration.patches import PatchConv
+from cpvt_pyramid.acceleration.winograd import WinogradConv2d
 from cpvt_pyramid.corrections import CorrectedBFloat16, safe_conv2d
+from cpvt_pyramid.model import PointwiseConv2d, convolve
 from tests.models.ours import pcpvt, pvt_v2
 
 
@@ -118,6 +123,135 @@ def test_arguments_of_every_form(padding, sides):
     expected = F.conv2d(x, weight, **options)
     with CorrectedBFloat16():
         torch.testing.assert_close(F.conv2d(x, weight, **options), expected)
+
+
+class Adapted(nn.Conv2d):
+    """A convolution with a branch of few channels, as LoRA has."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.branch = branch_of_few_channels()
+
+    def forward(self, input):
+        return super().forward(input) + self.branch(input)
+
+
+def branch_of_few_channels():
+    return nn.Sequential(nn.Conv2d(64, 8, 3, padding=1), nn.Conv2d(8, 64, 1))
+
+
+def conv(*args, **kwargs):
+    return nn.Conv2d(*(args or (64, 64, 3)), **{'padding': 1, **kwargs})
+
+
+def hooked():
+    layer = conv()
+    layer.branch = branch_of_few_channels()
+    layer.register_forward_hook(lambda module, args, out: out + module.branch(args[0]))
+    return layer
+
+
+def hooked_before():
+    layer = conv()
+    layer.branch = branch_of_few_channels()
+    layer.register_forward_pre_hook(lambda module, args: (module.branch(args[0]),))
+    return layer
+
+
+def patched():
+    layer = conv()
+    layer.branch = branch_of_few_channels()
+    layer.forward = lambda x: layer.branch(x)
+    return layer
+
+
+def cut():
+    """With other channels and another kernel than those that it was built with."""
+    layer = conv()
+    layer.weight = nn.Parameter(layer.weight[:16].detach())
+    layer.bias = nn.Parameter(layer.bias[:16].detach())
+    return layer
+
+
+def with_another_kernel():
+    layer = conv(64, 64, 1, padding=2)
+    layer.weight = nn.Parameter(torch.randn(64, 64, 5, 5))
+    return layer
+
+
+def pruned():
+    return prune.l1_unstructured(conv(), 'weight', 0.5)
+
+
+MODULES = {
+    'plain': conv,
+    'subclass': lambda: Adapted(64, 64, 3, padding=1),
+    'hooked': hooked,
+    'hooked before': hooked_before,
+    'patched': patched,
+    'few outputs': cut,
+    'another kernel': with_another_kernel,
+    'pruned': pruned,
+    'weight norm': lambda: parametrizations.weight_norm(conv()),
+    'lazy': lambda: nn.LazyConv2d(64, 3, padding=1),
+    'lazy with few outputs': lambda: nn.LazyConv2d(16, 3, padding=1),
+    'pointwise': lambda: PointwiseConv2d(64, 64, 1),
+    'patches': lambda: PatchConv(64, 64, 1),
+    'winograd': lambda: WinogradConv2d(64, 64, 3, padding=1),
+    'sequence': branch_of_few_channels,
+    'transposed': lambda: nn.ConvTranspose2d(64, 16, 3, padding=1),
+    'circular': lambda: conv(padding_mode='circular'),
+    'reflected': lambda: conv(64, 16, (3, 1), padding=(1, 0), padding_mode='reflect'),
+    'replicated': lambda: conv(padding_mode='replicate'),
+    'same': lambda: conv(padding='same', dilation=2),
+    'valid': lambda: conv(64, 64, 1, padding='valid'),
+    'dilated': lambda: conv(padding=2, dilation=2),
+    'depthwise': lambda: conv(groups=64),
+    'few channels in groups': lambda: conv(64, 16, 3, groups=8),
+}
+
+
+@pytest.mark.parametrize('autocast', [False, True], ids=['bfloat16', 'autocast'])
+@pytest.mark.parametrize('sides', [(6, 5), (6, 2), (2, 2), (6, 1)], ids=str)
+@pytest.mark.parametrize('case', MODULES)
+def test_whatever_convolves_is_right(case, sides, autocast):
+    """`convolve` computes what the mode computes, and in its dtypes."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 64, *sides)
+    if not autocast:
+        x = x.bfloat16()
+    x = x.contiguous(memory_format=torch.channels_last)
+    results = []
+    for call in (with_mode, on_tokens):
+        torch.manual_seed(0)
+        module = MODULES[case]().to(x.dtype)
+        given = x.clone().requires_grad_()
+        with torch.autocast('cpu', torch.bfloat16, enabled=autocast), Convolutions() as mode:
+            out = call(module, given)
+            out.float().square().sum().backward()
+        gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+        results.append((mode.dtypes, {'out': out, 'x': given.grad, **gradients}))
+    (dtypes, expected), (found_dtypes, found) = results
+    assert found_dtypes == dtypes
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def with_mode(module, x):
+    with CorrectedBFloat16():
+        return module(x)
+
+
+def on_tokens(module, x):
+    return convolve(module, x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def test_traces_have_no_warning_of_it():
+    """Nothing is chosen by the size of a map."""
+    model = pvt_v2(out_indices=(0,)).eval().bfloat16()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter('always')
+        torch.jit.trace(model, torch.randn(1, 3, 64, 64).bfloat16(), check_trace=False)
+    assert not [warning for warning in found if 'corrections' in warning.filename]
 
 
 @pytest.mark.parametrize('way', ['bfloat16', 'autocast', 'checkpointed'])

@@ -10,7 +10,8 @@ image: backbone, neck and head. Boxes are not selected: how long that takes depe
 and the weights here are random.
 
     accelerated  in float32, as `cpvt infer` runs the detector, after `accelerate`
-    bfloat16     accelerated, as `cpvt infer --dtype bfloat16` runs it, with its head in float32
+    bfloat16     accelerated, as `cpvt infer --dtype bfloat16` runs it, with its last layers in
+                 float32
     plain        in float32, as it is, of MMDetection's detectors
     x ResNet-50  accelerated, relative to ResNet-50, also accelerated
 

@@ -21,17 +21,24 @@ from torch.utils._pytree import tree_map_only
 
 from ..corrections import corrected_bfloat16
 
-# Names of the modules, or of lists of them, that compute in bfloat16.
-PARTS = re.compile(r'(.*\.)?(backbone|neck|decode_head|auxiliary_head)(\.\d+)?')
+# Names of the modules, or of lists of them, that compute in bfloat16. In the heads of MMDetection's
+# detectors these are the layers before the last, which compute scores, boxes and masks.
+PARTS = re.compile(
+    r'(.*\.)?'
+    r'(backbone|neck|decode_head|auxiliary_head'
+    r'|rpn_conv|(shared|cls|reg)_(convs|fcs)|mask_head(\.\d+)?\.convs)'
+    r'(\.\d+)*'
+)
 
 
 @contextmanager
 def bfloat16(model: nn.Module) -> Iterator[None]:
     """Inside this context a model computes in bfloat16, except for boxes, RoIs and losses.
 
-    Backbones, necks and the heads of segmentors run in autocast and return float32. Everything
-    else runs in float32: the heads of detectors, losses, and parts that contain mmcv's operations.
-    A model without such parts runs in autocast as a whole.
+    Backbones, necks, the heads of segmentors, and the layers of detectors' heads before the last
+    run in autocast and return float32. Everything else runs in float32: scores, boxes, masks,
+    losses, and parts that contain mmcv's operations. A model without such parts runs in autocast
+    as a whole.
 
     Args:
         model: a detector, a segmentor or a classifier, also inside DDP.

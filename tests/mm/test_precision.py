@@ -34,6 +34,15 @@ from tests.models.samples import random_data
 UPSTREAM = {
     'dino_cpvt_s.py': (RuntimeError, 'DINO must have 256 channels'),
 }
+# The layers of detectors' heads that compute in bfloat16.
+LAYERS_OF_HEADS = {
+    'RetinaNet': {'bbox_head.cls_convs', 'bbox_head.reg_convs'},
+    'MaskRCNN': {
+        'rpn_head.rpn_conv',
+        'roi_head.bbox_head.shared_fcs',
+        'roi_head.mask_head.convs',
+    },
+}
 SIDE = 128
 SIZES = [(96, 128), (128, 80)]  # padded to SIDE x SIDE
 
@@ -68,8 +77,9 @@ def data_for(model: nn.Module, sizes: list) -> dict:
 
 @contextmanager
 def watched(model: nn.Module) -> Iterator[set[str]]:
-    """The modules that are called in autocast. Outside them nothing may be bfloat16, and mmcv's
-    operations, most of which have no bfloat16 kernel on a GPU, never may."""
+    """The modules that are called in autocast, or whose weights are used in it. Outside them
+    nothing may be bfloat16, and mmcv's operations, most of which have no bfloat16 kernel on a GPU,
+    never may."""
     called = set()
 
     def check(what: object, inputs: object) -> None:
@@ -82,6 +92,10 @@ def watched(model: nn.Module) -> Iterator[set[str]]:
         else:
             check(name, inputs)
 
+    def leave(name: str, module: nn.Module, output: object) -> None:
+        if any(True for _ in module.parameters(recurse=False)) and is_rounded(output):
+            called.add(name)
+
     def refuse(function: object, *args: object, **options: object) -> object:
         check(function, [args, options])
         return function(*args, **options)
@@ -93,7 +107,19 @@ def watched(model: nn.Module) -> Iterator[set[str]]:
         for name, module in model.named_modules():
             hook = lambda _, args, options, name=name: enter(name, args, options)  # noqa: E731
             stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
+            hook = lambda module, _, output, name=name: leave(name, module, output)  # noqa: E731
+            stack.enter_context(module.register_forward_hook(hook))
         yield called
+
+
+def part_of(name: str, parts: set[str]) -> str:
+    """The part of a model that has a module, or the module itself."""
+    return next((part for part in parts if f'{name}.'.startswith(f'{part}.')), name)
+
+
+def is_rounded(value: object) -> bool:
+    """True for what was computed in bfloat16, whatever its dtype is."""
+    return isinstance(value, Tensor) and torch.equal(value, value.bfloat16().to(value.dtype))
 
 
 @cache  # configs that differ in depth or schedule alone have one tiny model
@@ -131,11 +157,12 @@ def test_shipped_configs(name, request):
     assert near['loss'] != expected['loss'] and all(value.isfinite() for value in near.values())
     torch.testing.assert_close(near['loss'], expected['loss'], rtol=0.03, atol=0)
     assert all(result.moved)
-    parts = {name.partition('.')[0] for name in result.in_autocast}
-    heads = {'decode_head', 'auxiliary_head'} & set(cfg.model)
+    parts = ('backbone', 'neck', 'decode_head', 'auxiliary_head')
+    expected = {part for part in parts if cfg.model.get(part)}
     if cfg.model.get('decode_head', {}).get('type') == 'Mask2FormerHead':
-        heads.remove('decode_head')  # deformable attention
-    assert parts == {'backbone'} | heads | ({'neck'} if cfg.model.get('neck') else set())
+        expected.remove('decode_head')  # deformable attention
+    expected |= LAYERS_OF_HEADS.get(cfg.model.type, set())
+    assert {part_of(name, expected) for name in result.in_autocast} == expected
     if cfg.default_scope == 'mmseg':
         assert result.sample.seg_logits.data.isfinite().all()
     else:

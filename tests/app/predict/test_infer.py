@@ -28,13 +28,15 @@ from rasterio.transform import from_origin
 from small_data import CLASSES
 from support import ROOT, film, in_processes, load_tool, photograph, save_tiff
 
+from cpvt_pyramid.acceleration.accelerate import what_is_missing
+from cpvt_pyramid.acceleration.products import OneDNNLinear
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.images.inputs import OWNERS
 from cpvt_pyramid.app.images.rasters import ReadError
 from cpvt_pyramid.app.images.reading import read_image
 from cpvt_pyramid.app.predict import running, videos
 from cpvt_pyramid.app.predict.openmmlab.loading import build_model
-from cpvt_pyramid.app.predict.openmmlab.model import OpenMMLabModel
+from cpvt_pyramid.app.predict.openmmlab.model import OpenMMLabModel, open_trained
 from cpvt_pyramid.app.tooling import memory, threads
 from cpvt_pyramid.app.tooling.command import UserError, parser_of
 from cpvt_pyramid.trained import TRAINED
@@ -105,6 +107,14 @@ def test_a_detector(untrained, images, capsys):
         assert path.read_bytes() == Path('3', path.name).read_bytes()
     exact, rounded = (boxes(f'{x}/a.detections.json')[0]['score'] for x in ('0', 'rounded'))
     assert rounded == pytest.approx(exact, rel=0.05) and rounded != exact
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_models_are_accelerated(untrained, dtype):
+    config, checkpoint = untrained['detector']
+    opened = open_trained(checkpoint, config, device='cpu', dtype=dtype)
+    found = {type(module) for module in opened.model.modules()}
+    assert (OneDNNLinear in found) == (what_is_missing() is None)
 
 
 def test_a_segmentor_and_a_list_on_stdin(untrained, images, monkeypatch, capsys):

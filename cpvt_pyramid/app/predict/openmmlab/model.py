@@ -275,10 +275,10 @@ def open_trained(
         UserError: the model cannot be loaded; one line that says why.
     """
     model, cfg, weights = load_from_config(checkpoint, config, cfg_options, device)
+    if not what_is_missing():
+        accelerate(model)  # on a CPU
     if dtype == 'bfloat16':
         replace_forward(model)
-    elif not what_is_missing():
-        accelerate(model)  # on a CPU
     meta = dataset_meta(cfg, weights)
     return OpenMMLabModel(model, cfg, meta, SCORE_THR if score_thr is None else score_thr)
 

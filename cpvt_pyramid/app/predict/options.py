@@ -21,8 +21,8 @@ class InferOptions:
         device: cpu, cuda:1 or another device of torch, or, for an exported model, an execution
             provider of onnxruntime or a device of OpenVINO; by default a GPU if there is one.
         backend: of an exported model; by default onnxruntime, and openvino for .xml.
-        dtype: bfloat16 is faster where the processor multiplies it. The last layers of OpenMMLab's
-            detectors, and their boxes, stay in float32. Of exported models, OpenVINO has it.
+        dtype: bfloat16 is faster where the processor multiplies it. The last layers of detectors,
+            and their boxes, stay in float32. Of exported models, OpenVINO has it.
         batch_size: images, frames or tiles that the model takes at a time. More can be faster on a
             GPU and need more memory; the results are the same, but for rounding.
         score_thr: leave out boxes with a lower score; by default the threshold of an exported

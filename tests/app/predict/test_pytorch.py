@@ -20,6 +20,7 @@ from cpvt_pyramid.trained import CLASSES
 
 DETECTOR, SEGMENTOR = 'retinanet_pvt_v2_b0_coco', 'segformer_b0_ade20k'
 SIDES = 64, 128
+DTYPES = 'float32', 'bfloat16'
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +88,16 @@ def test_the_command_writes_results(name, options, tmp_path):
         else:
             ending = 'tif' if '--tile' in options else 'png'
             assert (out / f'{i}.labels.{ending}').is_file()
+
+
+def test_the_last_layers_of_a_detector_stay_in_float32(tmp_path):
+    """In bfloat16 its logits are near those in float32, and not rounded to 8 bits."""
+    path = photographs(tmp_path)[0]
+    exact, near = (Predictor(DETECTOR, device='cpu', dtype=x)(path) for x in DTYPES)
+    logits = torch.from_numpy(near.scores).double().logit()
+    moved = (logits - logits.bfloat16()).abs() > 1e-4
+    assert len(logits) > 5 and moved.double().mean() > 0.8
+    np.testing.assert_allclose(near.scores[:5], exact.scores[:5], rtol=0.05)
 
 
 def test_thresholds(tmp_path):

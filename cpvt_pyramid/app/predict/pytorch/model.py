@@ -10,7 +10,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....acceleration.accelerate import accelerate, what_is_missing
 from ....segmentors import resize
@@ -154,6 +154,9 @@ class DetectorSession(TorchSession):
     def __init__(self, model: Any, dtype: str) -> None:
         super().__init__(model, dtype)
         self.rows = model.detections_per_img
+        head = model.head
+        for layer in (head.classification_head.cls_logits, head.regression_head.bbox_reg):
+            leave_autocast(layer)  # with 8 bits, many scores would be equal
 
     def outputs(self, images: Tensor, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         sizes = [(int(height), int(width)) for height, width in inputs['valid']]
@@ -173,6 +176,17 @@ class DetectorSession(TorchSession):
             scores[i, :count] = each['scores'].cpu().numpy()
             labels[i, :count] = each['labels'].cpu().numpy()
         return {'boxes': boxes, 'scores': scores, 'labels': labels}
+
+
+def leave_autocast(layer: nn.Module) -> None:
+    """Let a layer compute in float32, also in autocast."""
+    forward = layer.forward
+
+    def compute(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return forward(x.float())
+
+    layer.forward = compute  # type: ignore[method-assign]
 
 
 class SegmentorSession(TorchSession):

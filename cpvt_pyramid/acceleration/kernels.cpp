@@ -7,6 +7,7 @@
 // OpenMP's library is not linked: its functions are found in the library that PyTorch has loaded,
 // so that both use the same threads.
 
+#include <cpuid.h>
 #include <immintrin.h>
 
 #include <algorithm>
@@ -217,7 +218,7 @@ void multiply_vectors(int64_t rows, const T* left, int64_t stride, const T* pane
 // A tile has 16 rows of 64 bytes: 16 rows of 16 groups of the left factor, 16 groups of 16 columns
 // of a panel, or 16 rows of 16 sums.
 
-#if __GNUC__ >= 11 || __clang_major__ >= 12
+#if !defined(NO_TILES) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 constexpr bool HAVE_TILES = true;
 #define WITH_TILES __attribute__((target("amx-tile,amx-bf16")))
 
@@ -242,20 +243,21 @@ class Tiles {
  public:
   WITH_TILES explicit Tiles(bool needed) : needed_(needed) {
     if (!needed_) return;
-    _tile_storeconfig(&before_);
+    _tile_storeconfig(before_);
     finish_stores();
     _tile_loadconfig(&all_tiles);
   }
   WITH_TILES ~Tiles() {
     if (!needed_) return;
     finish_stores();
-    _tile_loadconfig(&before_);
+    _tile_loadconfig(before_);
   }
   Tiles(const Tiles&) = delete;
 
  private:
   const bool needed_;
-  TileConfiguration before_;
+  // Without initial values, which GCC might store after the processor has stored these.
+  alignas(64) std::uint8_t before_[sizeof(TileConfiguration)];
 };
 
 // 16 rows of `groups` groups, a multiple of 16, times a panel.
@@ -279,7 +281,7 @@ WITH_TILES void multiply_tiles(const bfloat16* left, int64_t stride, const bfloa
   finish_stores();
 }
 
-#else  // a compiler that has no tiles
+#else  // the compiler, or its assembler, has no tiles
 constexpr bool HAVE_TILES = false;
 
 class Tiles {
@@ -768,7 +770,13 @@ int kernels_have_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 int kernels_have_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
-int kernels_have_tiles() { return HAVE_TILES; }  // whether the processor does is not asked
+int kernels_have_tiles() { return HAVE_TILES; }
+int processor_multiplies_tiles() {
+  constexpr unsigned AMX_TILE_AND_BF16 = 1u << 24 | 1u << 22;  // not named alike in all compilers
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+  return (d & AMX_TILE_AND_BF16) == AMX_TILE_AND_BF16;
+}
 
 #define DEFINE(T, name)                                                                          \
   void layer_norm_##name(const T* x, const float* weight, const float* bias, T* out,             \

@@ -82,10 +82,12 @@ def has_tiles() -> bool:
     """True if attention in bfloat16 multiplies tiles (AMX): compiler, processor and operating
     system have them."""
     functions = library()
-    if functions is None or not functions.kernels_have_tiles():
+    if functions is None or not has_kernels(torch.bfloat16) or not functions.kernels_have_tiles():
+        return False
+    if not has_amx() or not functions.processor_multiplies_tiles():
         return False
     # The operating system gives tiles to a process that asks for them.
-    return has_amx() and torch.cpu._init_amx() and tiles_are_right()
+    return torch.cpu._init_amx() and tiles_are_right()
 
 
 def tiles_are_right() -> bool:

@@ -1,6 +1,7 @@
 // Tiles (AMX) in plain C++, for processors without them, after Intel's Software Developer's Manual,
 // volume 2, LDTILECFG to TDPBF16PS. Included before kernels.cpp, whose instructions become calls.
 
+#include <cpuid.h>
 #include <immintrin.h>
 
 #include <atomic>
@@ -39,6 +40,7 @@ void load_configuration(const void* from) {
   for (int tile = 0; tile < 16; tile++) {
     check(configuration.row_bytes[tile] <= (tile < 8 ? 64 : 0));
     check(configuration.rows[tile] <= (tile < 8 ? 16 : 0));
+    check((configuration.rows[tile] == 0) == (configuration.row_bytes[tile] == 0));
   }
 }
 
@@ -102,20 +104,32 @@ void multiply(int sums, int left, int right) {
   }
 }
 
+// Leaf 7 of a processor that has AMX.
+bool in_bfloat16 = true;
+
+int cpuid(unsigned, unsigned, unsigned*, unsigned*, unsigned*, unsigned* d) {
+  *d = 1u << 24 | unsigned{in_bfloat16} << 22;
+  return 1;
+}
+
+const Configuration of_others = {1, 0, {}, {32, 16, 32}, {4, 2, 8}};
+
 }  // namespace emulated
 
 extern "C" {
 long tile_products() { return emulated::products; }
 long tile_faults() { return emulated::faults; }
 int has_configuration() { return emulated::configuration.palette; }
-void configure_as_others() {
-  const emulated::Configuration others = {1, 0, {}, {32, 16, 32}, {4, 2, 8}};
-  emulated::load_configuration(&others);
+void configure_as_others() { emulated::load_configuration(&emulated::of_others); }
+int is_configured_as_others() {
+  return std::memcmp(&emulated::configuration, &emulated::of_others, 64) == 0;
 }
 void release_tiles() { emulated::configuration = {}; }
 void break_tiles(int broken) { emulated::broken = broken; }
+void multiply_bfloat16(int possible) { emulated::in_bfloat16 = possible; }
 }
 
+#define __get_cpuid_count emulated::cpuid
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_zero

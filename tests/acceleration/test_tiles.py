@@ -5,6 +5,7 @@ Here the instructions are emulated, so that every processor with avx512_bf16 run
 
 import ctypes
 import functools
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -114,7 +115,7 @@ def test_tiles_of_others_stay(compiled, monkeypatch):
     assert not compiled.has_configuration()
     compiled.configure_as_others()
     fast_attention(x, x, x)
-    assert compiled.has_configuration()
+    assert compiled.is_configured_as_others()
     compiled.release_tiles()
 
 
@@ -126,6 +127,47 @@ def test_tiles_that_compute_something_else_are_not_used(compiled, monkeypatch):
         assert not kernels.tiles_are_right()
     finally:
         compiled.break_tiles(0)
+
+
+@pytest.mark.parametrize('missing', ['', 'kernels', 'AMX', 'products', 'permission'])
+def test_has_tiles(compiled, monkeypatch, missing):
+    """False without a kernel that runs where the processor, or a virtual one, lacks something."""
+    monkeypatch.setattr(kernels, 'library', lambda: compiled)
+    monkeypatch.setattr(kernels, 'kernel_function', kernels.kernel_function.__wrapped__)
+    monkeypatch.setattr(kernels, 'has_kernels', lambda dtype: missing != 'kernels')
+    monkeypatch.setattr(kernels, 'has_amx', lambda: missing != 'AMX')
+    monkeypatch.setattr(torch.cpu, '_init_amx', lambda: missing != 'permission')
+    compiled.multiply_bfloat16(missing != 'products')
+    before = compiled.tile_products()
+    try:
+        assert kernels.has_tiles.__wrapped__() == (not missing)
+    finally:
+        compiled.multiply_bfloat16(1)
+    assert (compiled.tile_products() > before) == (not missing)
+
+
+def test_the_processor_is_asked():
+    assert library.library().processor_multiplies_tiles() == torch.cpu._is_amx_tile_supported()
+
+
+def test_an_assembler_without_tiles(monkeypatch, tmp_path):
+    """The other kernels are compiled."""
+    script = tmp_path / 'compiler'
+    compiler = shlex.join(library.find_compiler())
+    lines = (
+        '#!/bin/sh',
+        'case " $* " in',
+        f'*" -shared "* | *" -DNO_TILES "*) exec {compiler} -O0 "$@" ;;',
+        'esac',
+        'exit 1',
+    )
+    script.write_text('\n'.join(lines))
+    script.chmod(0o755)
+    monkeypatch.setenv('CXX', str(script))
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    functions = library.load_library()
+    assert not functions.kernels_have_tiles()
+    assert functions.attention_bfloat16
 
 
 @pytest.mark.parametrize('has_tiles', [True, False])

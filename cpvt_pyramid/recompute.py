@@ -105,9 +105,10 @@ def is_plain_linear(layer: nn.Module) -> bool:
 def acts_alone(layer: nn.Module) -> bool:
     """True if a layer has a weight and a bias, or None, of its own, and the `forward` of its class,
     and if no hooks are called with it."""
+    bias = layer.bias
     if 'forward' in vars(layer) or type(layer.weight) is not nn.Parameter:
         return False
-    if layer.bias is not None and type(layer.bias) is not nn.Parameter:
+    if bias is not None and type(bias) is not nn.Parameter:
         return False
     hooks = (
         layer._forward_hooks,

@@ -87,15 +87,16 @@ def is_watched(x: Tensor) -> bool:
     return (
         torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0
-        or any(type(mode) is not CorrectedBFloat16 for mode in function_modes())
+        or (torch._C._len_torch_function_stack() > 0 and has_other_modes())
         or is_transformed(x)
     )
 
 
-def function_modes() -> list[object]:
-    """The modes of functions that are active."""
+def has_other_modes() -> bool:
+    """True if a mode of functions is active that is not ours."""
     count = torch._C._len_torch_function_stack()
-    return [torch._C._get_function_stack_at(i) for i in range(count)]
+    modes = [torch._C._get_function_stack_at(i) for i in range(count)]
+    return any(type(mode) is not CorrectedBFloat16 for mode in modes)
 
 
 def is_plain_parameter(parameter: object) -> bool:

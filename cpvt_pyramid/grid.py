@@ -166,8 +166,16 @@ def pad_to_multiple(x: Tensor, k: int, value: float = 0) -> Tensor:
 def crop_to_multiple(x: Tensor, k: int) -> Tensor:
     """Tokens (B, H, W, C) without the rows and columns after the last multiple of k. A side of
     less than k stays."""
-    height, width = (side // k * k if side >= k else side for side in x.shape[1:3])
+    height, width = (last_multiple(side, k) for side in x.shape[1:3])
     return crop(x, height, width)
+
+
+def last_multiple(side: int, k: int) -> int:
+    """The largest multiple of k up to a side, or the side if it is less than k. Without a branch,
+    so that a graph also serves sides on the other side of k."""
+    count = side // k
+    is_less = 2 // (count + 2)  # exported as 1 // (count + 1), onnxruntime's result is wrong
+    return count * k + is_less * side
 
 
 def crop(x: Tensor, height: int, width: int) -> Tensor:

@@ -56,6 +56,16 @@ def test_torch_export(name):
     assert_same(model, as_module(graph), SIZES + WHOLE_WINDOWS)
 
 
+def test_torch_export_without_borders():
+    """A graph that leaves out rows and columns that fill no patch keeps a map that has no patch."""
+    model = CPVTPyramid(TWO_STAGES, out_indices=(0,), drop_border=True)
+    model = randomize(model).eval()
+    sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
+    with torch.no_grad():
+        graph = torch.export.export(model, (torch.randn(2, 3, 75, 90),), dynamic_shapes=(sizes,))
+    assert_same(model, as_module(graph), [*SIZES, (1, 3, 9, 129), (2, 3, 64, 31), (1, 3, 5, 6)])
+
+
 def test_the_graph_of_the_docs_at_ten_sizes():
     page = (ROOT / 'docs/export.md').read_text()
     (code,) = (b for b in re.findall(r'```python\n(.*?)```', page, re.S) if 'torch.export' in b)

@@ -8,13 +8,14 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from PIL import Image
 from support import ROOT, run
 from torch import nn
 
-from cpvt_pyramid import trained
+from cpvt_pyramid import Arch, CPVTPyramid, trained
 from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.app.export import verification
 from cpvt_pyramid.app.export.accuracy import agreement_of
@@ -69,6 +70,22 @@ def _quick_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
 def compare_quickly(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verification, 'NOISY_IMAGES', 4)
     patch.setattr(verification, 'BATCHES', BATCHES)
+
+
+def test_narrow_images_without_borders(tmp_path):
+    """onnxruntime keeps a map that is less than a patch of keys, as PyTorch does."""
+    arch = Arch((32,), (1,), (2,), (1,), sr_ratios=(8,))
+    model = randomize(CPVTPyramid(arch, out_indices=(0,), drop_border=True)).eval()
+    sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
+    example = torch.randn(2, 3, 75, 90)
+    path = tmp_path / 'backbone.onnx'
+    with torch.no_grad():
+        torch.onnx.export(model, (example,), dynamo=True, dynamic_shapes=(sizes,)).save(path)
+        session = onnxruntime.InferenceSession(path)
+        for size in [(9, 129), (31, 64), (1, 300), (100, 33)]:
+            image = torch.randn(1, 3, *size)
+            (found,) = session.run(None, {'image': image.numpy()})
+            torch.testing.assert_close(torch.from_numpy(found), model(image)[0], rtol=0, atol=1e-4)
 
 
 def differences(model: Exportable, settings: Settings) -> set[str]:

@@ -163,9 +163,10 @@ def safe_conv2d(
 
 
 def needs_correction(module: nn.Module, input: Tensor) -> bool:
-    """True if a module that convolves (B, C, H, W) is to be called in `CorrectedBFloat16`.
+    """True if a module that convolves (B, C, H, W) must be called in `CorrectedBFloat16`.
 
-    In this mode each operation takes longer. Convolutions that are known to be right need it not.
+    Operations take longer in this mode, so that convolutions that are known to be right are called
+    without it.
     """
     if not input.is_cpu or computed_dtype(input) != torch.bfloat16 or is_captured():
         return False
@@ -175,12 +176,12 @@ def needs_correction(module: nn.Module, input: Tensor) -> bool:
 def is_right(module: nn.Module, input: Tensor) -> bool:
     """True if a module is known to be a convolution of (B, C, H, W) that is right in bfloat16.
 
-    Other modules may convolve in a way of their own, as adapters and hooks do.
+    Subclasses, adapters and hooks may run other convolutions: of these nothing is known.
     """
     if type(module) not in PLAIN_CONVOLUTIONS or not acts_alone(module):
         return False
     conv = cast(nn.Conv2d, module)
-    # Of the weight, which may have been replaced, not `in_channels`, `kernel_size` and their like.
+    # A replaced weight may have another shape than the attributes of the module say.
     out_channels, in_channels, *kernel = conv.weight.shape
     if has_few_channels(in_channels * conv.groups, out_channels):
         return False

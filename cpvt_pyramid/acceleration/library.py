@@ -114,7 +114,7 @@ def compile_to(path: Path, compiler: list[str]) -> None:
         try:
             compiled = compile_in(Path(folder), compiler, OPTIONS)
         except CompilerFails:
-            # The compiler may know AMX, and its assembler not: GCC 11 with binutils before 2.36.
+            # The compiler may know AMX, and an assembler of an older system that it calls not.
             compiled = compile_in(Path(folder), compiler, [*OPTIONS, '-DNO_TILES'])
         content = compiled.read_bytes()
         compiled.write_bytes(content + digest(content))

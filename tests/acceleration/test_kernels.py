@@ -228,6 +228,23 @@ def test_values_that_are_not_finite(dtype, value):
 
 @needs_kernels
 @pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('value', [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize('channels', [1, 40, 5000])
+def test_a_layer_norm_changes_no_other_row(channels, value, dtype):
+    """Eight rows are computed at a time."""
+    x = torch.randn(11, channels).to(dtype)
+    weight = torch.randn(channels)
+    expected = fast_layer_norm(x, weight, weight, 1e-5)
+    for row in (0, 5, 10):
+        changed = x.clone()
+        changed[row, channels // 2] = value
+        found = fast_layer_norm(changed, weight, weight, 1e-5)
+        others = torch.arange(11) != row
+        assert torch.equal(found[others], expected[others])
+
+
+@needs_kernels
+@pytest.mark.parametrize('dtype', DTYPES)
 def test_the_same_with_any_number_of_threads(dtype):
     x = torch.randn(1, 3, 1, 500, 32).to(dtype)
     found = []

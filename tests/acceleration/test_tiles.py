@@ -81,6 +81,8 @@ def test_attention(compiled, images, heads, queries, keys, channels, masked, thr
             image_bias = None if bias is None else row_bias[i : i + 1]
             alone = fast_attention(*[x[i : i + 1] for x in rows], image_bias)[:, 0]
             assert torch.equal(alone, found[i : i + 1])
+        patch.setattr(torch, 'get_num_threads', lambda: 1)
+        assert torch.equal(fast_attention(*rows, row_bias)[:, 0], found)
     assert used == (channels % 32 == 0)
     assert compiled.tile_faults() == 0
     assert_near(found, exact, v)

@@ -29,10 +29,12 @@ from ..images.inputs import find_images
 from ..images.reading import load_image
 from ..predict.exported import ExportedModel
 from ..predict.openvino_graph import is_quantized, to_rows
+from ..predict.protocol import TooLarge
 from ..predict.sessions import (
     KEY,
     TEST_KEY,
     OpenVino,
+    SessionError,
     has_bfloat16,
     padded_inputs,
     read_openvino,
@@ -196,9 +198,13 @@ def predictions_of(
     """The predictions for the images that can be read, of any score, as AP needs them."""
     for path in paths:
         image = load_or_skip(path)
-        if image is not None:
+        if image is None:
+            continue
+        try:
             (prediction,) = model.predict([model.prepare(image)], 0.0)
-            yield path, prediction
+        except (SessionError, TooLarge) as error:
+            raise UserError(f'{path}: the model fails on it: {one_line(error)}') from error
+        yield path, prediction
 
 
 def shown_by_default(prediction: Prediction, model: ExportedModel) -> Prediction:

@@ -32,7 +32,8 @@ from cpvt_pyramid.app.export.quantization import (
 )
 from cpvt_pyramid.app.export.self_test import draw, own_test, pack, verify_session
 from cpvt_pyramid.app.predict import Predictor
-from cpvt_pyramid.app.predict.sessions import OpenVino, read_openvino
+from cpvt_pyramid.app.predict.exported import ExportedModel
+from cpvt_pyramid.app.predict.sessions import OpenVino, SessionError, read_openvino
 from cpvt_pyramid.app.predictions.kinds import Detections, LabelMap
 from cpvt_pyramid.app.tooling.command import UserError
 
@@ -305,6 +306,18 @@ def test_refusals(photos, capsys):
         assert tool.main(command) == 2
         assert message in error_of(capsys)
     assert left() == ['empty', 'foreign.onnx', 'model.onnx', 'photos', 'task.onnx']
+
+
+def test_an_image_on_which_the_model_fails_is_named(photos, capsys, monkeypatch):
+    write_segmentor()
+
+    def fail(*_):
+        raise SessionError('no memory')
+
+    monkeypatch.setattr(ExportedModel, 'predict', fail)
+    assert tool.main(['model.onnx', 'photos']) == 2
+    assert error_of(capsys).endswith('photos/1.png: the model fails on it: no memory')
+    assert left() == ['model.onnx', 'photos']
 
 
 def test_nothing_is_left_of_an_interrupted_run(photos, capsys, monkeypatch):

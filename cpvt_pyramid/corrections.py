@@ -79,7 +79,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """`F.layer_norm`, whose gradients of weight and bias are summed in float32."""
-    if not torch.is_grad_enabled() or weight is None or not is_half(input) or is_captured():
+    if not torch.is_grad_enabled() or weight is None or is_captured() or not is_half(input):
         return F.layer_norm(input, normalized_shape, weight, bias, eps)
     if is_transformed(input, weight, bias):
         bias = None if bias is None else bias.float()

@@ -15,6 +15,7 @@ turn one image into four maps:
     openvino     our plain model converted by OpenVINO for this one size, with layer norms and sums
                  as rows (`cpvt_pyramid.app.predict.openvino_graph`), which it is fastest with; in
                  inference alone. `autocast` is compared with its bfloat16
+    converted    as OpenVINO converts it, without these rows
 
 `bfloat16` are weights and image in bfloat16, `autocast` float32 under `torch.autocast`. A training
 step is a forward pass, the mean cube of all maps, and a backward pass, without an optimizer.

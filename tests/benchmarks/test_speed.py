@@ -49,6 +49,13 @@ def test_inference(tmp_path, capsys):
     assert capsys.readouterr().out.count(' x OpenVINO ') == 1
 
 
+def test_what_openvino_converts_has_the_same_maps(tmp_path):
+    models = ['openvino', 'converted']
+    rows = rows_of(tmp_path, models=models, steps=['inference'], dtypes=['float32'])
+    assert [row['model'] for row in rows] == models
+    assert all(row['difference'] < 1e-4 and row['clock_seconds'] for row in rows)
+
+
 @pytest.mark.parametrize('arch', ['svt_small', 'pvt_v2_b0', 'mit_b0', 'pvt_tiny'])
 def test_every_library_has_the_same_maps_and_gradients(arch, tmp_path):
     """SVT's windows do not fill these maps."""

@@ -108,9 +108,9 @@ constexpr int ROWS_OF_NORM = 8;  // at a time: while the sum of one is awaited, 
 
 template <int rows, typename T>
 void normalize(const T* x, const float* weight, const float* bias, T* out, int64_t n, float eps) {
-  vec sums[rows], squares[rows];
+  vec sums[rows], rests[rows], squares[rows];
   float mean[rows], scale[rows];
-  each_row<rows>([&](int r) { sums[r] = squares[r] = repeated(0); });
+  each_row<rows>([&](int r) { sums[r] = rests[r] = squares[r] = repeated(0); });
   each_vector(n, [&](int64_t i, int64_t count) {
     each_row<rows>([&](int r) { sums[r] += load(x + r * n + i, count); });
   });
@@ -119,11 +119,16 @@ void normalize(const T* x, const float* weight, const float* bias, T* out, int64
     each_row<rows>([&](int r) {
       const vec value = load(x + r * n + i, count);
       const vec centered = _mm512_maskz_sub_ps(first(count), value, repeated(mean[r]));
+      rests[r] += centered;
       squares[r] = _mm512_fmadd_ps(centered, centered, squares[r]);
     });
   });
   each_row<rows>([&](int r) {
-    scale[r] = 1 / std::sqrt(_mm512_reduce_add_ps(squares[r]) / n + eps);
+    // What rounding has left out of the mean: it counts where values are large and differ little.
+    const float rest = _mm512_reduce_add_ps(rests[r]) / n;
+    const float variance = _mm512_reduce_add_ps(squares[r]) / n - rest * rest;
+    mean[r] += rest;
+    scale[r] = 1 / std::sqrt(std::max(variance, 0.0f) + eps);
   });
   each_vector(n, [&](int64_t i, int64_t count) {
     const vec factor = load(weight + i, count);

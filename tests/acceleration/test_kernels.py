@@ -64,6 +64,22 @@ def test_layer_norm(rows, channels, threads, mean, dtype, seed):
 
 
 @needs_kernels
+@pytest.mark.parametrize('value', [0.1, 3.3, 1234.567, 1e5])
+@pytest.mark.parametrize('channels', [50, 320, 512, 5000])
+def test_layer_norms_of_large_values_that_differ_little(channels, value):
+    weight = torch.ones(channels)
+    bias = torch.zeros(channels)
+    equal = torch.full((9, channels), value)
+    assert not fast_layer_norm(equal, weight, bias, 1e-6).any()
+    torch.manual_seed(0)
+    near = equal + 1e-3 * value * torch.randn(9, channels)
+    exact = F.layer_norm(near.double(), (channels,), eps=1e-6)
+    by_torch = F.layer_norm(near, (channels,), eps=1e-6)
+    error = (fast_layer_norm(near, weight, bias, 1e-6) - exact).abs().max()
+    assert error <= 1.5 * (by_torch - exact).abs().max()
+
+
+@needs_kernels
 @settings(deadline=None, max_examples=120)
 @given(
     images=st.integers(1, 3),

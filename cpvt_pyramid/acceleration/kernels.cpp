@@ -125,10 +125,8 @@ void normalize(const T* x, const float* weight, const float* bias, T* out, int64
   });
   each_row<rows>([&](int r) {
     // What rounding has left out of the mean: it counts where values are large and differ little.
-    const float rest = _mm512_reduce_add_ps(rests[r]) / n;
-    const float variance = _mm512_reduce_add_ps(squares[r]) / n - rest * rest;
-    mean[r] += rest;
-    scale[r] = 1 / std::sqrt(std::max(variance, 0.0f) + eps);
+    mean[r] += _mm512_reduce_add_ps(rests[r]) / n;
+    scale[r] = 1 / std::sqrt(_mm512_reduce_add_ps(squares[r]) / n + eps);
   });
   each_vector(n, [&](int64_t i, int64_t count) {
     const vec factor = load(weight + i, count);

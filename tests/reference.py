@@ -250,6 +250,42 @@ def attention_formula(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = 
     return scores.softmax(-1) @ v.double()
 
 
+def random_attention(
+    images: int,
+    heads: int,
+    queries: int,
+    keys: int,
+    channels: int,
+    masked: bool,
+    dtype: torch.dtype,
+    scale: float = 1,
+) -> tuple[list[Tensor], Optional[Tensor], Tensor]:
+    """Random input of attention, as linear layers leave it in memory, and the exact result.
+
+    `scale` is that of the queries.
+
+    Returns:
+        Queries, keys and values, maps of one row (B, heads, 1, N, d); a bias of the keys (B, 1, M),
+        or None if none is masked; and their attention in double precision, (B, N, heads, d).
+    """
+    q = (scale * torch.randn(images, queries, heads, channels)).to(dtype).transpose(1, 2)
+    kv = torch.randn(images, keys, 2, heads, channels).to(dtype)
+    k, v = kv.transpose(1, 3).unbind(2)
+    bias = mask_of_some(images, keys) if masked else None
+    exact = attention_formula(q.double(), k.double(), v.double(), bias).transpose(1, 2)
+    rows = [x[:, :, None] for x in (q, k, v)]
+    return rows, None if bias is None else bias[:, None], exact
+
+
+# The largest error of attention, relative to the largest of its values.
+ATTENTION_ERRORS = {torch.float32: 2e-6, torch.bfloat16: 0.01}
+
+
+def assert_attention_near(found: Tensor, expected: Tensor, values: Tensor) -> None:
+    error = (found.double() - expected).abs().max()
+    assert error <= ATTENTION_ERRORS[found.dtype] * values.abs().max()
+
+
 def attention(
     q: Tensor,
     k: Tensor,

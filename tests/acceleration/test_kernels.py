@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import attention_formula, mask_of_some
+from reference import assert_attention_near, attention_formula, random_attention
 from support import in_processes
 from torch import nn
 
@@ -28,13 +28,6 @@ from cpvt_pyramid.model import LayerNorm, WindowAttention
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if has_kernels(dtype)]
 needs_kernels = pytest.mark.skipif(not DTYPES, reason='the kernels need AVX-512 and a compiler')
-# The largest error of attention, relative to the largest of its values.
-LIMITS = {torch.float32: 2e-6, torch.bfloat16: 0.01}
-
-
-def assert_near(found, expected, values):
-    error = (found.double() - expected).abs().max()
-    assert error <= LIMITS[found.dtype] * values.abs().max()
 
 
 @needs_kernels
@@ -97,20 +90,16 @@ def test_attention(images, heads, queries, keys, channels, masked, threads, scal
     if dtype == torch.bfloat16:
         channels += channels % 2
     torch.manual_seed(seed)
-    q = (scale * torch.randn(images, queries, heads, channels)).to(dtype).transpose(1, 2)
-    kv = torch.randn(images, keys, 2, heads, channels).to(dtype)
-    k, v = kv.transpose(1, 3).unbind(2)
-    bias = mask_of_some(images, keys) if masked else None
-    exact = attention_formula(q.double(), k.double(), v.double(), bias).transpose(1, 2)
-    rows = [x[:, :, None] for x in (q, k, v)]
-    row_bias = None if bias is None else bias[:, None]
+    rows, bias, exact = random_attention(
+        images, heads, queries, keys, channels, masked, dtype, scale
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, 'get_num_threads', lambda: threads)
-        found = fast_attention(*rows, row_bias)[:, 0]
-    assert_near(found, exact, v * max(scale, 1))  # large scores round more
+        found = fast_attention(*rows, bias)[:, 0]
+    assert_attention_near(found, exact, rows[2] * max(scale, 1))  # large scores round more
     for i in range(images):
         image = slice(i, i + 1)
-        image_bias = None if bias is None else row_bias[image]
+        image_bias = None if bias is None else bias[image]
         alone = fast_attention(*[x[image] for x in rows], image_bias)[:, 0]
         assert torch.equal(alone, found[image])
 
@@ -144,7 +133,7 @@ def test_windows(images, heads, height, width, window, masked, threads, dtype):
             tokens = [x[(*part, slice(None))].flatten(2, 3).double() for x in (q, k, v)]
             hidden = None if bias is None else bias[part].flatten(1)
             expected = attention_formula(*tokens, hidden).transpose(1, 2)
-            assert_near(found[:, part[1], part[2]].flatten(1, 2), expected, v)
+            assert_attention_near(found[:, part[1], part[2]].flatten(1, 2), expected, v)
 
 
 @needs_kernels

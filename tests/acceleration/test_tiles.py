@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import attention_formula, mask_of_some
+from reference import assert_attention_near, random_attention
 
 from cpvt_pyramid.acceleration import attention, kernels, library
 from cpvt_pyramid.acceleration.kernels import fast_attention, has_kernels
@@ -46,11 +46,6 @@ def use_tiles(patch, compiled):
     patch.setattr(kernels, 'has_tiles', lambda: True)
 
 
-def assert_near(found, expected, values):
-    error = (found.double() - expected).abs().max()
-    assert error <= 0.01 * values.abs().max()
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     images=st.integers(1, 2),
@@ -64,28 +59,24 @@ def assert_near(found, expected, values):
 )
 def test_attention(compiled, images, heads, queries, keys, channels, masked, threads, seed):
     torch.manual_seed(seed)
-    q = torch.randn(images, queries, heads, channels).bfloat16().transpose(1, 2)
-    kv = torch.randn(images, keys, 2, heads, channels).bfloat16()
-    k, v = kv.transpose(1, 3).unbind(2)
-    bias = mask_of_some(images, keys) if masked else None
-    exact = attention_formula(q.double(), k.double(), v.double(), bias).transpose(1, 2)
-    rows = [x[:, :, None] for x in (q, k, v)]
-    row_bias = None if bias is None else bias[:, None]
+    rows, bias, exact = random_attention(
+        images, heads, queries, keys, channels, masked, torch.bfloat16
+    )
     with pytest.MonkeyPatch.context() as patch:
         use_tiles(patch, compiled)
         patch.setattr(torch, 'get_num_threads', lambda: threads)
         before = compiled.tile_products()
-        found = fast_attention(*rows, row_bias)[:, 0]
+        found = fast_attention(*rows, bias)[:, 0]
         used = compiled.tile_products() > before
         for i in range(images):
-            image_bias = None if bias is None else row_bias[i : i + 1]
+            image_bias = None if bias is None else bias[i : i + 1]
             alone = fast_attention(*[x[i : i + 1] for x in rows], image_bias)[:, 0]
             assert torch.equal(alone, found[i : i + 1])
         patch.setattr(torch, 'get_num_threads', lambda: 1)
-        assert torch.equal(fast_attention(*rows, row_bias)[:, 0], found)
+        assert torch.equal(fast_attention(*rows, bias)[:, 0], found)
     assert used == (channels % 32 == 0)
     assert compiled.tile_faults() == 0
-    assert_near(found, exact, v)
+    assert_attention_near(found, exact, rows[2])
 
 
 @settings(deadline=None, max_examples=20)
@@ -98,7 +89,7 @@ def test_windows(compiled, height, width, window):
         use_tiles(patch, compiled)
         found = fast_attention(q, k, v, None, window)
     assert compiled.tile_faults() == 0
-    assert_near(found, expected.double(), v)
+    assert_attention_near(found, expected.double(), v)
 
 
 def test_float32_is_computed_by_vectors(compiled, monkeypatch):

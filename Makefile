@@ -4,8 +4,8 @@ PAGES := configs/demo/pages_retinanet_cpvt_nano.py
 TREES := configs/demo/trees_retinanet_cpvt_nano.py
 SEGMENTATION := configs/demo/pages_semantic_fpn_cpvt_nano.py
 
-.PHONY: help setup packages demo demo-trees demo-seg test coverage test-torch \
-	test-original-mm test-foreign test-timm test-transformers test-page docs docs-deploy dist release \
+.PHONY: help setup compiled demo demo-trees demo-seg test coverage test-torch \
+	test-original-mm test-foreign test-compiled test-timm test-transformers test-page docs docs-deploy dist release \
 	test-core test-extras lint lock table drift-table gpu-report fuzz
 
 help:  ## this list
@@ -14,9 +14,10 @@ help:  ## this list
 setup:  ## create or complete the environment in .venv
 	@tools/setup_env.sh
 
-# Without mmcv, whose operators take minutes to compile.
-packages:
-	@tools/setup_env.sh packages
+# Back: rm -rf .venv
+compiled: setup  ## compile mmcv's own operators into .venv: 4 to 10 minutes on 2 cores, with g++
+	PATH=$(CURDIR)/.venv/bin:$$PATH CFLAGS="-g0 $$CFLAGS" MMCV_WITH_OPS=1 $(PY) -m uv pip install \
+	  --no-build-isolation --no-deps --no-cache --reinstall onedl-mmcv==2.3.6
 
 # An interrupted demo continues; existing data and trainings are kept.
 define run_demo
@@ -46,6 +47,9 @@ coverage: setup  ## run the tests; the lines that they execute are in build/cove
 
 test-foreign: setup  ## test all detectors and segmentors of OpenMMLab, and exports at all sizes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m 'foreign or not foreign' tests/mm/foreign tests/app/export
+
+test-compiled: compiled  ## compare our operators with mmcv's compiled ones, in all detectors and segmentors
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m compiled tests/mmcv_operators
 
 CORE_TESTS = $(addprefix tests/, acceleration checkpoints core padding position)
 
@@ -78,17 +82,17 @@ fuzz: setup  ## 1000 cases of each fuzz test, a few minutes
 gpu-report: setup  ## measure beside timm's models on a GPU, in 8 minutes; writes work_dirs/gpu/report.md
 	$(PY) -m benchmarks.gpu
 
-test-timm: packages  ## run timm's own tests of models over ours
+test-timm: setup  ## run timm's own tests of models over ours
 	OMP_NUM_THREADS=1 $(PY) tests/timm_contract.py -n 2
 
 drift-table: setup  ## measure batch drift again and write experiments/unpadded/findings/batch_drift.md
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.family_drift --write
 
-docs: packages  ## build the documentation in build/site; a broken link is an error
+docs: setup  ## build the documentation in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 	@echo 'Open build/site/index.html; to search it: python -m http.server --directory build/site'
 
-docs-deploy: packages  ## push the documentation to the branch gh-pages, as version DOCS_VERSION=dev or v...
+docs-deploy: setup  ## push the documentation to the branch gh-pages, as version DOCS_VERSION=dev or v...
 	export PATH=$(CURDIR)/.venv/bin:$$PATH NO_MKDOCS_2_WARNING=1 DOCS_SELECTOR=mike; \
 	case "$$DOCS_VERSION" in \
 	  v*) mike deploy --update-aliases "$$DOCS_VERSION" latest && mike set-default latest ;; \
@@ -97,7 +101,7 @@ docs-deploy: packages  ## push the documentation to the branch gh-pages, as vers
 	esac
 	git push origin gh-pages
 
-dist: packages  ## build the wheel and the source archive in dist/, and try them in bare environments
+dist: setup  ## build the wheel and the source archive in dist/, and try them in bare environments
 	rm -rf dist
 	$(PY) -m build --installer uv
 	$(PY) -m twine check --strict dist/*
@@ -110,11 +114,10 @@ release:  ## `make test-extras`, if the tag TAG=v... is this version and the cha
 test-core: dist  ## try the core of the wheel with the newest torch and nothing else
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/release.py dist --torch
 
-# Half an hour; MMCV_WHEEL=... saves compiling mmcv.
 test-extras: dist  ## install each extra of the wheel into an environment of its own, and use it
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/extras.py dist
 
-lint: packages  ## check the style, the spelling and the types
+lint: setup  ## check the style, the spelling and the types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	git ls-files -z | xargs -0 .venv/bin/codespell
@@ -125,7 +128,7 @@ table: setup  ## update the README's tables of models and of speed, docs/models.
 	$(PY) -m benchmarks.model_table --write
 	$(PY) -m benchmarks.speed_tables --write
 
-lock: packages  ## update the pinned versions in requirements/requirements.txt
+lock: setup  ## update the pinned versions in requirements/requirements.txt
 	.venv/bin/uv pip compile --quiet --universal --python-version 3.10 --no-emit-index-url \
 	  --custom-compile-command 'make lock' --override requirements/overrides.txt \
 	  --group all --output-file requirements/requirements.txt

@@ -23,7 +23,7 @@ class BuildWithConfigs(build_py):
         super().run()
         target = package / '.mim'
         for folder in ('configs', 'tools'):
-            ignored = shutil.ignore_patterns('__pycache__', 'setup_env.sh', 'mmcv_build.py')
+            ignored = shutil.ignore_patterns('__pycache__', 'setup_env.sh')
             shutil.copytree(here / folder, target / folder, ignore=ignored)
         shutil.copy(here / 'model-index.yml', target)
 

@@ -3,11 +3,10 @@
 FROM python:3.11-slim-bookworm
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ make \
+    && apt-get install --yes --no-install-recommends make \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/cpvt_pyramid
 COPY . .
-# Compiles mmcv's operators: 4 to 10 minutes on 2 cores.
 RUN UV_NO_CACHE=1 make setup TORCH=cpu && rm -rf ~/.cache
 ENV PATH=/opt/cpvt_pyramid/.venv/bin:$PATH
 CMD ["python", "-m", "cpvt_pyramid.app.doctor"]

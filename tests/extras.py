@@ -5,9 +5,7 @@
     python tests/extras.py dist
     python tests/extras.py dist mm timm
 
-Packages are the newest of the index, as a user gets them; with torch they take up to 6 GB. For the
-extra mm, the command that `cpvt doctor` prints compiles mmcv, in 10 minutes on two cores, unless
-MMCV_WHEEL=path/to/mmcv.whl has it.
+Packages are the newest of the index, as a user gets them; with torch they take up to 6 GB.
 """
 
 import os
@@ -15,9 +13,7 @@ import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
 
 from release import ROOT, run
 
@@ -94,12 +90,8 @@ class Environment:
     def install(self, *packages: object) -> None:
         run('uv', 'pip', 'install', '--python', self.folder / 'venv/bin/python', *packages)
 
-    def call(self, command: str, codes: Sequence[int] = (0,)) -> str:
-        return run('bash', '-c', command, codes=codes, cwd=self.folder, env=self.variables)
-
-    def examine(self, codes: Sequence[int] = (0,)) -> str:
-        """What `cpvt doctor` prints."""
-        return self.call('cpvt doctor', codes)
+    def call(self, command: str) -> str:
+        return run('bash', '-c', command, cwd=self.folder, env=self.variables)
 
 
 def try_extra(wheel: Path, extra: str, folder: Path) -> None:
@@ -107,9 +99,7 @@ def try_extra(wheel: Path, extra: str, folder: Path) -> None:
     installed = f'runtime,{extra}' if extra in ADDITIONS else extra
     environment = Environment(folder)
     environment.install(f'{wheel}[{installed}]')
-    if extra == 'mm':
-        add_mmcv(environment)
-    table = environment.examine()
+    table = environment.call('cpvt doctor')
     assert 'nothing is broken' in table, table
     use = USES[extra]
     if '\n' in use:
@@ -117,17 +107,6 @@ def try_extra(wheel: Path, extra: str, folder: Path) -> None:
         program.write_text(use)
         use = f'python {program}'
     environment.call(use.replace('EXAMPLES', str(ROOT / 'examples')))
-
-
-def add_mmcv(environment: Environment) -> None:
-    """Install mmcv as `cpvt doctor` says, or from the wheel in MMCV_WHEEL."""
-    table = environment.examine(codes=(1,))
-    assert 'FAIL' in table and 'mmcv' in table, table
-    wheel: Optional[str] = os.environ.get('MMCV_WHEEL')
-    if wheel:
-        environment.install('--no-deps', wheel)
-        return
-    environment.call(table.rstrip().splitlines()[-1])
 
 
 def main(folder: str, *names: str) -> None:

@@ -22,7 +22,7 @@ from cpvt_pyramid.checkpoints import LoadReport
 from cpvt_pyramid.checkpoints.loading import fit_checkpoint
 
 ROOT = Path(__file__).parents[1]
-ORIGINAL_MM = bool(installed('mmcv'))  # not the maintained fork, which is onedl-mmcv
+ORIGINAL_MM = bool(installed('mmcv', 'mmcv-lite'))  # not the maintained fork, which is onedl-mmcv
 # The shipped configs, relative to configs/; those of other bands than RGB have tests of their own.
 CONFIGS = sorted(
     path.relative_to(ROOT / 'configs').as_posix()

@@ -20,7 +20,7 @@ tested. Skipped tests need a GPU or something that an environment lacks.
 """
 PACKAGES = (
     ('torch',),
-    ('mmcv', 'onedl-mmcv'),
+    ('mmcv', 'mmcv-lite', 'onedl-mmcv'),
     ('mmengine', 'onedl-mmengine'),
     ('mmdet', 'onedl-mmdetection'),
     ('mmsegmentation', 'onedl-mmsegmentation'),

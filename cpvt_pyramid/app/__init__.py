@@ -12,5 +12,10 @@ What they share: `config` (configs of OpenMMLab), `images` and `predictions` (bo
 `tooling` (command lines, files, threads), `demo` (data sets) and `doctor` (the installation).
 `commands` has a file for each command.
 
-The library below, the rest of `cpvt_pyramid`, imports nothing from here.
+The library below, the rest of `cpvt_pyramid`, imports nothing from here. Importing this lets mmcv
+find operators, where it has none of its own.
 """
+
+from ..mmcv_operators import provide
+
+provide()

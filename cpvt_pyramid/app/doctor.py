@@ -1,7 +1,13 @@
 """Show what is installed, whether it works, and a command that fixes the rest.
 
     cpvt doctor
+    cpvt doctor --link-operators         for programs that do not import cpvt_pyramid.mm
     python -m cpvt_pyramid.app.doctor    in a clone, before anything is installed
+
+MMCV needs operators, which it has only if it was compiled. The commands of cpvt and programs that
+import cpvt_pyramid.mm take cpvt_pyramid's own instead. With `--link-operators`, all programs of the
+environment do: it writes a file, mmcv/_ext.py, which has no effect once compiled operators are
+there. `--unlink-operators` removes the file.
 
 The exit status is 1 if something is broken. Packages are found by their metadata and tested by
 importing them, in a second process, because an operator library built for another torch can crash.
@@ -25,22 +31,30 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from .tooling.command import run_command
+from ..mmcv_operators import LINK, found, link_file
+from .tooling.command import UserError, run_command
 from .tooling.report import amount
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
 OLDEST_TORCH = (2, 1)
-NO_MMCV_FROM = (2, 14)  # this torch needs C++20, and mmcv's setup.py asks for C++17
 TIMEOUT = 600  # seconds of a trial; the first import from a cold disk is slow
 
-# What is tested together. Of the mm packages, by import name, all that install the same files: that
-# of the maintained fork, that of the original, and others.
+# What is tested together.
 TORCH = ('torch==2.13.0', 'torchvision==0.28.0')
+
+
+class Distributions(NamedTuple):
+    """What installs the files of an mm package; the first of each family is what is advised."""
+
+    fork: Sequence[str]
+    original: Sequence[str]
+
+
 MM = {
-    'mmengine': ('onedl-mmengine==0.10.12', 'mmengine==0.10.7', 'mmengine-lite'),
-    'mmcv': ('onedl-mmcv==2.3.6', 'mmcv==2.1.0', 'mmcv-full', 'mmcv-lite'),
-    'mmdet': ('onedl-mmdetection==3.5.1', 'mmdet==3.3.0'),
-    'mmseg': ('onedl-mmsegmentation==1.4.2', 'mmsegmentation==1.2.2'),
+    'mmengine': Distributions(['onedl-mmengine==0.10.12'], ['mmengine==0.10.7', 'mmengine-lite']),
+    'mmcv': Distributions(['onedl-mmcv==2.3.6'], ['mmcv-lite==2.1.0', 'mmcv==2.1.0', 'mmcv-full']),
+    'mmdet': Distributions(['onedl-mmdetection==3.5.1'], ['mmdet==3.3.0']),
+    'mmseg': Distributions(['onedl-mmsegmentation==1.4.2'], ['mmsegmentation==1.2.2']),
 }
 OPTIONAL = ('timm', 'onnx', 'onnxruntime', 'onnxruntime-gpu', 'openvino')
 
@@ -85,18 +99,16 @@ def torchvision() -> Finding:
 def mm_family() -> Finding:
     """The fork and the original install the same files, so they overwrite each other."""
     if not any(map(present, MM)):
-        # Without torch, mmcv cannot be compiled.
         again = [*MM] if present('torch') else []
         return Finding('note', 'not installed; for MMDetection and MMSegmentation', again)
-    found = {name: installed(*map(name_of, MM[name])) for name in MM}
-    names = ', '.join(f'{name} {v}' for versions in found.values() for name, v in versions.items())
-    here = [name for name in MM if found[name]]
-    if any(len(versions) > 1 for versions in found.values()):
-        return Finding('FAIL', f'twice the same files: {names}', here)
-    if any(name_of(pin(name)) not in found[name] for name in here):
-        return Finding('warn', f'two families: {names}', here)
-    missing = [name for name in ('mmengine', 'mmcv') if not found[name]]
-    if missing and (found['mmdet'] or found['mmseg']):
+    here = {name: versions for name in MM if (versions := installed(*names_of(name)))}
+    names = ', '.join(f'{name} {v}' for versions in here.values() for name, v in versions.items())
+    if any(len(versions) > 1 for versions in here.values()):
+        return Finding('FAIL', f'twice the same files: {names}', [*here])
+    if has_fork() and any(installed(*names_of(name, 'original')) for name in here):
+        return Finding('warn', f'two families: {names}', [*here])
+    missing = [name for name in ('mmengine', 'mmcv') if name not in here]
+    if missing and ('mmdet' in here or 'mmseg' in here):
         return Finding('FAIL', f'{" and ".join(missing)} missing: {names}', missing)
     return Finding('ok', names)
 
@@ -158,15 +170,23 @@ def kernels() -> Finding:
 
 def mmcv_operators() -> Finding:
     import torch
-    from mmcv.ops import get_compiling_cuda_version
+    from mmcv.ops import get_compiling_cuda_version, nms
 
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
     built = get_compiling_cuda_version()
-    if built == 'not available' and torch.cuda.is_available():
+    file = found()
+    is_compiled = file is not None and file != link_file()
+    if is_compiled and built == 'not available' and device == 'cuda':
         raise RuntimeError(
-            'built for the CPU only, but there is a GPU; compile it with nvcc of CUDA '
-            f'{torch.version.cuda} installed, or hide the GPU: export CUDA_VISIBLE_DEVICES='
+            "compiled for the CPU only, but there is a GPU; cpvt_pyramid's operators run on both"
         )
-    return Finding('ok', f'compiled; CUDA {built}')
+    nms(torch.ones(1, 4, device=device), torch.ones(1, device=device), 0.5)
+    if is_compiled:
+        return Finding('ok', f'compiled; CUDA {built}')
+    whose = "cpvt_pyramid's, for the commands of cpvt and programs that import cpvt_pyramid.mm"
+    if file:
+        whose = f"cpvt_pyramid's, for all programs: {file}"
+    return Finding('ok', whose)
 
 
 def imports(*modules: str) -> Finding:
@@ -257,23 +277,20 @@ def command_for(again: Sequence[str]) -> str:
     mm = [name for name in MM if name in again]
     if mm:  # mmdet and mmseg refuse other versions of mmcv
         mm = [name for name in MM if name in again or is_untested(name)]
-    pins = {name: pin(name) for name in mm}
+    pins = [pin(name) for name in mm]
     steps = []
-    removed = [distribution for name in mm for distribution in installed(*map(name_of, MM[name]))]
-    if removed:
+    if removed := [name for package in mm for name in installed(*names_of(package))]:
         steps.append(f'{pip("uninstall")} {" ".join(removed)}')
-    has_new_torch = release(installed('torch').get('torch', '')) >= NO_MMCV_FROM
-    if for_gpu or {'torch', 'torchvision'} & {*again} or ('mmcv' in mm and has_new_torch):
-        steps.append(f'{pip("uninstall")} torch torchvision')
+    if for_gpu or {'torch', 'torchvision'} & {*again}:
+        if old := [name for name in ('torch', 'torchvision') if installed(name)]:
+            steps.append(f'{pip("uninstall")} {" ".join(old)}')
         backend = '--torch-backend auto ' if for_gpu and present('uv') else ''
         steps.append(f'{pip("install")} {backend}{" ".join(TORCH)}')
-    if mm:  # mmengine 0.10.7 uses pkg_resources
-        steps.append(f'{pip("install")} "setuptools<81" wheel ninja packaging psutil')
-    if 'mmcv' in mm:  # in an isolated build it finds no torch and leaves the operators out
-        options = '--no-build-isolation --no-deps --no-cache-dir'
-        steps.append(f'MMCV_WITH_OPS=1 {pip("install")} {options} {pins.pop("mmcv")}')
-    if pins:
-        steps.append(f'{pip("install")} {" ".join(pins.values())}')
+    if 'mmengine==0.10.7' in pins:  # it imports pkg_resources
+        pins.insert(0, '"setuptools<81"')
+    if pins:  # mmcv without operators: not what pip compiled once, and kept
+        no_cache = '--no-cache-dir ' if 'mmcv' in mm else ''
+        steps.append(f'{pip("install")} {no_cache}{" ".join(pins)}')
     if 'cv2' in again:
         steps.append(f'{pip("install")} --force-reinstall opencv-python-headless numpy')
     return ' && '.join(steps)
@@ -298,19 +315,30 @@ def pip(action: str) -> str:
 def pin(name: str) -> str:
     """The pin of an mm package, in the family that is kept: the original if nothing of the fork is
     installed."""
-    has_fork = bool(installed(*(name_of(pins[0]) for pins in MM.values())))
-    has_original = bool(installed(*(name_of(pins[1]) for pins in MM.values())))
-    return MM[name][1 if has_original and not has_fork else 0]
+    has_original = any(installed(*names_of(package, 'original')) for package in MM)
+    distributions = MM[name]
+    return (distributions.original if has_original and not has_fork() else distributions.fork)[0]
+
+
+def has_fork() -> bool:
+    return any(installed(*names_of(package, 'fork')) for package in MM)
+
+
+def names_of(package: str, *families: str) -> list[str]:
+    """The distributions of an mm package, of both families if none is given."""
+    chosen = families or Distributions._fields
+    return [name_of(pin) for family in chosen for pin in getattr(MM[package], family)]
 
 
 def name_of(pin: str) -> str:
     return pin.partition('==')[0]
 
 
-def is_untested(name: str) -> bool:
+def is_untested(package: str) -> bool:
     """Whether an mm package is installed from elsewhere or in another version than the tested."""
-    found = installed(*map(name_of, MM[name]))
-    return bool(found) and [f'{name}=={version}' for name, version in found.items()] != [pin(name)]
+    versions = installed(*names_of(package))
+    tested = [pin for pins in MM[package] for pin in pins]
+    return any(f'{name}=={version}' not in tested for name, version in versions.items())
 
 
 def installed(*distributions: str) -> dict[str, str]:
@@ -338,7 +366,54 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r'\d+', version)[:2]))
 
 
-def doctor() -> int:
+def write_link() -> None:
+    """Write `mmcv/_ext.py`."""
+    file = found()
+    target = mmcv_file()
+    if file not in (None, target):
+        raise UserError(f'mmcv has compiled operators, which Python prefers: {file}')
+    if target.exists() and target.read_text() != LINK:
+        raise UserError(f'{target} is not of cpvt_pyramid; remove it to write another')
+    target.write_text(LINK)
+    print(f"wrote {target}: all programs of this environment find cpvt_pyramid's operators")
+
+
+def remove_link() -> None:
+    """Remove what `write_link` wrote."""
+    target = mmcv_file()
+    if not target.exists():
+        raise UserError(f'there is no {target}')
+    if target.read_text() != LINK:
+        raise UserError(f'{target} is not of cpvt_pyramid, and stays')
+    target.unlink()
+    print(f'removed {target}')
+
+
+def mmcv_file() -> Path:
+    try:
+        return link_file()
+    except ModuleNotFoundError:
+        raise UserError("mmcv is not installed; pip install '.[mm]'") from None
+
+
+def doctor(*, link_operators: bool = False, unlink_operators: bool = False) -> int:
+    """
+    Args:
+        link_operators: let all programs of the environment find cpvt_pyramid's operators of mmcv.
+        unlink_operators: remove what --link-operators wrote.
+    """
+    if link_operators and unlink_operators:
+        raise UserError('give --link-operators or --unlink-operators, not both')
+    if link_operators:
+        write_link()
+        return 0
+    if unlink_operators:
+        remove_link()
+        return 0
+    return show_table()
+
+
+def show_table() -> int:
     """Print a table, and the command that fixes what is broken."""
     width = max(map(len, (*LOOKS, *TRIALS)))
     broken = 0

@@ -18,7 +18,7 @@ from cpvt_pyramid.app import doctor
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
     """Pretends that just these distributions are installed."""
-    modules = {doctor.name_of(pin): name for name, pins in doctor.MM.items() for pin in pins}
+    modules = {name: package for package in doctor.MM for name in doctor.names_of(package)}
 
     def pretend(**versions: Optional[str]) -> None:
         found = {name.replace('_', '-'): version for name, version in versions.items() if version}
@@ -39,15 +39,12 @@ def test_an_environment_without_pip(machine, monkeypatch):
     monkeypatch.setattr(doctor, 'present', {'torch'}.__contains__)
     monkeypatch.setattr(doctor.shutil, 'which', {'uv': '/bin/uv'}.get)
     command = doctor.command_for(['mmcv'])
-    assert all(
-        step.startswith(('uv pip install --python /', 'MMCV_WITH_OPS=1 uv pip install --p'))
-        for step in command.split(' && ')
-    )
-    assert sys.executable in command
+    assert command.startswith('uv pip install --python /') and sys.executable in command
 
 
 FORK = {'onedl_mmengine': '0.10.12', 'onedl_mmcv': '2.3.6', 'onedl_mmdetection': '3.5.1'}
 ORIGINAL = {'mmengine': '0.10.7', 'mmcv': '2.1.0', 'mmdet': '3.3.0'}
+LITE = {'mmengine': '0.10.7', 'mmcv_lite': '2.1.0', 'mmdet': '3.3.0'}
 ABSENT = {'onedl_mmengine': '0.10.12', 'onedl_mmsegmentation': '1.4.2'}  # mmcv
 
 
@@ -59,12 +56,12 @@ ABSENT = {'onedl_mmengine': '0.10.12', 'onedl_mmsegmentation': '1.4.2'}  # mmcv
         ({**FORK, 'mmcv': '2.1.0'}, 'FAIL', 'onedl-mmcv mmcv', 'onedl-mmcv'),
         ({**FORK, 'onedl_mmcv': None, 'mmcv_lite': '2.1.0'}, 'warn', 'mmcv-lite', 'onedl-mmcv'),
         ({**FORK, 'onedl_mmcv': None, 'mmcv': '2.1.0'}, 'warn', 'mmcv', 'onedl-mmcv'),
-        ({**ORIGINAL, 'mmcv_full': '1.7.2'}, 'FAIL', 'mmcv mmcv-full', 'mmcv'),
+        ({**ORIGINAL, 'mmcv_full': '1.7.2'}, 'FAIL', 'mmcv mmcv-full', 'mmcv-lite'),
         (
             {**ORIGINAL, 'onedl_mmengine': '1'},
             'FAIL',
             'onedl-mmengine mmengine mmcv mmdet',
-            'onedl-mmcv onedl-mmengine onedl-mmdetection',
+            'onedl-mmengine onedl-mmcv onedl-mmdetection',
         ),
         (ABSENT, 'FAIL', '', 'onedl-mmcv'),
         # mmdet refuses another version of mmcv.
@@ -95,8 +92,7 @@ def test_a_package_that_fails_is_installed_with_all_of_other_versions(machine) -
     machine(torch='2.13.0', **{**FORK, 'onedl_mmcv': '2.2.0'})
     command = doctor.command_for(['mmdet'])
     assert 'uninstall -y onedl-mmcv onedl-mmdetection && ' in command
-    assert 'MMCV_WITH_OPS=1' in command and 'onedl-mmcv==2.3.6' in command
-    assert command.endswith(' install onedl-mmdetection==3.5.1')
+    assert command.endswith(' --no-cache-dir onedl-mmcv==2.3.6 onedl-mmdetection==3.5.1')
     machine(torch='2.13.0', **FORK)
     assert 'mmcv' not in doctor.command_for(['mmdet'])
 
@@ -105,6 +101,7 @@ LOOKS = [  # what is installed, the row, its state, and a pattern in its detail
     ({'torch': '2.13.0'}, 'mm family', 'note', 'not installed'),
     (FORK, 'mm family', 'ok', 'onedl-mmcv 2.3.6'),
     (ORIGINAL, 'mm family', 'ok', '^mmengine 0.10.7, mmcv 2.1.0'),
+    (LITE, 'mm family', 'ok', '^mmengine 0.10.7, mmcv-lite 2.1.0'),
     ({}, 'torch', 'FAIL', 'only exported models run without it'),
     ({'onnxruntime': '1.31'}, 'torch', 'note', 'only exported models run without it'),
     ({'torch': '2.0.1+cpu'}, 'torch', 'FAIL', 'at least 2.1'),
@@ -128,7 +125,7 @@ def test_versions_are_those_of_the_requirements() -> None:
     names = ('pyproject.toml', 'tools/setup_env.sh', 'requirements/requirements.txt')
     text = ''.join((ROOT / name).read_text() for name in names)
     pinned = dict(re.findall(r'\b(?<!-)([\w-]+)==([\w.]+)', text))  # the newest torch comes last
-    pins = [*doctor.TORCH, *(pin for pins in doctor.MM.values() for pin in pins if '==' in pin)]
+    pins = [*doctor.TORCH, *(family[0] for families in doctor.MM.values() for family in families)]
     assert len(pins) == 10
     for pin in pins:
         name, _, version = pin.partition('==')
@@ -146,7 +143,6 @@ def test_the_command_can_be_pasted(machine) -> None:
         command = doctor.command_for(again)
         assert '#' not in command and '\n' not in command
         assert subprocess.run(['bash', '-n', '-c', command]).returncode == 0
-    assert 'torch==2.13.0' in doctor.command_for(['mmcv'])  # with which mmcv compiles
     assert '--torch-backend auto torch==' in doctor.command_for(['torch for the GPU'])
     machine(torch='2.13.0', **FORK)
     assert 'torch==' not in doctor.command_for(['mmcv'])
@@ -165,15 +161,31 @@ def test_a_gpu_that_torch_cannot_use(monkeypatch, tmp_path) -> None:
     assert doctor.device().state == 'ok'
 
 
-def test_operators_that_were_compiled_without_cuda(monkeypatch) -> None:
-    from mmcv import ops
+def test_the_row_says_whose_operators_are_used(monkeypatch) -> None:
+    file = doctor.link_file()
+    for place, words in [
+        (None, "cpvt_pyramid's, for the commands of cpvt and programs that import"),
+        (file, f"cpvt_pyramid's, for all programs: {file}"),
+        (file.with_suffix('.so'), 'compiled; CUDA not available'),
+    ]:
+        monkeypatch.setattr(doctor, 'found', lambda place=place: place)
+        finding = doctor.mmcv_operators()
+        assert finding.state == 'ok' and finding.detail.startswith(words)
 
-    monkeypatch.setattr(ops, 'get_compiling_cuda_version', lambda: 'not available')
-    assert doctor.mmcv_operators().state == 'ok'
+
+def test_operators_that_were_compiled_without_cuda(monkeypatch) -> None:
+    monkeypatch.setattr(doctor, 'found', lambda: Path('_ext.so'))
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
-    monkeypatch.setattr(torch.version, 'cuda', '13.0')
-    with pytest.raises(RuntimeError, match='nvcc of CUDA 13.0'):
+    with pytest.raises(RuntimeError, match="cpvt_pyramid's operators run on both"):
         doctor.mmcv_operators()
+    assert 'mmcv' in doctor.command_for(['mmcv']) and 'WITH_OPS' not in doctor.command_for(['mmcv'])
+
+
+def test_nothing_is_uninstalled_that_is_not_there(machine) -> None:
+    machine(pip='1')
+    assert 'uninstall' not in doctor.command_for(['torch', 'torchvision'])
+    machine(torch='2.0')
+    assert 'uninstall -y torch && ' in doctor.command_for(['torch'])
 
 
 def test_here_everything_works() -> None:
@@ -227,7 +239,7 @@ def test_each_broken_package_is_reported(tmp_path) -> None:
             'torchvision/ops.py': 'import os, signal; os.kill(os.getpid(), signal.SIGSEGV)',
             'cv2/__init__.py': 'raise ImportError("libGL.so.1: cannot open shared object file")',
             'mmcv/__init__.py': '',
-            'mmcv/ops.py': 'import mmcv._ext',
+            'mmcv/ops.py': 'raise ImportError("_ext.so: undefined symbol")',
             'mmdet/__init__.py': 'assert False, "MMCV==9.9.9 is used but incompatible"',
             'mmseg/__init__.py': '',
             'mmseg/apis.py': 'import sys; sys.exit("leaving")',
@@ -237,7 +249,7 @@ def test_each_broken_package_is_reported(tmp_path) -> None:
     for name, cause in [
         ('torchvision operators', 'Segmentation fault'),
         ('OpenCV', 'libGL'),
-        ('mmcv operators', 'mmcv._ext'),
+        ('mmcv operators', 'undefined symbol'),
         ('mmdet imports', 'MMCV==9.9.9'),
         ('mmseg imports', 'leaving'),
     ]:
@@ -246,8 +258,7 @@ def test_each_broken_package_is_reported(tmp_path) -> None:
     for part in (
         'torchvision==0.28.0',
         'opencv-python-headless',
-        'MMCV_WITH_OPS=1',
-        'setuptools<81',
+        ' --no-cache-dir onedl-mmcv==',
     ):
         assert part in command
     assert 'mmdet' not in command and 'mmseg' not in command  # they may be sound

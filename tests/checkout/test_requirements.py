@@ -8,7 +8,6 @@ from importlib import metadata
 import pytest
 from support import ROOT, pyproject
 
-from cpvt_pyramid.app import doctor
 from cpvt_pyramid.app.doctor import installed
 
 # The extras for each part of the package, by the beginning of its path. The first one counts.
@@ -30,6 +29,7 @@ EXTRAS = {
     'cpvt_pyramid/app/export/': ['export'],
     'cpvt_pyramid/app/images/': [],
     'cpvt_pyramid/mm/': ['mm'],
+    'cpvt_pyramid/mmcv_operators/': ['torch'],
     'cpvt_pyramid/registry.py': ['mm'],
     'cpvt_pyramid/app/predict/openmmlab/': ['mm'],
     'cpvt_pyramid/app/predict/pytorch/': ['torch'],
@@ -42,7 +42,6 @@ EXTRAS = {
     'cpvt_pyramid/': ['torch'],
     'experiments/unpadded/': ['lab', 'mm'],
     'experiments/': ['lab'],
-    'tools/mmcv_build.py': ['torch'],
     'tools/': [],
 }
 # Not in these extras: the user is told what to install, or a plain version works without it.
@@ -61,12 +60,10 @@ OPTIONAL = {
     'cpvt_pyramid/app/tooling/charts.py': {'markupsafe', 'matplotlib'},
     'cpvt_pyramid/app/tooling/pages.py': {'jinja2', 'markupsafe'},  # for training/
 }
-# mmcv is in no extra, see pyproject.toml. It requires opencv-python, and another distribution of
-# cv2 must not be installed over that one.
-COMPILED_LATER = {'mmcv', 'cv2'}
 OURS = {'_checkout', 'benchmarks', 'cpvt_pyramid', 'experiments'}
 # The import names of distributions that are called otherwise.
 IMPORT_NAMES = {
+    'onedl-mmcv': 'mmcv',
     'onedl-mmdetection': 'mmdet',
     'onedl-mmengine': 'mmengine',
     'onedl-mmsegmentation': 'mmseg',
@@ -112,8 +109,6 @@ def test_imports_are_declared(declared):
     for path in FILES:
         (extras, *_) = [extras for start, extras in EXTRAS.items() if path.startswith(start)]
         allowed = declared[''].union(*(declared[extra] for extra in extras))
-        if 'mm' in extras:
-            allowed |= COMPILED_LATER
         for start, names in OPTIONAL.items():
             if path.startswith(start):
                 allowed |= names
@@ -125,7 +120,7 @@ def test_imports_are_declared(declared):
 def test_an_environment_of_openmmlab_has_the_rest(declared):
     """Where it is installed, for detection or segmentation, `pip install .` brings all that the
     commands need besides."""
-    theirs = {'cv2', 'torch', 'torchvision', 'mmdet', 'mmseg'}
+    theirs = {'cv2', 'torch', 'torchvision', 'mmcv', 'mmdet', 'mmseg'}
     for distribution in ('torch', 'onedl-mmengine' if installed('onedl-mmengine') else 'mmengine'):
         needed = [name for name in metadata.requires(distribution) if 'extra ==' not in name]
         theirs |= set(map(import_name, needed))
@@ -169,14 +164,6 @@ def test_extras_agree_on_the_oldest_torch():
     assert {name.partition(',')[0] for name in found} == {extras['torch'][0]}
 
 
-def test_the_extra_of_openmmlab_keeps_to_what_mmcv_compiles_with():
-    """And brings torchvision, which MMDetection imports, in the version of that torch."""
-    names = pyproject()['project']['optional-dependencies']['mm']
-    newest = '.'.join(map(str, doctor.NO_MMCV_FROM))
-    assert f'torch>=2.1,<{newest}' in names
-    assert any(name.startswith('torchvision') for name in names)
-
-
 def test_weights_that_configs_name_can_be_downloaded(declared):
     configs = (path.read_text() for path in (ROOT / 'configs').rglob('*.py'))
     assert any('timm://' in text for text in configs)
@@ -206,7 +193,6 @@ def pins_of(group: str) -> dict[str, str]:
 
 
 def test_the_page_names_the_versions_that_make_tests():
-    setup = (ROOT / 'tools/setup_env.sh').read_text()
     page = (ROOT / 'docs/install.md').read_text()
     rows = re.findall(r'^\| (`make .*) \|$', page, re.M)
     cells = [[cell.replace('`', '').strip() for cell in row.split(' | ')] for row in rows]
@@ -219,9 +205,7 @@ def test_the_page_names_the_versions_that_make_tests():
         assert torch == pins['torch'], command
         named = dict(re.findall(r'([a-z][\w-]+) (\d[\w.]+)', packages))
         for name, version in named.items():
-            assert version == pins.get(name, version), (command, name)
-        for name, version in named.items() - pins.items():  # compiled: named in the script
-            assert f'{name}=={version}' in setup, (command, name)
+            assert version == pins[name], (command, name)
     assert table['make test-original-mm, second'][2] == 'the same'
     makefile = (ROOT / 'Makefile').read_text()
     for command in table:

@@ -30,6 +30,7 @@ LAYERS = (
     'torchvision_models',
     'segmentors',
     'trained',
+    'mmcv_operators',
     'mm',
     # the application
     'app',

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib import import_module
-from types import ModuleType
+from collections.abc import Callable
 
 import torch
 from mmcv import ops
 from torch import Tensor
-
-
-@contextmanager
-def operators(extension: ModuleType) -> Iterator[None]:
-    """Let mmcv's functions call the operators of this module."""
-    names = [module.name for module in pkgutil.iter_modules(ops.__path__)]
-    modules = [import_module(f'mmcv.ops.{name}') for name in names]
-    modules = [module for module in modules if hasattr(module, 'ext_module')]
-    before = [module.ext_module for module in modules]
-    try:
-        for module in modules:
-            module.ext_module = extension
-        yield
-    finally:
-        for module, old in zip(modules, before):
-            module.ext_module = old
 
 
 def boxes(count: int, size: float = 100.0) -> Tensor:

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from cpvt_pyramid import mmcv_operators
 from cpvt_pyramid.mmcv_operators import ext
 from tests.models.families import FAMILIES, batch, build
+from tests.models.mmcv_extension import operators
 
 pytestmark = pytest.mark.compiled
 
@@ -28,7 +29,7 @@ def test_values_and_gradients_are_those_of_the_compiled_operators(name, seed, co
     results = []
     for extension in (compiled, ext):
         torch.manual_seed(seed)
-        with calls.operators(extension):
+        with operators(extension):
             results.append(calls.ON_CPU[name]())
     assert_close(results[1], results[0], atol=1e-4, rtol=1e-4)
 
@@ -44,7 +45,7 @@ def test_detectors_and_segmentors_compute_the_same(name, compiled):
     data = batch(FAMILIES[name], model, padded=True)
     found = []
     for extension in (compiled, ext):
-        with calls.operators(extension):
+        with operators(extension):
             found.append(results(model, data))
     if name in TIES:
         for result in found:

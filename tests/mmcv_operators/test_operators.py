@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cpvt_pyramid.mmcv_operators import ext
+from tests.models.mmcv_extension import operators
 
 
 @pytest.fixture(autouse=True)
 def _ours():
-    with calls.operators(ext):
+    with operators(ext):
         yield
 
 

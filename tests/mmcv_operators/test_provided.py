@@ -101,6 +101,13 @@ def test_the_page_lists_the_operators():
     assert table < {*ext.__all__}
 
 
+def test_the_page_has_the_command_that_compiles():
+    command = mmcv_operators.compile_command()
+    page = (ROOT / 'docs/install.md').read_text()
+    assert re.sub(r'\S+$', 'onedl-mmcv==2.3.6', command) in page
+    assert '--no-deps --no-cache --reinstall onedl-mmcv==2.3.6' in (ROOT / 'Makefile').read_text()
+
+
 def test_arguments_are_those_of_mmcv():
     """The compiled operators are called with some arguments by name: mmcv's calls name them."""
     import inspect

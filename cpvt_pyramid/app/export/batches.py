@@ -18,6 +18,7 @@ from ..tooling.report import text_table
 from .comparison import HEAD, Arrays, Tolerances, is_detection, matched, verdict
 from .comparison import TOLERANCES as RESULTS_TOLERANCES
 from .self_test import draw, verify_session
+from .tones import toned
 
 SIZE = (256, 320)  # height and width where the file takes any
 # By the precision of the file, or that of OpenVINO; others TOLERANCE
@@ -200,23 +201,25 @@ class ImageModel:
         value_range: tuple[float, float],
         photographs: Sequence[np.ndarray] = (),
     ) -> list[np.ndarray]:
-        """Photographs (H, W, 3), resized, or synthetic images: `count` of one size, and one of
-        another where the file takes it."""
+        """Photographs (H, W, 3), resized, or synthetic images, in different tones: `count` of one
+        size, and one of another where the file takes it."""
         wanted = size or SIZE
         height, width = (fixed or own for fixed, own in zip(self.fixed_size, wanted))
         sizes = [(height, width)] * count
         other = self.other_size((height, width))
         if other not in (None, (height, width)):
             sizes.append(other)
-        low, high = (0, 255) if self.dtype.kind in 'iu' else value_range
+        is_integer = self.dtype.kind in 'iu'
+        low, high = (0, 255) if is_integer else value_range
         images = []
-        for seed, (height, width) in enumerate(sizes):
+        for number, (height, width) in enumerate(sizes):
             if photographs:
-                pixels = resize_image(photographs[seed % len(photographs)], (height, width))
+                pixels = resize_image(photographs[number % len(photographs)], (height, width))
             else:
-                pixels = draw(seed, height, width)
+                pixels = draw(number, height, width)
             channels = np.resize(pixels.transpose(2, 0, 1), (self.channels, height, width))
-            images.append((channels / 255 * (high - low) + low).astype(self.dtype))
+            values = toned(channels / 255, number) * (high - low) + low
+            images.append((np.rint(values) if is_integer else values).astype(self.dtype))
         return images
 
     def other_size(self, size: tuple[int, int]) -> Optional[tuple[int, int]]:

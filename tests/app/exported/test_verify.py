@@ -237,6 +237,76 @@ def test_defects_that_larger_values_or_constants_hide(name, capsys):
     assert f'FAILED, results depend on the batch ({first} of one size' in capsys.readouterr().out
 
 
+# Statistics of all pixels of a batch, by which or to which the images are scaled.
+STATISTICS = {
+    'maximum': 'm = ReduceMax(images)\n x = Div(images, m)',
+    'minimum': 'm = ReduceMin(images)\n x = Sub(images, m)',
+    'range': """high = ReduceMax(images)
+        low = ReduceMin(images)
+        range = Sub(high, low)
+        shifted = Sub(images, low)
+        x = Div(shifted, range)""",
+    'maximum of each channel': 'm = ReduceMax(images, all_but_channels)\n x = Div(images, m)',
+    'minimum of each channel': 'm = ReduceMin(images, all_but_channels)\n x = Sub(images, m)',
+    'maximum of each pixel': 'm = ReduceMax(images, zero)\n x = Sub(images, m)',
+    'mean': 'm = ReduceMean(images)\n x = Sub(images, m)',
+    'deviation': """m = ReduceMean(images)
+        centred = Sub(images, m)
+        squared = Mul(centred, centred)
+        variance = ReduceMean(squared)
+        deviation = Sqrt(variance)
+        x = Div(images, deviation)""",
+    'share of bright pixels': """is_bright = Greater(images, half)
+        ones = Cast<to = 1>(is_bright)
+        m = ReduceMean(ones)
+        x = Sub(images, m)""",
+    'median': """flat = Reshape(images, minus)
+        total = Size(flat)
+        two = Constant<value: tensor = int64 {2}>()
+        middle = Div(total, two)
+        count = Unsqueeze(middle, zero)
+        largest, places = TopK<axis = 0>(flat, count)
+        m = ReduceMin(largest)
+        x = Sub(images, m)""",
+    'quantization': """quantized, scale, point = DynamicQuantizeLinear(images)
+        x = DequantizeLinear(quantized, scale, point)""",
+}
+CONSTANTS |= {'all_but_channels': 'int64[3] {0, 2, 3}', 'all_but_batch': 'int64[3] {1, 2, 3}'}
+
+
+@pytest.mark.parametrize(
+    ('name', 'given'),
+    [
+        *((name, []) for name in STATISTICS),
+        ('maximum', ['--images', 'photographs']),
+        ('maximum', ['--batch-size', '2']),
+        ('range', ['--value-range', '-2', '2']),
+    ],
+)
+def test_statistics_of_the_batch_are_found(name, given, capsys):
+    """Also where all photographs reach from black to white."""
+    Path('photographs').mkdir()
+    for seed in range(2):
+        Image.fromarray(draw(seed, 64, 96)).save(f'photographs/{seed}.png')
+    body = f'{STATISTICS[name]}\n y = ReduceMean<keepdims = 0>(x, pixels)'
+    path = write(body, 'float[B,3,64,96] images', 'float[B,3] y')
+    assert main([path, *given]) == 1
+    assert 'FAILED, results depend on the batch (batch of one size' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('axes', ['all_but_batch', 'pixels'])
+def test_statistics_of_each_image_pass(axes, capsys):
+    body = f"""high = ReduceMax(images, {axes})
+        low = ReduceMin(images, {axes})
+        range = Sub(high, low)
+        some = Max(range, small)
+        shifted = Sub(images, low)
+        x = Div(shifted, some)
+        y = ReduceMean<keepdims = 0>(x, pixels)"""
+    assert main([write(body, 'float[B,3,64,96] images', 'float[B,3] y')]) == 0
+    assert ': passed, ' in capsys.readouterr().out
+
+
 def test_a_sound_file_of_mixed_scales_passes(capsys):
     """Whose small values are computed from the large ones, so that rounding changes them more."""
     body = f"""{CLASSIFIER}

@@ -74,6 +74,7 @@ class DataSettings(NamedTuple):
     # (M, 3) of objects that are not ignored: root of the area, size of the image
     objects: np.ndarray = np.zeros((0, 3))
     has_ignored: bool = False  # training images have objects that do not count (`iscrowd`)
+    reduces_zero: bool = False  # masks are read with mmseg's `reduce_zero_label`, in all splits
 
 
 def new_config(
@@ -332,17 +333,19 @@ def lines_about(key: str, content: dict[str, Any]) -> Iterator[str]:
 
 
 def settings_of_masks(data: Masks, checked: Checked, target: Generated) -> DataSettings:
-    """The settings of a segmentor's data; writes lists of images, and masks where the values of the
-    files are not those that mmseg reads, or the files are not as BaseSegDataset expects them."""
+    """The settings of a segmentor's data; writes lists of images. Writes the masks of all splits as
+    indices if mmseg does not read the values of the files, or if the files of a split are not as
+    BaseSegDataset expects them: one reading serves all splits, as their pipelines share it."""
     root = data.description.root
+    places = {key: [place_of(pair) for pair in pairs] for key, pairs in data.splits.items()}
+    has_one_end = all(len({end for _, end in of_split}) == 1 for of_split in places.values())
     is_reduced = zero_is_ignored(data)
+    converts = not has_one_end or not (is_reduced or are_indices(data))
+    reduces_zero = is_reduced and not converts
     datasets = {}
     lines = []
     for key, pairs in data.splits.items():
-        places = [place_of(pair) for pair in pairs]
-        names = [name for name, _ in places]
-        ends = {end for _, end in places}
-        if len(ends) > 1 or not (is_reduced or are_indices(data)):
+        if converts:
             names = [pair.image for pair in pairs]
             end = Ends('', '', f'{target.name}/{LABELS}', '.png')
             for pair in pairs:
@@ -350,20 +353,21 @@ def settings_of_masks(data: Masks, checked: Checked, target: Generated) -> DataS
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_indices(root / str(pair.mask), path, data)
         else:
-            (end,) = ends
+            names = [name for name, _ in places[key]]
+            end = places[key][0][1]
         datasets[key] = dict(
             type='BaseSegDataset',
             ann_file=target.write(f'{key}.txt', ''.join(f'{name}\n' for name in names)),
             img_suffix=end.image_suffix,
             seg_map_suffix=end.mask_suffix,
             data_prefix=dict(img_path=end.images, seg_map_path=end.masks),
-            reduce_zero_label=is_reduced and LABELS not in end.masks,
+            reduce_zero_label=reduces_zero,
         )
         lines.append(f'{key}: {amount(len(names), "image")}')
     lines.append(line_about_pixels(data, checked.counts))
     sizes = np.array([checked.sizes[pair.image] for pair in data.splits['train']], float)
     metainfo = dict(classes=tuple(data.classes), palette=list(palette_of(data)))
-    return DataSettings(datasets, metainfo, lines, sizes)
+    return DataSettings(datasets, metainfo, lines, sizes, reduces_zero=reduces_zero)
 
 
 def line_about_pixels(data: Masks, counts: Counter) -> str:
@@ -439,9 +443,8 @@ def config_text(
         ('tta_pipeline', cfg.get('tta_pipeline')),
     ):
         if pipeline:
-            reduce_zero_label = settings.datasets['train'].get('reduce_zero_label', False)
             is_test = key == 'test_pipeline'
-            values[key] = scaled.pipeline(pipeline, reduce_zero_label, is_test)
+            values[key] = scaled.pipeline(pipeline, settings.reduces_zero, is_test)
     values |= loader_settings(cfg, settings, task, base) | recipe.settings
     comments = dict(recipe.comments)
     if scaled.keeps_resolution:

@@ -654,6 +654,38 @@ def test_masks_of_fractions(tmp_path):
     ]
 
 
+@pytest.mark.parametrize('folder', ['masks', 'labels', 'gt_labels'])
+@pytest.mark.parametrize('ending', ['png', 'jpg'])
+def test_zero_is_ignored_in_all_splits_or_in_none(folder, ending, tmp_path):
+    """Whatever the folder of the masks is called. Where validation images have two endings, mmseg
+    cannot read their folder, and the masks of all splits are written as indices."""
+    for split in ('train', 'val'):
+        for number in range(2):
+            images = tmp_path / 'data/images' / split
+            is_other = split == 'val' and number == 1
+            scene(number).write(images / f'{number}.{ending if is_other else "png"}')
+            mask = tmp_path / 'data' / folder / split / f'{number}.png'
+            mask.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full(scene(0).pixels.shape[:2], number + 1, np.uint8)).save(mask)
+    write(
+        tmp_path / 'data/data.yaml',
+        'format: masks\ntrain: images/train\nval: images/val\n'
+        f'annotations: {{train: {folder}/train, val: {folder}/val}}\n'
+        'names: {1: road, 2: tree}\nignored: [0, 255]\n',
+    )
+    new_config(tmp_path / 'data/data.yaml', SEGMENTOR, tmp_path / 'my.py')
+    cfg = Config.fromfile(tmp_path / 'my.py')
+    for loader, number in ((cfg.train_dataloader, 0), (cfg.val_dataloader, 1)):
+        dataset = loader.dataset
+        assert dataset.reduce_zero_label == (ending == 'png')
+        (loads,) = [step for step in dataset.pipeline if step.type == 'LoadAnnotations']
+        assert loads.get('reduce_zero_label', False) == dataset.reduce_zero_label
+        name = Path(dataset.ann_file).read_text().splitlines()[number]
+        mask = Path(cfg.data_root, dataset.data_prefix.seg_map_path, name + dataset.seg_map_suffix)
+        values = read_label_map(mask).values
+        assert (values == number + dataset.reduce_zero_label).all()
+
+
 def test_share_of_ignored_pixels(tmp_path, capsys):
     """It shows that 255 is taken for no class; if all are ignored, nothing can be learned."""
     fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')

@@ -19,7 +19,7 @@ from . import defects
 from .data import Objects, Split
 from .defects import Defects
 from .description import Description
-from .files import Folder, comparable, join
+from .files import Folder, as_path, comparable, join
 
 SURROGATE = re.compile(rb'\\u[dD][89a-fA-F]')  # a character in two parts, as JSON writes it
 ID_FIELDS = {
@@ -40,7 +40,7 @@ def read_coco_data(description: Description, found: Defects) -> Objects:
         changes = complete_records(content)
         if has_byte_order_mark(path):
             changes.append('no byte order mark')
-        if name_images(content, description, part.images):
+        if name_images(content, description, part.images, name, found):
             changes.append('names as those of the files')
         folder = description.root / part.images
         if changes:
@@ -51,10 +51,21 @@ def read_coco_data(description: Description, found: Defects) -> Objects:
     return Objects(description, chosen, classes, notes)
 
 
-def name_images(content: dict[str, Any], description: Description, images: str) -> bool:
+def name_images(
+    content: dict[str, Any], description: Description, images: str, file: str, found: Defects
+) -> bool:
     """Set the names of images in a content to those of files in a folder, without the prefix of
-    another machine; returns whether a name changes. A missing image keeps its name."""
+    another machine; returns whether a name changes. A missing image keeps its name.
+
+    Args:
+        content: of the COCO file.
+        description: what declares it.
+        images: the folder.
+        file: the name of the COCO file, for messages.
+        found: gets names between which the files do not decide, and files of several names.
+    """
     folder = Folder(description.root)
+    given: dict[str, str] = {}  # the name in the COCO file, by that of the image
     is_changed = False
     for image in content['images']:
         name = image.get('file_name')
@@ -64,16 +75,22 @@ def name_images(content: dict[str, Any], description: Description, images: str) 
         if place is None:
             continue
         place = place if images == '.' else place.removeprefix(f'{images}/')
+        if given.setdefault(place, name) != name:
+            found.add(defects.NAMED_TWICE, f'{place} ({given[place]} and {name} in {file})')
         if place != name:
             image['file_name'] = place
             is_changed = True
+    folder.report(found)
     return is_changed
 
 
 def without_prefix(name: str, prefix: str) -> str:
     """A name of an image without the folders of another machine."""
-    name = comparable(name)
-    return name.removeprefix(comparable(prefix) + '/') if prefix else name
+    path = as_path(name)
+    if not prefix or not comparable(path).startswith(f'{comparable(prefix)}/'):
+        return path
+    skipped = as_path(prefix).count('/') + 1
+    return '/'.join(path.split('/')[skipped:])
 
 
 def classes_of_files(description: Description, splits: dict[str, Split]) -> list[str]:

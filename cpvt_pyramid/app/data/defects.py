@@ -30,6 +30,11 @@ class Kind(NamedTuple):
 
 # Files
 
+AMBIGUOUS_NAME = Kind(
+    'names that mean several files; keep one of the files, or give them names of their own',
+    left_out=KEPT,
+)
+SHARED = Kind('files of annotations that several images share', left_out=KEPT)
 NO_TEXT_NAME = Kind('files whose names are not UTF-8: left out', WARNING, NOTHING)
 MISSING_IMAGE = Kind('images that are missing')
 TORN_IMAGE = Kind('images that are not complete images')
@@ -55,9 +60,8 @@ NO_FILE_NAME = Kind('images without file_name')
 NO_IMAGE_ID = Kind('images without an id of the type of the others')
 NO_SIZE = Kind('images without width and height')
 SAME_IMAGE_ID = Kind('images with the id of another image')
-LISTED_TWICE = Kind(
-    'images that are listed twice, each with a part of the objects', WARNING, NOTHING
-)
+LISTED_TWICE = Kind('images that are listed twice, each with a part of the objects', left_out=KEPT)
+NAMED_TWICE = Kind('images that records name in different ways', left_out=KEPT)
 NO_ID = Kind('annotations without a number as id', left_out=OBJECT)
 UNKNOWN_IMAGE = Kind('annotations of images that are not listed', left_out=OBJECT)
 ID_OF_OTHER_TYPE = Kind(
@@ -117,7 +121,6 @@ UNNAMED_LABEL = Kind('objects of classes without a name', left_out=OBJECT)
 WITHOUT_AREA = Kind('objects without width or height', WARNING, OBJECT)
 OUTSIDE_CUT = Kind('objects outside their image', left_out=OBJECT)
 CUT = Kind('objects that reach beyond their image: cut off', WARNING, NOTHING)
-SHARED_LABELS = Kind('label files of several images', WARNING, NOTHING)
 LONELY_LABELS = Kind('label files without an image', WARNING, NOTHING)
 TORN_XML = Kind('annotation files that are not complete XML')
 OTHER_ROOT = Kind('XML files with another root than <annotation>')
@@ -126,6 +129,9 @@ XML_OF_OTHER = Kind('annotation files that name another image', WARNING, NOTHING
 XML_SIZE = Kind('annotation files with another size than their image', WARNING, NOTHING)
 SHARED_IMAGE = Kind(
     'images with several annotation files, whose objects are all used', WARNING, NOTHING
+)
+STRAY_XML = Kind(
+    'annotation files of other names whose image has an annotation file of its own', left_out=KEPT
 )
 BAD_BOX = Kind('objects without a bndbox of 4 numbers', left_out=OBJECT)
 NO_NAME = Kind('objects without a name', left_out=OBJECT)

@@ -1,23 +1,33 @@
 """Names of files, compared in one way by all formats, and the files below a folder.
 
-Two names are the same file if they are the same text in NFC (macOS writes accents as characters of
-their own), with `/` for the backslashes of Windows, and with their endings in small letters.
+A name means the file that has exactly this name. Where there is none, it means the file whose name
+is the same text in NFC (macOS writes accents as characters of their own), with `/` for the
+backslashes of Windows, and with its ending in small letters. Where several files are that, the name
+means none of them, which is an error.
 """
 
 import os
 import posixpath
 import unicodedata
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Optional
 
 from ..images.formats import IMAGE_ENDINGS
 from ..tooling.command import UserError, one_line
 from ..tooling.files import files_below
+from . import defects
+from .defects import Defects
+
+
+def as_path(name: str) -> str:
+    """A name or path with `/` between its parts, and without parts that say nothing."""
+    return posixpath.normpath(name.replace('\\', '/'))
 
 
 def comparable(name: str) -> str:
     """A name or path in the form in which names are compared."""
-    path = posixpath.normpath(unicodedata.normalize('NFC', name.replace('\\', '/')))
+    path = unicodedata.normalize('NFC', as_path(name))
     stem, ending = posixpath.splitext(path)
     return stem + ending.lower()
 
@@ -54,42 +64,80 @@ def is_utf8(name: str) -> bool:
     return True
 
 
+class Names:
+    """Names or paths of files, found as described at the top of this file.
+
+    Args:
+        names: of the files.
+        with_endings: whether they are asked for with their endings.
+    """
+
+    def __init__(self, names: Iterable[str], with_endings: bool = True) -> None:
+        self._asked_as: Callable[[str], str] = str if with_endings else without_ending
+        self._compared_as = comparable if with_endings else comparable_stem
+        self._names: dict[str, list[str]] = {}
+        for name in sorted(names):
+            self._names.setdefault(self._compared_as(self._asked_as(name)), []).append(name)
+
+    def matching(self, name: str) -> list[str]:
+        """The files that a name means: one, none, or several between which it does not decide."""
+        alike = self._names.get(self._compared_as(name), [])
+        exact = [known for known in alike if self._asked_as(known) == name]
+        return exact or alike
+
+
 class Folder:
-    """A folder with data, in which files are found by comparable names.
+    """A folder with data, in which files are found by their names; see `Names`.
 
     Names are relative to the folder, may lead out of it with `../`, or be absolute.
+
+    Attributes:
+        ambiguous: by name, the files between which it does not decide.
+        undecodable: files whose names are no text.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._entries: dict[str, dict[str, str]] = {}  # by folder: names by comparable names
-        self._stems: dict[str, dict[str, str]] = {}  # by folder: images by their stems
-        self._folders: dict[str, Optional[str]] = {'': '', '.': '', '..': '..', '/': '/'}
+        self.ambiguous: dict[str, list[str]] = {}
         self.undecodable: set[str] = set()
+        self._listed: dict[str, list[str]] = {}  # by folder
+        self._names: dict[tuple[str, bool], Names] = {}  # by folder, and whether with endings
+        self._folders: dict[str, Optional[str]] = {'': '', '.': '', '..': '..', '/': '/'}
 
     def find(self, name: str) -> Optional[str]:
         """The file of a name as the file system writes it, or None."""
-        above, base = posixpath.split(comparable(name))
-        folder = self.find_folder(above)
-        if folder is None:
-            return None
-        found = self._listed(folder).get(base)
-        return None if found is None else posixpath.join(folder, found)
+        return self.only(name, self._matching(name, with_endings=True))
 
-    def find_image(self, name: str) -> Optional[str]:
-        """The image whose name without ending is this one."""
-        above, base = posixpath.split(comparable_stem(name))
+    def find_image(self, stem: str, named: str = '') -> Optional[str]:
+        """The image whose path without ending is `stem`; of several, the one that is called
+        `named`, a name without folders."""
+        found = self._matching(stem, with_endings=False)
+        if len(found) > 1 and named:
+            wanted = posixpath.join(posixpath.dirname(found[0]), named)
+            found = Names(found).matching(wanted) or found
+        return self.only(stem, found)
+
+    def only(self, name: str, found: list[str]) -> Optional[str]:
+        """The file that a name means, if it is one; several are noted as ambiguous."""
+        if len(found) > 1:
+            self.ambiguous[name] = found
+        return found[0] if len(found) == 1 else None
+
+    def _matching(self, name: str, with_endings: bool) -> list[str]:
+        above, base = posixpath.split(as_path(name))
         folder = self.find_folder(above)
         if folder is None:
-            return None
-        if folder not in self._stems:
-            names = sorted(self._listed(folder).values())
-            self._stems[folder] = {stem_of(name): name for name in names if is_image(name)}
-        found = self._stems[folder].get(base)
-        return None if found is None else posixpath.join(folder, found)
+            return []
+        key = folder, with_endings
+        if key not in self._names:
+            names = self._names_in(folder)
+            if not with_endings:
+                names = [name for name in names if is_image(name)]
+            self._names[key] = Names(names, with_endings)
+        return [posixpath.join(folder, found) for found in self._names[key].matching(base)]
 
     def find_folder(self, name: str) -> Optional[str]:
-        """The folder of a comparable name as the file system writes it, or None."""
+        """The folder of a name as the file system writes it, or None."""
         if name not in self._folders:
             self._folders[name] = self._found_folder(name)
         return self._folders[name]
@@ -99,17 +147,23 @@ class Folder:
         above = self.find_folder(parent)
         if above is None:
             return None
-        found = '..' if base == '..' else self._listed(above).get(comparable(base))
-        if found is None:
-            return None
-        path = posixpath.join(above, found)
-        return path if (self.root / path).is_dir() else None
+        found = ['..'] if base == '..' else Names(self._names_in(above)).matching(base)
+        paths = [posixpath.join(above, match) for match in found]
+        return self.only(name, [path for path in paths if (self.root / path).is_dir()])
 
-    def _listed(self, folder: str) -> dict[str, str]:
-        if folder not in self._entries:
-            names = sorted(os.listdir(self.root / folder))
-            self._entries[folder] = {comparable(name): name for name in names if is_utf8(name)}
-        return self._entries[folder]
+    def _names_in(self, folder: str) -> list[str]:
+        if folder not in self._listed:
+            self._listed[folder] = [n for n in os.listdir(self.root / folder) if is_utf8(n)]
+        return self._listed[folder]
+
+    def report(self, found: Defects) -> None:
+        """Report names that mean several files, and names that are no text, which no annotation or
+        config can have."""
+        for name, files in self.ambiguous.items():
+            found.add(defects.AMBIGUOUS_NAME, f'{name} ({", ".join(files)})')
+        for name in sorted(self.undecodable):
+            shown = name.encode('utf-8', 'backslashreplace').decode()
+            found.add(defects.NO_TEXT_NAME, shown)
 
     def images_below(self, folder: str) -> list[str]:
         """The images in a folder and its subfolders."""
@@ -121,6 +175,22 @@ class Folder:
             elif is_image(name) and path.is_file():  # no pipes, no broken links
                 found.append(name)
         return found
+
+
+def report_shared(pairs: Iterable[tuple[str, Optional[str]]], found: Defects) -> None:
+    """Report files of annotations of several images: each has those of one at most.
+
+    Args:
+        pairs: the images, with the file of each.
+        found: gets what is wrong.
+    """
+    images: dict[str, dict[str, None]] = {}
+    for image, file in pairs:
+        if file is not None:
+            images.setdefault(file, {})[image] = None
+    for file, names in images.items():
+        if len(names) > 1:
+            found.add(defects.SHARED, f'{file} ({", ".join(names)})')
 
 
 # Text

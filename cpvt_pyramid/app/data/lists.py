@@ -1,22 +1,14 @@
 """The images of a part of a split: those in a folder, or those that a text file lists."""
 
 import posixpath
+from collections.abc import Sequence
 
 from ..tooling.command import UserError
 from . import defects
 from .coco import without_prefix
 from .defects import Defects
 from .description import Description, SplitPart
-from .files import (
-    Folder,
-    comparable,
-    comparable_stem,
-    is_image,
-    join,
-    lines_of,
-    stem_of,
-    without_ending,
-)
+from .files import Folder, Names, as_path, is_image, join, lines_of, without_ending
 
 
 def images_of_part(
@@ -39,40 +31,52 @@ def images_of_part(
             images.append(place or name)  # a missing one is reported when it is opened
     if part.listed is None:
         return images
-    listed = names_of_list(description, part.listed)
-    known: dict[str, str] = {}
-    for image in images:
-        inside = posixpath.relpath(without_ending(image), part.images)
-        known.setdefault(stem_of(image), image)
-        known[comparable_stem(inside)] = image
+    known = ListedFiles(images, part.images)
     chosen = []
-    for name in listed:
-        if name in known:
-            chosen.append(known[name])
-        else:
+    for name in lines_of(description.root / part.listed):
+        matching = known.matching(name)
+        image = folder.only(f'{name} ({part.listed})', matching)
+        if image is not None:
+            chosen.append(image)
+        elif not matching:
             found.add(defects.LOST_NAME, f'{name} ({part.listed})')
     return list(dict.fromkeys(chosen))
+
+
+class ListedFiles:
+    """Files of a folder by the lines of a list, such as ImageSets/Main/train.txt: names of images
+    with or without their endings, and with or without their folders.
+
+    Args:
+        paths: of the files, relative to the folder of the data.
+        place: the folder.
+    """
+
+    def __init__(self, paths: Sequence[str], place: str) -> None:
+        inside: dict[str, list[str]] = {}
+        alone: dict[str, list[str]] = {}
+        for path in paths:
+            inside[posixpath.relpath(path, place)] = [path]
+            alone.setdefault(posixpath.basename(path), []).append(path)
+        # The paths by their names with and without folders, and these by how a line has them
+        self._known = [
+            (known, Names(known), Names(known, with_endings=False)) for known in (inside, alone)
+        ]
+
+    def matching(self, line: str) -> list[str]:
+        """The files that a line means: one, none, or several between which it does not decide."""
+        name = as_path(line)
+        stem = without_ending(name) if is_image(name) else name
+        for paths, names, stems in self._known:
+            found = names.matching(name) or stems.matching(stem)
+            if found:
+                return [path for match in found for path in paths[match]]
+        return []
 
 
 def listed_name(line: str, path: str, description: Description) -> str:
     """The image in a line of the list at `path`: relative to the list if it begins with `./`, as
     Ultralytics reads it, or if the list is elsewhere; otherwise to the folder of the data."""
     if line.startswith('./') or path.startswith('../'):
-        return join(posixpath.dirname(path), comparable(line))
+        return join(posixpath.dirname(path), as_path(line))
     return without_prefix(line, description.strip_prefix)
-
-
-def names_of_list(description: Description, path: str) -> list[str]:
-    """The comparable names in a list such as ImageSets/Main/train.txt, without endings."""
-    names = []
-    for line in lines_of(description.root / path):
-        is_file = is_image(line)
-        names.append(without_ending(comparable(line)) if is_file else comparable_stem(line))
-    return names
-
-
-def warn_about_names(folder: Folder, found: Defects) -> None:
-    """Warn about files whose names are no text, which no annotation or config can name."""
-    for name in sorted(folder.undecodable):
-        shown = name.encode('utf-8', 'backslashreplace').decode()
-        found.add(defects.NO_TEXT_NAME, shown)

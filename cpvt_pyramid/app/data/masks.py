@@ -23,9 +23,9 @@ from . import defects
 from .data import Color, Masks, Pair
 from .defects import Defects, Kind
 from .description import Description, SplitPart
-from .files import Folder, comparable_stem, join, lines_of, without_ending
+from .files import Folder, comparable_stem, join, lines_of, report_shared, without_ending
 from .images import Finding, Size, in_threads
-from .lists import images_of_part, listed_name, warn_about_names
+from .lists import images_of_part, listed_name
 
 MOST_VALUES = 255
 SHOWN_VALUES = 8
@@ -46,8 +46,9 @@ def read_masks(description: Description, found: Defects) -> Masks:
         for part in parts:
             pairs += pairs_of_part(folder, part, description, found)
         splits[split] = pairs
-    warn_about_names(folder, found)
+    folder.report(found)
     pairs = [pair for of_split in splits.values() for pair in of_split]
+    report_shared(pairs, found)
     if not any(pair.mask for pair in pairs):
         raise UserError(f'{description.source}: no image has a segmentation mask of its name')
     return Masks(description, splits, list(description.names.values()), [])
@@ -65,6 +66,8 @@ def pairs_of_part(
         images = [name for name in images if not is_mask_name(name, description)]
     pairs = [Pair(image, mask_for(folder, image, part, description)) for image in images]
     used = {pair.mask for pair in pairs}
+    for files in folder.ambiguous.values():  # are reported as such
+        used |= {*files}
     if part.listed is None and part.annotations and (description.root / part.images).is_dir():
         for name in folder.images_below(part.annotations):
             if is_mask_name(name, description) and name not in used:

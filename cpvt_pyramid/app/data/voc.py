@@ -20,9 +20,19 @@ from . import defects
 from .data import Objects, Outline, Split, coco_content
 from .defects import Defects
 from .description import Description, SplitPart
-from .files import Folder, comparable, is_utf8, join, stem_of, without_ending
+from .files import (
+    Folder,
+    as_path,
+    is_image,
+    is_utf8,
+    join,
+    lines_of,
+    report_shared,
+    stem_of,
+    without_ending,
+)
 from .images import Size, sizes_of
-from .lists import names_of_list, warn_about_names
+from .lists import ListedFiles
 
 ROOT_TAG = 'annotation'
 
@@ -44,8 +54,9 @@ def read_voc(description: Description, found: Defects) -> Objects:
         annotated[split] = []
         for part in parts:
             annotated[split] += annotated_of_part(folder, part, description, found)
-    warn_about_names(folder, found)
+    folder.report(found)
     every = [item for of_split in annotated.values() for item in of_split]
+    report_shared(((item.image, item.path) for item in every), found)
     objects = [found_object for item in every for found_object in item.objects]
     if not objects:
         raise UserError(f'{description.root}: no XML file has an image and objects')
@@ -115,17 +126,21 @@ def listed_files(
     names: list[str], part: SplitPart, description: Description, folder: Folder, found: Defects
 ) -> list[str]:
     """The annotation files whose names a list has."""
-    place = str(part.annotations)
-    known = {without_ending(comparable(posixpath.relpath(name, place))): name for name in names}
+    known = ListedFiles(names, str(part.annotations))
     listed = []
-    for name in names_of_list(description, str(part.listed)):
-        if name in known:
-            listed.append(known[name])
-        elif folder.find_image(join(part.images, name)):
+    for name in lines_of(description.root / str(part.listed)):
+        matching = known.matching(name)
+        file = folder.only(f'{name} ({part.listed})', matching)
+        stem = without_ending(name) if is_image(name) else name
+        if file is not None:
+            listed.append(file)
+        elif matching:
+            continue  # is reported
+        elif folder.find_image(join(part.images, stem)):
             found.add(defects.LIST_WITHOUT_XML, f'{name} ({part.listed})')
         else:
             found.add(defects.LOST_NAME, f'{name} ({part.listed})')
-    return listed
+    return list(dict.fromkeys(listed))
 
 
 def parsed(description: Description, name: str, found: Defects) -> Optional[ElementTree.Element]:
@@ -144,26 +159,28 @@ def parsed(description: Description, name: str, found: Defects) -> Optional[Elem
 def image_of(
     folder: Folder, tree: ElementTree.Element, name: str, part: SplitPart
 ) -> Optional[str]:
-    """The image of an annotation file in the folder of the images: that of the same name, or else
-    that which the file names."""
+    """The image of an annotation file in the folder of the images: that of the same name, of
+    several the one that the file names; or else that which the file names."""
     inside = without_ending(posixpath.relpath(name, part.annotations))
-    image = folder.find_image(join(part.images, inside))
-    if image is not None:
+    given = posixpath.basename(as_path((tree.findtext('filename') or '').strip()))
+    given = given.removeprefix('.')  # `.` names none
+    image = folder.find_image(join(part.images, inside), named=given)
+    stem = join(part.images, inside)
+    if image is not None or stem in folder.ambiguous or not given:
         return image
-    given = posixpath.basename(comparable((tree.findtext('filename') or '').strip()))
-    if given == '.':  # it names none
-        return None
     return folder.find(join(part.images, join(posixpath.dirname(inside), given)))
 
 
 def warn_about_images(annotated: list[Annotated], sizes: dict[str, Size], found: Defects) -> None:
-    """Warn about images of another size than their file says, and with several files."""
+    """Report images of another size than their file says, and with several files."""
     users = Counter(item.image for item in annotated)
     for item in annotated:
         if item.size and item.image in sizes and item.size != sizes[item.image]:
             found.add(defects.XML_SIZE, item.path)
         if users[item.image] > 1:
-            found.add(defects.SHARED_IMAGE, f'{item.image} ({item.path})')
+            is_own = stem_of(item.path) == stem_of(item.image)
+            kind = defects.SHARED_IMAGE if is_own else defects.STRAY_XML
+            found.add(kind, f'{item.image} ({item.path})')
 
 
 def declared_size(tree: ElementTree.Element) -> Optional[Size]:

@@ -6,7 +6,6 @@ breaks on polygons of several parts, and skips or raises where a file has errors
 
 import math
 import posixpath
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, Optional
@@ -18,9 +17,9 @@ from . import defects
 from .data import ENOUGH, Objects, Outline, Split, are_corners, coco_content
 from .defects import Defects
 from .description import MOST_CLASSES, Description, SplitPart
-from .files import Folder, comparable, join, text_of, without_ending
+from .files import Folder, comparable, join, report_shared, text_of, without_ending
 from .images import Size, sizes_of
-from .lists import images_of_part, warn_about_names
+from .lists import images_of_part
 
 ROUNDING = 0.01  # share of an image by which a box may reach beyond it
 SHOWN_LABELS = 8  # in a message
@@ -36,8 +35,9 @@ def read_yolo(description: Description, found: Defects) -> Objects:
         for part in parts:
             for image in images_of_part(folder, part, description, found):
                 images[split][image] = label_file(folder, image, part)
-    warn_about_names(folder, found)
+    folder.report(found)
     labels = {image: label for of_split in images.values() for image, label in of_split.items()}
+    report_shared(labels.items(), found)
     if not any(labels.values()):
         raise UserError(
             f'{description.source}: no image has a label file; labels must be in the folder '
@@ -86,11 +86,8 @@ def label_file(folder: Folder, image: str, part: SplitPart) -> Optional[str]:
 def warn_about_labels(
     folder: Folder, description: Description, labels: dict[str, Optional[str]], found: Defects
 ) -> None:
-    """Warn about label files of several images, and about those without one."""
-    used = Counter(label for label in labels.values() if label)
-    for name, count in used.items():
-        if count > 1:
-            found.add(defects.SHARED_LABELS, name)
+    """Warn about label files without an image."""
+    used = {label for label in labels.values() if label}
     folders = {posixpath.dirname(label) for label in used}
     images = {without_ending(image) for image in labels}
     for place in sorted(folders):

@@ -120,7 +120,7 @@ def test_written_maps_keep_ignored_pixels_and_skip_a_split_without_maps(tmp_path
     command = [str(root), '--base', str(BASES['maps']), '--out', str(tmp_path / 'my.py')]
     assert load_tool('new_config').main([*command, '--skip-bad']) == 0
     written = list((tmp_path / 'my_data/labels/images').iterdir())
-    assert len(written) == 3
+    assert len(written) == 4  # also that of the validation, which is read in the same way
     for path in written:
         source = np.asarray(Image.open(root / f'masks/{path.name[:3]}.png'))
         assert (np.asarray(Image.open(path)) == source).all()
@@ -247,8 +247,11 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
     ),
     (
         changed(layouts.yolo_of_splits, lambda root: MORE[0].write(root / 'images/train/000.bmp')),
-        ALL,
-        ['label files of several images: labels/train/000.txt'],
+        0,
+        [
+            'files of annotations that several images share: labels/train/000.txt '
+            '(images/train/000.bmp, images/train/000.png)'
+        ],
     ),
     (
         changed(layouts.yolo_of_splits, spoil_yolo),

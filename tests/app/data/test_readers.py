@@ -14,7 +14,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import CLASSES, MORE, SCENES, SIZE, fill, label_map, scene, write, yolo
+from layouts import CLASSES, MORE, SCENES, SIZE, fill, label_map, scene, voc, write, yolo
 from mmengine.config import Config
 from PIL import Image
 from support import ROOT, load_tool
@@ -25,7 +25,10 @@ from cpvt_pyramid.app.data.config_data import check_dataset
 from cpvt_pyramid.app.data.data import Masks, Objects
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.describe import describe
+from cpvt_pyramid.app.data.description import Description, SplitPart
+from cpvt_pyramid.app.data.files import Folder
 from cpvt_pyramid.app.data.images import HEADERS
+from cpvt_pyramid.app.data.lists import images_of_part
 from cpvt_pyramid.app.data.new_config import new_config
 from cpvt_pyramid.app.data.read import read_data
 from cpvt_pyramid.app.data.recipes import Scales
@@ -240,6 +243,138 @@ def test_images_of_another_machine(coco):
     assert names == ['b/001.png', 'a/002.png', 'b/003.png']
     assert found.splits['train'].folder == root / 'images'
     assert problems[0] == 'error: images that are missing: /home/me/a/000.png (all.json)'
+
+
+NFC, NFD = '\u00e9', 'e\u0301'
+# Names of two images that are alike, and a third name that could mean both.
+ALIKE = [('1.JPG', '1.jpg', '1.Jpg'), (f'{NFC}.png', f'{NFD}.png', None)]
+
+
+@pytest.mark.parametrize(('first', 'second', 'third'), ALIKE)
+def test_coco_names_that_are_alike(first, second, third, tmp_path):
+    """Each object stays with the image that its record names exactly."""
+    scenes = {first: SCENES[0], second: SCENES[1]}
+    for name, picture in scenes.items():
+        picture.write(tmp_path / 'images' / name)
+    content = layouts.coco_content([s._replace(name=n) for n, s in scenes.items()], '{}')
+    write(tmp_path / 'train.json', json.dumps(content))
+    found, said = objects_in(tmp_path)
+    read = found.splits['train'].content
+    assert read['images'] == content['images'] and not any('error' in line for line in said)
+    assert [a['image_id'] for a in read['annotations']] == [
+        a['image_id'] for a in content['annotations']
+    ]
+    if third:
+        text = (tmp_path / 'train.json').read_text()
+        write(tmp_path / 'train.json', text.replace(json.dumps(first), json.dumps(third)))
+        _, said = objects_in(tmp_path)
+        assert any(
+            'names that mean several files' in line and f'images/{first}, images/{second}' in line
+            for line in said
+        )
+        (tmp_path / 'images' / first).unlink()  # now the other one has both records
+        _, said = objects_in(tmp_path)
+        assert any(f'{second} ({third} and {second} in train.json)' in line for line in said)
+
+
+def test_folders_that_are_alike(tmp_path):
+    for folder, picture in ((NFC, SCENES[0]), (NFD, SCENES[1])):
+        fill(tmp_path, [picture._replace(name='0')], f'{folder}/images/{{}}.png')
+        yolo(tmp_path / folder / 'labels/0.txt', picture)
+    write(
+        tmp_path / 'data.yaml',
+        f'format: yolo\ntrain: [{NFC}/images, {NFD}/images]\nnames: {list(CLASSES)}\n',
+    )
+    found, _ = objects_in(tmp_path)
+    content = found.splits['train'].content
+    for image, picture in zip(content['images'], SCENES):
+        boxes = [a['bbox'] for a in content['annotations'] if a['image_id'] == image['id']]
+        np.testing.assert_allclose(boxes, [box[1:] for box in picture.boxes], atol=0.02)
+
+
+@pytest.mark.parametrize('named', ['0.jpg', '0.png', '', '0.bmp'])
+def test_voc_of_images_that_differ_in_their_endings(named, tmp_path):
+    """The XML file names its image. If it does not, nothing is guessed."""
+    for ending in ('jpg', 'png'):
+        SCENES[0].write(tmp_path / f'images/0.{ending}')
+    voc(tmp_path / 'annotations/0.xml', SCENES[0], named)
+    fill(tmp_path, [SCENES[1]], 'images/{}.png', voc, 'annotations/{}.xml')
+    found, said = objects_in(tmp_path)
+    names = {image['file_name'] for image in found.splits['train'].content['images']}
+    is_told = named in ('0.jpg', '0.png')
+    assert names == {'images/001.png', *([f'images/{named}'] if is_told else [])}
+    message = 'images/0 (images/0.jpg, images/0.png)'
+    assert any(line.startswith('error') and message in line for line in said) != is_told
+
+
+def test_voc_whose_image_has_a_file_of_its_own(tmp_path):
+    """What names the image of another file, as after a copy, brings its objects to it."""
+    fill(tmp_path, SCENES, 'images/{}.png', voc, 'annotations/{}.xml')
+    voc(tmp_path / 'annotations/copy.xml', SCENES[1], '000.png')
+    _, said = objects_in(tmp_path)
+    assert any(line.startswith('error: annotation files of other names') for line in said)
+
+
+@pytest.mark.parametrize('kind', ['masks', 'yolo', 'voc'])
+@pytest.mark.parametrize('second', ['b/0.png', 'a/0.jpg'])
+def test_annotations_that_images_share(second, kind, tmp_path):
+    """One of the images has the annotations of the other."""
+    images = ['a/0.png', 'a/1.png', second]
+    for name in images:
+        SCENES[0].write(tmp_path / name)
+    ending, annotate = {
+        'masks': ('png', label_map),
+        'yolo': ('txt', yolo),
+        'voc': ('xml', voc),
+    }[kind]
+    for number in range(2):
+        annotate(tmp_path / f'given/{number}.{ending}', SCENES[0])
+    folders = sorted({str(Path(name).parent) for name in images})
+    names = ['ground', *CLASSES] if kind == 'masks' else list(CLASSES)
+    settings = f'format: {kind}\ntrain: {folders}\nannotations: given\nnames: {names}\n'
+    write(tmp_path / 'data.yaml', settings)
+    _, said = data_in(tmp_path, (kind,))
+    shared = f'given/0.{ending} (a/0.png, b/0.png)'
+    if second == 'a/0.jpg':
+        is_voc = kind == 'voc'  # whose files look for an image, and not the reverse
+        shared = 'a/0 (a/0.jpg, a/0.png)' if is_voc else f'given/0.{ending} (a/0.jpg, a/0.png)'
+    assert any(line.startswith('error') and shared in line for line in said)
+
+
+def test_masks_of_one_name(tmp_path):
+    """Such as a picture of each mask next to it: which is which is not guessed."""
+    for number in range(2):
+        fill(tmp_path, [scene(number)], 'images/{}.jpg', label_map, 'masks/{}.png')
+    fill(tmp_path, [scene(0)], 'masks/{}.tif')
+    found, said = maps_in(tmp_path, '[ground, cat, dog, owl]')
+    assert [pair.image for pair in found.splits['train']] == ['images/001.jpg']
+    assert any('masks/000 (masks/000.png, masks/000.tif)' in line for line in said)
+    assert not any('without an image' in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ('lines', 'read', 'message'),
+    [
+        (['0.png'], ['a/0.png'], ''),
+        (['a/0.jpg', 'b/1'], ['a/0.jpg', 'b/1.png'], ''),
+        (['a/0', 'b/1'], ['b/1.png'], 'a/0 (list.txt) (a/0.jpg, a/0.png)'),
+        (['1'], [], '1 (list.txt) (a/1.png, b/1.png)'),
+    ],
+)
+def test_lists_of_names_that_several_images_have(lines, read, message, tmp_path):
+    images = ['a/0.png', 'a/0.jpg', 'a/1.png', 'b/1.png']
+    for name in images:
+        SCENES[0].write(tmp_path / name)
+    (tmp_path / 'labels').mkdir()
+    write(tmp_path / 'list.txt', '\n'.join(lines))
+    part = SplitPart('.', 'labels', 'list.txt')
+    folder, found = Folder(tmp_path), Defects()
+    description = Description(tmp_path, 'yolo', {'train': [part]})
+    assert images_of_part(folder, part, description, found) == read
+    folder.report(found)
+    assert [item for problem in found.problems() for item in problem.items] == [message] * bool(
+        message
+    )
 
 
 def test_many_images_of_one_name(tmp_path):

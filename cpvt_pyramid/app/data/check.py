@@ -26,6 +26,7 @@ from .data import (
     packed,
 )
 from .defects import Defects, Kind
+from .description import IGNORED, in_one_line
 from .images import Finding, Reading, Size, flat_findings, in_threads, inspect
 from .masks import value_findings, values_in
 
@@ -414,10 +415,22 @@ def check_masks(data: Masks, how: Reading, found: Defects) -> Checked:
         every.update(counts)
         if counts:
             check_counts(key, counts, data, found)
+    check_that_255_is_declared(every, data, found)
     warn_about_same_images(
         {key: {pair.image for pair in pairs} for key, pairs in splits.items()}, found
     )
     return Checked(data._replace(splits=splits), sizes, every)
+
+
+def check_that_255_is_declared(counts: Counter, data: Masks, found: Defects) -> None:
+    """Check that a file says what 255 is, if it is the only value besides 0: by convention it is
+    ignored, but in masks of one object it is often the object."""
+    description = data.description
+    if description.declares_255 or description.colors or {*counts} != {0, IGNORED}:
+        return
+    first, *others = data.classes
+    names = {0: first, IGNORED: others[0]} if others else {0: 'background', IGNORED: first}
+    found.add(defects.UNDECLARED_255, f'names: {in_one_line(names)}, or ignored: [{IGNORED}]')
 
 
 def check_pairs(

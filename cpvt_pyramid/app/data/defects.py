@@ -157,6 +157,11 @@ JPEG_MASK = Kind(
     WARNING,
     NOTHING,
 )
+UNDECLARED_255 = Kind(
+    'segmentation masks of 0 and 255 alone, of which 255 may be a class or be ignored; write in '
+    'data.yaml which it is',
+    left_out=KEPT,
+)
 ALL_0 = Kind('segmentation masks that are 0 everywhere', WARNING, NOTHING)
 NOTHING_LABELLED = Kind('segmentation masks whose labels are all ignored', WARNING, NOTHING)
 ONE_LABEL = Kind('segmentation masks with one label only', WARNING, NOTHING)

@@ -96,6 +96,7 @@ class Description(NamedTuple):
         names: the classes by label, of masks by value. None: the annotations name them.
         colors: of masks in colours, by name.
         ignored: values of masks that do not count.
+        declares_255: whether the file says what 255 is: a class, or ignored.
         masks_dir: replaces `images` in the paths of images.
         image_suffix: what the names of images have after what they share with their masks.
         mask_suffix: the same of masks.
@@ -110,6 +111,7 @@ class Description(NamedTuple):
     names: Optional[dict[int, str]] = None
     colors: Optional[dict[str, tuple[int, int, int]]] = None
     ignored: tuple[int, ...] = (IGNORED,)
+    declares_255: bool = True
     masks_dir: Optional[str] = None
     image_suffix: str = ''
     mask_suffix: str = ''
@@ -202,6 +204,7 @@ def description_of(settings: dict[str, Any], folder: Path, source: str) -> Descr
         names,
         colors,
         ignored_setting(settings, names or {}, source),
+        'ignored' in settings or IGNORED in (names or {}),
         text_setting(settings, 'masks_dir', source) or None,
         text_setting(settings, 'image_suffix', source),
         text_setting(settings, 'mask_suffix', source),

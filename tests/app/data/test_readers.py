@@ -764,6 +764,31 @@ def test_values_are_named_by_the_user(values, line, tmp_path, capsys):
     assert {*np.unique(read_label_map(path).values)} == {*range(len(found.classes))} | ignored
 
 
+@pytest.mark.parametrize(
+    ('names', 'values', 'advice'),
+    [
+        ('[lesion]', [255], 'names: {0: background, 255: lesion}, or ignored: [255]'),
+        ('[ground, lesion]', [255], 'names: {0: ground, 255: lesion}, or ignored: [255]'),
+        ('{0: ground, 255: lesion}', [255], ''),
+        ('[ground, lesion]\nignored: [255]', [255], ''),
+        ('[ground, lesion]', [1, 255], ''),
+        ('[ground, lesion]', [1], ''),
+    ],
+)
+def test_masks_in_which_255_may_be_the_object(names, values, advice, tmp_path):
+    for number, value in enumerate((*values, values[-1])):
+        scene(number).write(tmp_path / f'images/{number}.png')
+        mask = np.zeros(SIZE, np.uint8)
+        mask[:9] = value
+        (tmp_path / 'masks').mkdir(exist_ok=True)
+        Image.fromarray(mask).save(tmp_path / f'masks/{number}.png')
+    settings = 'format: masks\ntrain: images\nannotations: masks\n'
+    write(tmp_path / 'data.yaml', f'{settings}names: {names}\n')
+    _, said = maps_in(tmp_path)
+    (line, *_) = [*(line for line in said if line.startswith('error')), '']
+    assert line.endswith(advice) and bool(line) == bool(advice)
+
+
 def test_masks_of_two_scales(tmp_path):
     root = tmp_path / 'data'
     fill(root, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'binary')

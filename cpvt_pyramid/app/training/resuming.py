@@ -7,13 +7,13 @@ error, what follows the config is said.
 
 import bisect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
 import torch
 from mmengine.config import Config
-from mmengine.dist import get_world_size
+from mmengine.dist import get_world_size, is_main_process
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, Hook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapperDict
@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ...checkpoints.reading import listed
-from ..config.load import settings_in_checkpoint
+from ..config.load import SETTINGS, settings_in_checkpoint
 from ..config.schedules import schedule_problems
 from ..tooling.command import UserError
 from ..tooling.report import amount
@@ -38,18 +38,28 @@ RESTORED = (
     'param_scheduler',
     'auto_scale_lr.enable',
 )
-# The parts of a config that a training depends on.
-COMPARED = (
-    'model',
-    'data_preprocessor',
-    'train_dataloader',
-    'train_cfg',
-    'optim_wrapper',
-    'param_scheduler',
-    'auto_scale_lr',
-    'default_hooks',
-    'custom_hooks',
+# Settings that a training that resumes may change without a word. All others are compared.
+UNCOMPARED = (
+    'check_classes',
+    'experiment_name',
+    'launcher',
+    'load_from',
+    'log_level',
+    'log_processor',
+    'randomness.seed',  # is restored, which `resume_from` says
+    'resume',
+    'test_cfg',
+    'test_dataloader',
+    'test_evaluator',
+    'tta_model',
+    'tta_pipeline',
+    'vis_backends',
+    'visualizer',
+    'work_dir',
 )
+# Settings by which a model is evaluated: with others, scores cannot be compared.
+SCORED_BY = 'data_preprocessor', 'model', 'val_cfg', 'val_dataloader', 'val_evaluator'
+LOADING = 'num_workers', 'persistent_workers', 'pin_memory', 'prefetch_factor'  # changes no score
 STATE = 'cpvt_pyramid'  # in a checkpoint: what the ResumeHook keeps there
 EVALUATED = 'evaluated_iter'  # in the message hub: the iteration of the last evaluation
 # Entries of the state of a schedule that change while it runs.
@@ -64,8 +74,11 @@ class ResumeHook(Hook):
     - An evaluation that was interrupted, or was due after the checkpoint, is made first.
     - Schedules are those of the config, at the iteration at which the training is: with another
       batch size, number of processes or length they differ from those of the checkpoint.
-    - EarlyStoppingHooks go on counting; sums of gradients (`accumulative_counts`) continue, in a
-      training of one process.
+    - The best checkpoint is the best one by the score of the config: if the scores before were by
+      another metric, rule, model or other validation data, the best one is chosen again, and the
+      file of the one before stays, as `former_best_...`.
+    - EarlyStoppingHooks go on counting, if the scores are the same. Sums of gradients
+      (`accumulative_counts`) continue, in a training of one process.
     - Without the EMAHook that the checkpoint was trained with, the trained weights are resumed, and
       not the averaged ones.
 
@@ -82,6 +95,7 @@ class ResumeHook(Hook):
         self.done = 0  # batches of the epoch with which the training continues
         self.epoch = 0  # that is trained, and the iteration with which it began
         self.first = 0
+        self.former_best: list[str] = []  # best checkpoints by another score
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if 'optimizer' not in checkpoint:  # nothing resumes at it
@@ -93,6 +107,7 @@ class ResumeHook(Hook):
             'processes': get_world_size(),
             'early_stopping': {
                 hook.monitor: {
+                    'rule': hook.rule,
                     'wait_count': hook.wait_count,
                     'best_score': float(hook.best_score),
                 }
@@ -125,9 +140,12 @@ class ResumeHook(Hook):
         same_sum = 'optim_wrapper.accumulative_counts' not in changed
         if same_sum and checkpoint['meta']['iter'] == saved_at:
             restore_gradients(runner, checkpoint, state, say)
-        for hook in early_stopping(runner):
-            for name, value in state.get('early_stopping', {}).get(hook.monitor, {}).items():
-                setattr(hook, name, value)
+        is_same_score = not any(map(changes_scores, changed))
+        if not is_same_score or any(map(chooses_best, changed)):
+            self.former_best = forget_best(checkpoint)
+        if not is_same_score:
+            forget_scores(checkpoint)
+        restore_early_stopping(runner, state.get('early_stopping', {}), is_same_score, say)
 
     def before_train(self, runner: Runner) -> None:
         """Say what is odd about the schedules, and make the evaluation that is due after the
@@ -142,6 +160,7 @@ class ResumeHook(Hook):
             return
         for hook in runner.hooks:
             if isinstance(hook, CheckpointHook):
+                keep_former_best(runner, hook, self.former_best)
                 restore_names(runner, hook)
         loop = runner.train_loop
         if runner.val_loop is None:
@@ -198,13 +217,34 @@ def changed_settings(
     """
     before = settings_in_checkpoint(checkpoint, path)
     changed = {}
-    for part in COMPARED:
-        old = dict(settings_in(before.get(part), part))
-        new = dict(settings_in(cfg.get(part), part))
+    names = dict.fromkeys([*before, *cfg])
+    for name in sorted(names, key=lambda name: name not in SETTINGS):
+        old = dict(settings_in(before.get(name), name))
+        new = dict(settings_in(cfg.get(name), name))
         for key in {**old, **new}:
-            if old.get(key) != new.get(key):
-                changed[key] = old.get(key), new.get(key)
+            change = old.get(key), new.get(key)
+            if change[0] == change[1] or is_within(key, UNCOMPARED):
+                continue
+            # Variables of a config file come last: the settings that they are used in are said.
+            if name in SETTINGS or change not in changed.values():
+                changed[key] = change
     return changed
+
+
+def is_within(path: str, names: Sequence[str]) -> bool:
+    """Whether the path of a setting is one of some names, or within a part of one."""
+    return any(f'{path}.'.startswith(f'{name}.') for name in names)
+
+
+def changes_scores(path: str) -> bool:
+    """Whether a setting changes the score that a model gets."""
+    return is_within(path, SCORED_BY) and path.split('.')[-1] not in LOADING
+
+
+def chooses_best(path: str) -> bool:
+    """Whether a setting is the score, or its rule, by which a hook chooses the best checkpoint."""
+    is_of_hook = is_within(path, ('default_hooks', 'custom_hooks'))
+    return is_of_hook and path.split('.')[-1] in ('save_best', 'rule')
 
 
 def settings_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -230,9 +270,7 @@ def check_restored(changed: dict[str, Any], path: Union[str, Path]) -> None:
     Raises:
         UserError: it does.
     """
-    refused = [
-        name for name in RESTORED if any(f'{key}.'.startswith(f'{name}.') for key in changed)
-    ]
+    refused = [name for name in RESTORED if any(is_within(key, [name]) for key in changed)]
     if refused:
         raise UserError(
             f'{path} restores its own {", ".join(refused)}, and the config has another. '
@@ -302,6 +340,56 @@ def restore_names(runner: Runner, hook: CheckpointHook) -> None:
     hook.best_ckpt_path = names.get('best_ckpt')
     for indicator in getattr(hook, 'best_ckpt_path_dict', None) or ():
         hook.best_ckpt_path_dict[indicator] = names.get(f'best_ckpt_{indicator}')
+
+
+def forget_best(checkpoint: dict) -> list[str]:
+    """Let the best checkpoint be chosen again, because the one so far was by another score; returns
+    the names of the files of the one so far."""
+    hub = checkpoint['message_hub']['runtime_info']
+    names = {Path(path).name for key, path in hub.items() if key.startswith('best_ckpt')}
+    for key in [key for key in hub if key.startswith(('best_score', 'best_ckpt'))]:
+        del hub[key]
+    return sorted(names)
+
+
+def keep_former_best(runner: Runner, hook: CheckpointHook, names: Sequence[str]) -> None:
+    """Give files that were the best ones by another score a name of their own, so that no other
+    best one takes their place."""
+    for name in names:
+        path = Path(hook.out_dir, name)
+        if not is_main_process() or not path.exists():
+            continue
+        kept = path.with_name(f'former_{name}')
+        while kept.exists():
+            kept = kept.with_name(f'former_{kept.name}')
+        path.rename(kept)
+        runner.logger.warning(
+            f'the best checkpoint is chosen again, because {name} was by another score: it is '
+            f'{kept} now'
+        )
+
+
+def forget_scores(checkpoint: dict) -> None:
+    """Let the model of a checkpoint be evaluated again, if that is due, because it was evaluated in
+    another way; schedules that wait for a better score begin with this one."""
+    checkpoint['message_hub']['runtime_info'].pop(EVALUATED, None)
+    schedules = checkpoint.get('param_schedulers')
+    for schedule in schedules if isinstance(schedules, list) else ():
+        if 'num_bad_epochs' in schedule:
+            schedule.update(best=schedule['rule_worse'], num_bad_epochs=0)
+
+
+def restore_early_stopping(
+    runner: Runner, states: dict[str, dict], is_same_score: bool, say: Callable[[str], None]
+) -> None:
+    """Let EarlyStoppingHooks go on counting, or say that they begin to count."""
+    for hook in early_stopping(runner):
+        state = states.get(hook.monitor)
+        if state is not None and is_same_score and state['rule'] == hook.rule:
+            hook.wait_count = state['wait_count']
+            hook.best_score = state['best_score']
+        elif states:
+            say(f'early stopping begins to count: {hook.monitor} was not its score before')
 
 
 def restore_trained_weights(runner: Runner, checkpoint: dict, say: Callable[[str], None]) -> None:

@@ -1,13 +1,16 @@
 """Trainings that resume with another config, or at another place of it, than their checkpoint."""
 
+import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
+from mmengine.hooks import EarlyStoppingHook
 from mmengine.registry import METRICS
 from support import assert_same, clear_global_instances, in_processes, load_tool
 from tiny_mm import SMALL, contents
@@ -15,6 +18,12 @@ from tiny_mm import SMALL, contents
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.config.schedules import check_schedules, schedule_problems
 from cpvt_pyramid.app.tooling.command import UserError
+from cpvt_pyramid.app.training.resuming import (
+    changed_settings,
+    changes_scores,
+    forget_scores,
+    restore_early_stopping,
+)
 
 train = load_tool('train')
 
@@ -323,7 +332,7 @@ train_cfg = dict(max_iters={iterations}, val_interval=2)
 
 @METRICS.register_module()
 class Improving(BaseMetric):
-    """Is better in each evaluation."""
+    """Is better in each evaluation, with few images more so; `share` is less than `score`."""
 
     evaluations = 0
 
@@ -332,7 +341,8 @@ class Improving(BaseMetric):
 
     def compute_metrics(self, results):
         Improving.evaluations += 1
-        return {'score': float(self.evaluations)}
+        score = Improving.evaluations / len(results) ** 9
+        return {'score': score, 'share': score / 1e9}
 
 
 @pytest.mark.parametrize('how', ['a copy', 'a checkpoint'])
@@ -348,6 +358,104 @@ def test_the_best_checkpoint_of_another_work_dir_stays(how, configs):
     assert Path('work/best_score_iter_2.pth').exists()
     best = [path.name for path in Path('other').glob('best_*.pth')]
     assert best == ['best_score_iter_4.pth']
+
+
+@pytest.mark.parametrize(
+    ('change', 'best'),
+    [
+        ('default_hooks.checkpoint.save_best=share', 'best_share_iter_4.pth'),
+        ('default_hooks.checkpoint.rule=less', 'best_score_iter_2.pth'),
+        ('val_dataloader.dataset.indices=4', 'best_score_iter_4.pth'),
+        ('val_dataloader.num_workers=1', 'best_score_iter_4.pth'),
+    ],
+)
+def test_the_best_checkpoint_by_another_score_is_chosen_again(change, best, configs, capsys):
+    """Scores by which it was chosen before are no limit, and its file stays."""
+    text = SEGMENTOR.format(base=configs['segmentor']) + IMPROVES
+    assert run(text.format(iterations=2)) == 0
+    capsys.readouterr()
+    assert run(text.format(iterations=4), '--resume', '--cfg-options', change) == 0
+    said = capsys.readouterr().out
+    assert Path('work', best).exists()
+    is_same_score = change.startswith('val_dataloader.num_workers')
+    assert Path('work/former_best_score_iter_2.pth').exists() != is_same_score
+    assert ('because best_score_iter_2.pth was by another score' in said) != is_same_score
+
+
+@pytest.mark.parametrize(
+    ('path', 'value', 'is_score'),
+    [
+        ('compile', {'dynamic': False}, False),
+        ('custom_imports.imports', [], False),
+        ('find_unused_parameters', True, False),
+        ('model_wrapper_cfg', {'type': 'MMFullyShardedDataParallel'}, False),
+        ('randomness.deterministic', True, False),
+        ('sync_bn', 'mmcv', False),
+        ('train_dataloader.batch_size', 7, False),
+        ('val_cfg.fp16', True, True),
+        ('val_dataloader.dataset.data_prefix.img_path', 'elsewhere', True),
+        ('val_evaluator.iou_metrics', ['mDice'], True),
+        ('model.test_cfg.mode', 'slide', True),
+        ('of_my_hook', 3, False),
+    ],
+)
+def test_all_settings_are_compared(path, value, is_score, configs):
+    before = Config.fromfile(configs['segmentor'], import_custom_modules=False)
+    changed = Config.fromfile(configs['segmentor'], import_custom_modules=False)
+    changed.merge_from_dict({path: value})
+    checkpoint = {'meta': {'cfg': before.pretty_text}}
+    assert changed_settings(before, checkpoint, 'x.pth') == {}
+    found = changed_settings(changed, checkpoint, 'x.pth')
+    assert found and all(key.startswith(path) for key in found)
+    assert any(map(changes_scores, found)) == is_score
+
+
+@pytest.mark.parametrize(
+    ('hook', 'is_same_score', 'is_restored'),
+    [
+        (dict(monitor='mIoU'), True, True),
+        (dict(monitor='mIoU'), False, False),
+        (dict(monitor='mIoU', rule='less'), True, False),
+        (dict(monitor='aAcc'), True, False),
+    ],
+)
+def test_early_stopping_by_another_score_begins_to_count(hook, is_same_score, is_restored):
+    hook = EarlyStoppingHook(**hook)
+    states = {'mIoU': {'rule': 'greater', 'wait_count': 3, 'best_score': 70.0}}
+    said: list[str] = []
+    runner = SimpleNamespace(hooks=[hook])
+    restore_early_stopping(runner, states, is_same_score, said.append)
+    assert (hook.wait_count == 3) == (hook.best_score == 70) == is_restored
+    assert bool(said) != is_restored
+
+
+def test_scores_of_other_data_are_forgotten():
+    """Also by a schedule that waits for a better one."""
+    hub = {'evaluated_iter': 4, 'iter': 4}
+    plateau = {'best': 70.0, 'rule_worse': -math.inf, 'num_bad_epochs': 2}
+    checkpoint = {
+        'message_hub': {'runtime_info': hub},
+        'param_schedulers': [plateau, {'last_step': 4}],
+    }
+    forget_scores(checkpoint)
+    assert hub == {'iter': 4} and plateau['best'] == -math.inf and not plateau['num_bad_epochs']
+
+
+def test_what_a_resumed_training_may_change_without_a_word(configs):
+    """And a variable, whose change is said where it is used."""
+    before = Config.fromfile(configs['segmentor'], import_custom_modules=False)
+    changed = Config.fromfile(configs['segmentor'], import_custom_modules=False)
+    changed.merge_from_dict(
+        {
+            'work_dir': 'elsewhere',
+            'test_dataloader.batch_size': 9,
+            'randomness.seed': 9,
+            'of_two': {'scale': (3, 4)},
+            'train_dataloader.dataset.pipeline.2.scale': (3, 4),
+        }
+    )
+    found = changed_settings(changed, {'meta': {'cfg': before.pretty_text}}, 'x.pth')
+    assert [*found] == ['train_dataloader.dataset.pipeline.2.scale', 'of_two.scale']
 
 
 def test_checkpoints_in_a_folder_of_their_own(detector, capsys):

@@ -22,6 +22,7 @@ compiled: setup  ## compile mmcv's own operators into .venv: 4 to 10 minutes on 
 # An interrupted demo continues; existing data and trainings are kept.
 define run_demo
 	.venv/bin/cpvt train $(1) --work-dir $(2) --resume
+	rm -f $(2)/report.html
 	.venv/bin/cpvt test $(1) $$(cat $(2)/last_checkpoint) --work-dir $(2)/test --report $(2)/report.html
 	@echo 'Open $(2)/report.html, $(2)/curves.png and $(2)/validation.html'
 endef

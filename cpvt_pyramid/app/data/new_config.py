@@ -18,7 +18,14 @@ from ..config.pipelines import pipeline_of
 from ..config.shipped import CONFIG_SUFFIXES, is_config_name, shipped_configs
 from ..predictions.average_precision import COUNTED as COUNTED_IN_AP
 from ..tooling.command import UserError
-from ..tooling.files import atomic_write, check_file, check_folder, files_below, scratch_folder
+from ..tooling.files import (
+    atomic_write,
+    check_file,
+    check_folder,
+    check_new,
+    files_below,
+    scratch_folder,
+)
 from ..tooling.report import amount
 from .adapt import (
     HERE,
@@ -173,9 +180,7 @@ def check_output(out: Path, folder: Path, base: Path, overwrite: bool) -> None:
         raise UserError(f'the path of --out must have no quotes, braces and backslashes, got {out}')
     check_file(out)
     check_folder(folder)
-    for path in (out, folder):
-        if path.exists() and not overwrite:
-            raise UserError(f'{path} exists; choose another --out, or replace it with --overwrite')
+    check_new(out, folder, overwrite=overwrite)
 
 
 @contextmanager

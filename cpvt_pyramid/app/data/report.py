@@ -12,7 +12,7 @@ from ..config.parts import data_of
 from ..config.schedules import schedule_problems
 from ..config.shipped import is_config_name
 from ..tooling.command import UserError
-from ..tooling.files import check_file, check_folder, make_folder
+from ..tooling.files import check_file, check_folder, check_new, make_folder
 from ..tooling.report import amount
 from .check import checked_data
 from .config_data import check_contents, write_data_report
@@ -53,6 +53,7 @@ def check_source(
         if out.suffix not in ENDINGS:
             raise UserError(f'--out must end in .yaml or .yml, got {out}')
         check_file(out)
+        check_new(out)
     check_folder(folder)
     described = describe(source, formats)
     print_description(described)

@@ -19,7 +19,7 @@ from ..images.formats import IMAGE_ENDINGS
 from ..images.reading import load_image
 from ..predict.opening import EXPORTING, resolve_model
 from ..tooling.command import UserError, one_line
-from ..tooling.files import check_file
+from ..tooling.files import check_file, check_new
 from .about import Settings
 from .files import Written, write_verified
 from .models import exportable
@@ -55,8 +55,7 @@ def export_file(
     if path.suffix != '.onnx':
         raise UserError(f'--out must end in .onnx, got {path}')
     check_file(path)
-    if path.exists():
-        raise UserError(f'{path} exists; remove it, or choose another name')
+    check_new(path)
     source = open_source(model, checkpoint, cfg_options, backbone)
     photographs = given_photographs(images) if images else own_photographs(source.images)
     graph = exportable(source.model, probabilities, backbone)

@@ -41,7 +41,7 @@ from ..predict.sessions import (
 )
 from ..predictions.kinds import Detections, Prediction
 from ..tooling.command import UserError, one_line, optional_package
-from ..tooling.files import check_file, folder_to_fill
+from ..tooling.files import check_file, check_new, folder_to_fill
 from ..tooling.report import text_table
 from ..tooling.threads import usable_cores
 from .accuracy import Agreement, CocoTruth, LabelTruth, Truth, agreement_of
@@ -339,9 +339,7 @@ def quantize_images(
     """
     check_file(out)
     remove_leftovers(out)
-    for file in files_of(out):
-        if file.exists():
-            raise UserError(f'{file} exists; remove it, or choose another name with --out')
+    check_new(*files_of(out))
     calibration = find_images(images, 'IMAGES')
     if compare:
         compared = find_images(compare, '--compare')

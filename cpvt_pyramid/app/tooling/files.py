@@ -32,6 +32,35 @@ def check_file(path: Union[str, Path]) -> None:
     check_folder(Path(path).parent)
 
 
+def check_new(
+    *paths: Union[str, Path], option: str = '--out', overwrite: Optional[bool] = None
+) -> None:
+    """Check that files can be written to paths that a user has named, and that nothing is there.
+
+    Args:
+        paths: of the files; a folder to write may be among them.
+        option: that names them.
+        overwrite: whether the command was told to replace them; None if it cannot be told.
+    """
+    for path in paths:
+        if os.path.lexists(path) and not overwrite:
+            other = f'choose another {option}'
+            ways = f'remove it, or {other}' if overwrite is None else f'{other}, or --overwrite'
+            raise UserError(f'{path} exists; {ways}')
+
+
+def keep_former(path: Path) -> Optional[Path]:
+    """Rename the file in whose place another one is to be written, to `former_NAME`; returns its
+    new path, or None if there is none."""
+    if not path.exists():
+        return None
+    kept = path.with_name(f'former_{path.name}')
+    while kept.exists():
+        kept = kept.with_name(f'former_{kept.name}')
+    path.rename(kept)
+    return kept
+
+
 def check_folder(path: Union[str, Path]) -> None:
     """Check that files can be written to a folder, or that it can be created. Nothing is
     created."""

@@ -26,6 +26,7 @@ from ...checkpoints.reading import listed
 from ..config.load import SETTINGS, settings_in_checkpoint
 from ..config.schedules import schedule_problems
 from ..tooling.command import UserError
+from ..tooling.files import keep_former
 from ..tooling.report import amount
 from .seeds import IterationSeedHook
 
@@ -356,17 +357,12 @@ def keep_former_best(runner: Runner, hook: CheckpointHook, names: Sequence[str])
     """Give files that were the best ones by another score a name of their own, so that no other
     best one takes their place."""
     for name in names:
-        path = Path(hook.out_dir, name)
-        if not is_main_process() or not path.exists():
-            continue
-        kept = path.with_name(f'former_{name}')
-        while kept.exists():
-            kept = kept.with_name(f'former_{kept.name}')
-        path.rename(kept)
-        runner.logger.warning(
-            f'the best checkpoint is chosen again, because {name} was by another score: it is '
-            f'{kept} now'
-        )
+        kept = keep_former(Path(hook.out_dir, name)) if is_main_process() else None
+        if kept is not None:
+            runner.logger.warning(
+                f'the best checkpoint is chosen again, because {name} was by another score: it is '
+                f'{kept} now'
+            )
 
 
 def forget_scores(checkpoint: dict) -> None:

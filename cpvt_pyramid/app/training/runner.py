@@ -2,8 +2,10 @@
 
 import logging
 import re
+from pathlib import Path
 from typing import Any, Optional, Union
 
+from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
@@ -12,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from ...acceleration.accelerate import accelerate, what_is_missing
 from ..images.formats import without_ghostscript
+from ..tooling.files import keep_former, write_text
 from . import hooks  # noqa: F401 (it registers those of our configs, whatever these import)
 
 # What mmengine logs at length: kept in the log file, not shown in the terminal.
@@ -46,10 +49,35 @@ class CommandRunner(Runner):
             raise ValueError('there are no images in the data set, or all are filtered out')
         return loader
 
+    def dump_config(self) -> None:
+        """Nothing: `write_config` writes the config of a run, and replaces none."""
+
     def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
         if get_device() == 'cpu' and not what_is_missing():
             accelerate(model)  # before DDP reads the memory formats of the weights
         return super().wrap_model(model_wrapper_cfg, model)
+
+
+def write_config(cfg: Config, source: Union[str, Path], folder: Path) -> None:
+    """Write the config of a run to its folder, under the name of its file. Another config of this
+    name is kept; the file itself, where it is in this folder, stays as it is.
+
+    Args:
+        cfg: the config, with all options.
+        source: its file.
+        folder: of the run.
+    """
+    path = folder / Path(source).name
+    text = cfg.dump()
+    if path.exists():
+        if path.read_text(encoding='utf-8') == text:
+            return
+        if path.samefile(source):
+            print(f'{path} stays as it is; the config with all options is in {folder}/*/vis_data')
+            return
+        kept = keep_former(path)
+        print(f'the config of a run before is {kept} now')
+    write_text(path, text)
 
 
 def raise_active(record: logging.LogRecord) -> None:

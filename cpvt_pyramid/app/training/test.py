@@ -15,10 +15,10 @@ from ..data.config_data import check_before_run
 from ..predict.openmmlab.grouping import divide_batches
 from ..predict.openmmlab.loading import fetch_checkpoint, load_whole_model
 from ..tooling.command import UserError, rank, tracebacks_in
-from ..tooling.files import check_file, make_folder
+from ..tooling.files import check_file, check_new, make_folder
 from .dump import DumpHook
 from .processes import connect, leave_processes, use_launcher
-from .runner import CommandRunner
+from .runner import CommandRunner, write_config
 
 PREDICTIONS = 'predictions.pkl'  # in the work dir, for a report
 
@@ -39,8 +39,10 @@ def run_test(
         raise UserError(f'--out must end in .pkl or .pickle, got {out}')
     if report and not report.endswith('.html'):
         raise UserError(f'--report must end in .html, got {report}')
-    for path in filter(None, (out, report)):
-        check_file(path)
+    for option, path in (('--out', out), ('--report', report)):
+        if path:
+            check_file(path)
+            check_new(path, option=option)
     cfg = load_config(config, cfg_options)
     check.check_settings(cfg, 'test_dataloader', 'test_evaluator')
     check.check_data(cfg, 'test')
@@ -49,12 +51,13 @@ def run_test(
 
         check_reported(cfg)
     weights = fetch_checkpoint(checkpoint)
-    # Not the folder of the training: mmengine writes the config it runs, under the same name.
     folder = make_folder(work_dir or work_dir_of(cfg, config) / 'test')
     if tta:
         augment(cfg)
     predictions = Path(out or folder / PREDICTIONS)
     cfg.work_dir = str(folder)
+    if rank() == 0:
+        write_config(cfg, config, folder)
     use_launcher(cfg, launcher)
     connect(launcher, cfg.get('env_cfg') or {})
     with tracebacks_in(folder):

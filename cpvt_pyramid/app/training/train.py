@@ -22,7 +22,7 @@ from ..tooling.memory import address_limit
 from .hooks import StopOnDivergenceHook
 from .processes import connect, leave_processes, use_launcher
 from .resuming import ResumeHook
-from .runner import CommandRunner
+from .runner import CommandRunner, write_config
 from .start import Start, check_weights, find_start, resume_from
 
 SPLITS = 'train', 'val'
@@ -64,7 +64,7 @@ def run_training(
             check_before_run(cfg, *SPLITS, folder=folder)
             runner = build_runner(cfg, start)
             if rank() == 0:
-                own.dump(folder / Path(config).name)
+                write_config(own, config, folder)
             try:
                 runner.train()
             except Preempted:  # in all processes

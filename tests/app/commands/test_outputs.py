@@ -66,6 +66,22 @@ def test_a_file_to_write(tool, command, ending, refusal):
     assert line == f'{"x" * 300}{ending}: File name too long\n'
 
 
+@pytest.mark.parametrize('tool, command, ending', FILES)
+def test_nothing_is_replaced(tool, command, ending, refusal):
+    """Of a command that can be told to replace files, this is said."""
+    written = Path(f'mine{ending}')
+    written.write_text('edited by hand')
+    option = command.split()[-1]
+    can_be_told = tool == 'new_config'
+    way = (
+        f'choose another {option}, or --overwrite'
+        if can_be_told
+        else f'remove it, or choose another {option}'
+    )
+    assert refusal(tool, f'{command} {written}') == f'{written} exists; {way}\n'
+    assert written.read_text() == 'edited by hand'
+
+
 @pytest.mark.parametrize('tool, command', FOLDERS)
 def test_a_folder_to_write_to(tool, command, refusal):
     if tool != 'demo_data':  # which says that it is no data set

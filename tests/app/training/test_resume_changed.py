@@ -278,6 +278,20 @@ def test_the_saved_config_is_the_own_one(detector, capsys):
     assert train.main(['work/mine.py', '--work-dir', 'again']) == 0
 
 
+def test_configs_in_the_work_dir_are_not_replaced(detector, capsys):
+    """Neither the config itself, nor that of a run before with other options."""
+    text = detector(4, 1)
+    assert run(text, folder='.') == 0
+    assert Path('mine.py').read_text() == text + SMALL
+    assert 'mine.py stays as it is' in capsys.readouterr().out
+    Path('other').mkdir()
+    Path('other/mine.py').write_text('edited by hand')
+    assert run(text, folder='other') == 0
+    assert Path('other/former_mine.py').read_text() == 'edited by hand'
+    assert run(text, '--resume', folder='other') == 0
+    assert not Path('other/former_former_mine.py').exists()
+
+
 def test_another_seed_is_told(detector, capsys):
     assert run(detector(4, 1)) == 0
     assert run(detector(4, 2), '--resume', '--cfg-options', 'randomness.seed=5') == 0

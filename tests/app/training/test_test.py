@@ -206,6 +206,7 @@ def test_no_detection_at_all(untrained, capsys):
     assert test_tool.main([*command, 'model.test_cfg.score_thr=1.1']) == 2
     assert 'cpvt test: the test has computed no metric; ' in capsys.readouterr().err
     assert len(pickle.loads(Path('found.pkl').read_bytes())) == 4
+    Path('found.pkl').unlink()  # no command replaces a file
     writes = ['test_evaluator.format_only=True', 'test_evaluator.outfile_prefix=written']
     assert test_tool.main([*command, *writes]) == 0
     assert Path('written.bbox.json').exists()

@@ -14,12 +14,11 @@ from .description import (
     Description,
     Question,
     description_of,
-    load_yaml,
     write_description,
 )
 from .masks import colors_of_masks, read_masks, values_of_masks
 from .recognize import recognize
-from .recognize.declared import check_number_of_names
+from .recognize.declared import declared_by_file
 
 ENDINGS = '.yaml', '.yml'
 
@@ -68,26 +67,20 @@ def describe(source: Path, formats: Optional[Sequence[str]] = None) -> Described
     """Describe a data.yaml or a folder; `formats` are those that are asked for."""
     if source.is_dir():
         recognized = recognize(source, formats)
-        settings = dict(recognized.settings)
-        questions = list(recognized.questions)
         root = source
-        if 'path' in settings:  # of a data.yaml in the folder
-            root = source / settings.pop('path')
-        described = Described(settings, root, recognized.notes, questions, full_if_current(source))
-        return with_question_about_values(described)
-    if not source.exists():
+    elif not source.exists():
         raise UserError(f'no folder or file {source}{hint_about(source)}')
-    if source.suffix.lower() not in ENDINGS:
+    elif source.suffix.lower() not in ENDINGS:
         raise UserError(f'the data must be a folder or a data.yaml, got the file {source}')
-    settings = load_yaml(source)
-    description = description_of(settings, source.parent, str(source))
-    if formats and description.format not in formats:
-        wanted = ' or '.join(formats)
-        raise UserError(f'{source} declares {description.format}, but the base needs {wanted}')
-    notes: list[str] = []
-    check_number_of_names(settings, source.name, notes)
-    settings = {key: value for key, value in settings.items() if key != 'path'}
-    return with_question_about_values(Described(settings, description.root, notes, [], str(source)))
+    else:
+        recognized, root = declared_by_file(source, formats)
+    settings = dict(recognized.settings)
+    if 'path' in settings:  # of a data.yaml
+        root = description_of(settings, root, str(source)).root
+        del settings['path']
+    questions = list(recognized.questions)
+    described = Described(settings, root, recognized.notes, questions, full_if_current(source))
+    return with_question_about_values(described)
 
 
 def hint_about(source: Path) -> str:

@@ -24,8 +24,11 @@ from layouts import (
 from PIL import Image
 from support import load_tool
 
+from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.describe import describe
 from cpvt_pyramid.app.data.description import load_yaml
+from cpvt_pyramid.app.data.read import read_data
+from cpvt_pyramid.app.tooling.command import UserError
 
 NAMES = '\n'.join(CLASSES)
 FOUR = '\n'.join(('ground', *CLASSES))
@@ -331,6 +334,35 @@ def labels_in_two_folders(root: Path) -> None:
     fill(root, SCENES, 'pictures/{}.png', yolo, 'first/{}.txt')
     for picture in SCENES:
         yolo(root / f'second/{picture.name}.txt', picture)
+
+
+DECLARED = {
+    "Roboflow's": 'train: ../train/images\nval: ../valid/images\ntest: ../test/images\n',
+    'a path that is elsewhere': 'path: ../datasets/mine\ntrain: train/images\nval: valid/images\n',
+    'lists of another machine': 'train: train.txt\nval: [valid/images]\n',
+    'an absolute path': 'path: {root}\ntrain: {root}/train/images\nval: valid/images\n',
+    'a folder that is missing': 'train: pictures\nval: valid/images\n',
+}
+
+
+@pytest.mark.parametrize('name', DECLARED)
+def test_a_yaml_file_is_read_as_its_folder(name, tmp_path):
+    root = tmp_path / 'data'
+    fill(root, SCENES, 'train/images/{}.png', yolo, 'train/labels/{}.txt')
+    fill(root, MORE, 'valid/images/{}.png', yolo, 'valid/labels/{}.txt')
+    write(root / 'train.txt', ''.join(f'/home/me/train/images/{s.name}.png\n' for s in SCENES))
+    text = f'{DECLARED[name]}names: [cat, dog, owl]\nroboflow: {{license: MIT}}\n'
+    write(root / 'data.yaml', text.replace('{root}', str(root)))
+    if name == 'a folder that is missing':
+        for source in (root, root / 'data.yaml'):
+            with pytest.raises(UserError, match='train is pictures, which does not exist'):
+                describe(source)
+        return
+    of_folder, of_file = describe(root), describe(root / 'data.yaml')
+    assert of_file.notes == of_folder.notes
+    assert of_file.description == of_folder.description._replace(source=of_file.source)
+    found = read_data(of_file.description, Defects())
+    assert [len(split.content['images']) for split in found.splits.values()] == [4, 4]
 
 
 QUESTIONS = [

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ...tooling.command import UserError
+from ...tooling.files import path_from
 from ...tooling.report import amount
 from ..class_files import classes_from_files
-from ..description import ALIASES, SPLITS, SplitPart, whole_number
+from ..description import ALIASES, SPLITS, SplitPart, load_yaml, whole_number
 from ..files import Folder, comparable, lines_of, stem_of
 from ..yolo import label_file
 from .folders import image_places, one_or_many
@@ -22,17 +23,45 @@ def own_description(listing: Listing, formats: Optional[Sequence[str]]) -> Optio
     for name in listing.named('data.yaml', 'data.yml'):
         if '/' in name:
             continue
-        settings = listing.settings(name)
-        kind = settings.get('format')
-        if isinstance(kind, str) and kind:
-            if formats and kind not in formats:
-                raise UserError(
-                    f'{listing.root / name} declares {kind}, not {" or ".join(formats)}'
-                )
-            notes = [f'{name} declares the data']
-            check_number_of_names(settings, name, notes)
-            return Recognized(settings, notes, [], is_declared=True)
+        own = as_declared(listing.settings(name), listing.root / name, formats)
+        if own is not None:
+            own.notes.insert(0, f'{name} declares the data')
+            return own
     return None
+
+
+def as_declared(
+    settings: dict[str, Any], path: Path, formats: Optional[Sequence[str]]
+) -> Optional[Recognized]:
+    """What the settings of a data.yaml of our own declare; None of others, which lack `format`."""
+    kind = settings.get('format')
+    if not isinstance(kind, str) or not kind:
+        return None
+    check_format(kind, path, formats)
+    notes: list[str] = []
+    check_number_of_names(settings, path.name, notes)
+    return Recognized(settings, notes, [], is_declared=True)
+
+
+def check_format(kind: str, path: Path, formats: Optional[Sequence[str]]) -> None:
+    """Check that a file declares a format that is asked for."""
+    if formats and kind not in formats:
+        raise UserError(f'{path} declares {kind}, not {" or ".join(formats)}')
+
+
+def declared_by_file(path: Path, formats: Optional[Sequence[str]]) -> tuple[Recognized, Path]:
+    """What a data.yaml declares, and the folder that its paths are relative to. One of Ultralytics
+    is read as where its folder is named instead."""
+    settings = load_yaml(path)
+    own = as_declared(settings, path, formats)
+    if own is not None:
+        return own, path.parent
+    kind = 'masks' if 'masks_dir' in settings else 'yolo'
+    check_format(kind, path, formats)
+    given = {ALIASES.get(key, key): value for key, value in settings.items()}
+    folder = path.parent / folder_of(given, path)
+    root = folder if folder.is_dir() else path.parent
+    return settings_of_entries(Listing(root), path, given, kind), root
 
 
 def declared_lists(listing: Listing) -> Optional[tuple[str, dict[str, Any]]]:
@@ -73,11 +102,23 @@ def recognize_declared(listing: Listing, kind: str) -> Optional[Recognized]:
     name, given = declared
     if ('masks_dir' in given) != (kind == 'masks'):
         return None
-    base = (listing.root / name).parent
-    folder = given.get('path')
-    if folder is not None and not isinstance(folder, str):
-        raise UserError(f'{listing.root / name}: path must be a path')
-    places = [base / folder, base] if folder else [base]
+    return settings_of_entries(listing, listing.root / name, given, kind)
+
+
+def folder_of(given: dict[str, Any], path: Path) -> str:
+    """The folder of the data that a file declares, relative to its own."""
+    folder = given.get('path') or '.'
+    if not isinstance(folder, str):
+        raise UserError(f'{path}: path must be a path')
+    return folder
+
+
+def settings_of_entries(listing: Listing, path: Path, given: dict[str, Any], kind: str) -> Recognized:
+    """The data that the settings in a file of Ultralytics or Darknet declare, with paths that exist
+    here, relative to the root of a listing."""
+    name = Path(path_from(listing.root, path)).as_posix()
+    base = path.parent
+    places = [base / folder_of(given, path), base]
     settings: dict[str, Any] = {'format': kind}
     notes = [f'{name} declares the data']
     lists = []
@@ -86,7 +127,7 @@ def recognize_declared(listing: Listing, kind: str) -> Optional[Recognized]:
         if not value:
             continue
         if not is_path(value):
-            raise UserError(f'{listing.root / name}: {split} must be a path or a list of paths')
+            raise UserError(f'{path}: {split} must be a path or a list of paths')
         entries = value if isinstance(value, list) else [value]
         found = [declared_place(listing, entry, places) for entry in entries]
         missing = [entry for entry, place in zip(entries, found) if place is None]
@@ -94,9 +135,7 @@ def recognize_declared(listing: Listing, kind: str) -> Optional[Recognized]:
             notes.append(f'test is left out: {missing[0]} of {name} does not exist'[:300])
             continue
         if missing:
-            raise UserError(
-                f'{listing.root / name}: {split} is {missing[0]}, which does not exist'[:300]
-            )
+            raise UserError(f'{path}: {split} is {missing[0]}, which does not exist'[:300])
         moved = [f'{e} is {p}' for e, p in zip(entries, found) if not is_same_path(e, p, listing)]
         notes += [f'{split}: {line}' for line in moved[:SHOWN]]
         settings[split] = one_or_many(found)
@@ -106,7 +145,7 @@ def recognize_declared(listing: Listing, kind: str) -> Optional[Recognized]:
         if key in given:
             settings[key] = given[key]
     if name.endswith('.data'):
-        settings['names'] = darknet_names(listing, name, settings)
+        settings['names'] = darknet_names(path, settings)
     check_number_of_names(settings, name, notes)
     if 'names' not in settings:
         classes = classes_from_files(listing.root, listing.names)
@@ -135,7 +174,8 @@ def note_unlisted(listing: Listing, lists: Sequence[str], notes: list[str]) -> N
 
 
 def is_same_path(entry: str, place: Optional[str], listing: Listing) -> bool:
-    return os.path.normpath(entry.replace('\\', '/')) in (place, str(listing.root / str(place)))
+    path = os.path.normpath(entry.replace('\\', '/'))
+    return path == place or path == os.path.abspath(listing.root / str(place))
 
 
 def declared_place(listing: Listing, entry: str, places: Sequence[Path]) -> Optional[str]:
@@ -167,11 +207,10 @@ def add_prefix_of_lists(listing: Listing, lists: Sequence[str], settings: dict[s
         settings['strip_prefix'] = prefixes.pop()
 
 
-def darknet_names(listing: Listing, name: str, settings: dict[str, Any]) -> Any:
+def darknet_names(path: Path, settings: dict[str, Any]) -> Any:
     """The names of the file that obj.data names."""
     given = str(settings.get('names') or '')
-    base = (listing.root / name).parent
-    for place in (base / given, base / posixpath.basename(given)):
+    for place in (path.parent / given, path.parent / posixpath.basename(given)):
         if given and place.is_file():
             return lines_of(place)
     return None

@@ -184,12 +184,11 @@ def usable_content(split: Split, found: Defects, some_have_masks: bool = False) 
             usable = repaired(annotation)
             kinds = [*repairs(annotation), *object_findings(usable, image, boxes)]
             mask = mask_problem(usable.get('segmentation'), image)
-            if mask == defects.NO_MASK and not (some_have_masks or found.masks):
-                mask = None
-            if mask:
+            if mask is None:
+                if is_box_elsewhere(usable):
+                    kinds.append(defects.ELSEWHERE)
+            elif mask != defects.NO_MASK or some_have_masks or found.masks:
                 kinds.append(mask)
-            elif usable.get('segmentation') and is_box_elsewhere(usable):
-                kinds.append(defects.ELSEWHERE)
             seen.add(annotation['id'])
         else:
             kinds = [problem] if problem else []
@@ -291,22 +290,46 @@ def object_findings(annotation: dict, image: dict, boxes: set) -> list[Kind]:
 
 
 def is_box_elsewhere(annotation: dict) -> bool:
-    """Whether a box differs from that around its polygons by more than rounding; these are valid.
-    Crowds, whose masks are run lengths, have none."""
-    polygons = annotation['segmentation']
-    if not isinstance(polygons, list):
-        return False
+    """Whether a box differs from that around its mask by more than rounding; the mask is valid."""
+    mask = annotation['segmentation']
+    around = box_of_polygons(mask) if isinstance(mask, list) else box_of_runs(mask)
+    if around is None:  # a mask of no pixels
+        return True
+    left, top, width, height = annotation['bbox']
+    box = left, top, left + width, top + height
+    most = SHIFTED + FURTHER * max(width, height)
+    return any(abs(own - given) > most for own, given in zip(around, box))
+
+
+def box_of_polygons(polygons: list[list[float]]) -> tuple[float, float, float, float]:
+    """The left, top, right and bottom of polygons x1 y1 x2 y2 ..."""
     every = sum(polygons, []) if len(polygons) > 1 else polygons[0]
     x = every[::2]
     y = every[1::2]
-    left, top, width, height = annotation['bbox']
-    most = SHIFTED + FURTHER * max(width, height)
-    return (
-        abs(min(x) - left) > most
-        or abs(min(y) - top) > most
-        or abs(max(x) - left - width) > most
-        or abs(max(y) - top - height) > most
-    )
+    return min(x), min(y), max(x), max(y)
+
+
+def box_of_runs(mask: dict) -> Optional[tuple[float, float, float, float]]:
+    """The left, top, right and bottom of the pixels of run lengths, which go down the columns; None
+    without pixels."""
+    height = mask['size'][0]
+    ends = np.cumsum(runs_of(mask))
+    starts, stops = ends[:-1:2], ends[1::2]  # of the runs of ones
+    is_run = stops > starts
+    if not is_run.any():
+        return None
+    first, last = starts[is_run], stops[is_run] - 1
+    left, right = first // height, last // height
+    top, bottom = (first % height).min(), (last % height).max()
+    if (left < right).any():  # a run from one column into the next
+        top, bottom = 0, height - 1
+    return float(left.min()), float(top), float(right.max() + 1), float(bottom + 1)
+
+
+def runs_of(mask: dict) -> Any:
+    """The run lengths of a mask, of zeros first."""
+    counts = mask.get('counts')
+    return counts_of(counts) if isinstance(counts, str) else counts
 
 
 def mask_problem(mask: Any, image: dict) -> Optional[Kind]:
@@ -323,8 +346,7 @@ def mask_problem(mask: Any, image: dict) -> Optional[Kind]:
         return defects.SHORT_PART if any(len(polygon) < 6 for polygon in mask) else None
     if mask.get('size') != [image['height'], image['width']]:
         return defects.MASK_SIZE
-    counts = mask.get('counts')
-    counts = counts_of(counts) if isinstance(counts, str) else counts
+    counts = runs_of(mask)
     if not isinstance(counts, list) or not all(isinstance(n, int) and n >= 0 for n in counts):
         return defects.BAD_RUNS
     return None if sum(counts) == math.prod(mask['size']) else defects.BAD_RUNS

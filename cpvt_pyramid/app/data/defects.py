@@ -94,7 +94,7 @@ BEYOND = Kind(
 )
 NARROW = Kind('boxes narrower than a pixel', WARNING, NOTHING)
 TWICE = Kind('boxes that are there twice', WARNING, NOTHING)
-ELSEWHERE = Kind('boxes that are not around their own polygons', WARNING, NOTHING)
+ELSEWHERE = Kind('boxes that are not around their own masks', WARNING, NOTHING)
 ID_0 = Kind('objects with the id 0, which evaluations take for no object', WARNING, NOTHING)
 AREA_0 = Kind('objects whose area is 0, which OpenMMLab leaves out', WARNING, NOTHING)
 IGNORED_OBJECT = Kind('objects with "ignore", which OpenMMLab leaves out', WARNING, NOTHING)

@@ -177,7 +177,7 @@ def test_masks_that_training_cannot_use(coco, mask, is_error):
     good file has no problems; its iscrowd may be a boolean."""
     folder, content = coco
     rle = {'size': [60, 80], 'counts': [4792, 8]}
-    content['annotations'][2].update(segmentation=rle, iscrowd=True)
+    content['annotations'][2].update(segmentation=rle, bbox=[79, 52, 1, 8], iscrowd=True)
     assert not found(folder, content, masks=True)[1]
     content['annotations'][3]['segmentation'] = mask
     _, problems = found(folder, content)

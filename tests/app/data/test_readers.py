@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from layouts import CLASSES, MORE, SCENES, SIZE, fill, label_map, scene, voc, write, yolo
 from mmengine.config import Config
 from PIL import Image
+from pycocotools import mask as coco_masks
 from support import ROOT, load_tool
 
-from cpvt_pyramid.app.data.check import checked_data
+from cpvt_pyramid.app.data.check import box_of_runs, checked_data
 from cpvt_pyramid.app.data.coco import read_coco
 from cpvt_pyramid.app.data.config_data import check_dataset
 from cpvt_pyramid.app.data.data import Masks, Objects
@@ -432,13 +433,37 @@ def test_coco_with_shares_instead_of_pixels(coco):
         objects_in(root)
 
 
-def test_coco_box_that_is_not_around_its_polygon(coco):
+@pytest.mark.parametrize('form', ['polygon', 'runs', 'compressed'])
+def test_coco_box_that_is_not_around_its_mask(form, coco):
     root, content = coco
+    for annotation in content['annotations']:
+        if form == 'polygon':
+            break
+        (polygon,) = annotation['segmentation']
+        runs = coco_masks.frPyObjects([polygon], *SIZE)[0]
+        if form == 'compressed':
+            annotation['segmentation'] = {'size': [*SIZE], 'counts': runs['counts'].decode()}
+        else:
+            pixels = coco_masks.decode(runs).ravel('F')
+            changes = np.flatnonzero(np.diff(pixels, prepend=0, append=0))
+            counts = np.diff(changes, prepend=0, append=pixels.size)
+            annotation['segmentation'] = {'size': [*SIZE], 'counts': counts.tolist()}
     content['annotations'][2]['bbox'][0] += 5
     content['annotations'][3]['bbox'][0] += 1  # rounding
     write(root / 'all.json', json.dumps(content))
-    problem = 'warning: boxes that are not around their own polygons: annotation 3 of 001.png'
+    problem = 'warning: boxes that are not around their own masks: annotation 3 of 001.png'
     assert [p.partition(' (')[0] for p in objects_in(root)[1]] == [problem]
+
+
+@pytest.mark.parametrize('share', [0.0, 0.002, 0.05, 0.5, 1.0])
+def test_boxes_of_runs_are_those_of_pycocotools(share):
+    for seed in range(20):
+        pixels = np.random.default_rng(seed).random((9, 13)) < share
+        runs = coco_masks.encode(np.asfortranarray(pixels.astype(np.uint8)))
+        found = box_of_runs({'size': [9, 13], 'counts': runs['counts'].decode()})
+        left, top, width, height = coco_masks.toBbox(runs).tolist()
+        expected = (left, top, left + width, top + height) if pixels.any() else None
+        assert found == expected
 
 
 def test_classes_of_validation_data_that_training_data_lack(tmp_path):

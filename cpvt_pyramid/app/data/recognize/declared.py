@@ -113,7 +113,9 @@ def folder_of(given: dict[str, Any], path: Path) -> str:
     return folder
 
 
-def settings_of_entries(listing: Listing, path: Path, given: dict[str, Any], kind: str) -> Recognized:
+def settings_of_entries(
+    listing: Listing, path: Path, given: dict[str, Any], kind: str
+) -> Recognized:
     """The data that the settings in a file of Ultralytics or Darknet declare, with paths that exist
     here, relative to the root of a listing."""
     name = Path(path_from(listing.root, path)).as_posix()

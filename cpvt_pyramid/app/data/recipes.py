@@ -170,6 +170,9 @@ def adapted_recipe(cfg: Config, images: int, epochs: Optional[int] = None) -> Re
             adapted_scheduler(scheduler, length, factor)
             for scheduler in as_list(cfg.param_scheduler)
         ]
+        if not all(map(has_steps, settings['param_scheduler'])):
+            settings['param_scheduler'] = []
+            comments['param_scheduler'] = 'The training is too short for the schedules of the base.'
     lr = lr_before and float(f'{lr_before * factor:.3g}')
     if lr:
         settings['optim_wrapper'] = dict(optimizer=dict(lr=lr))
@@ -255,6 +258,11 @@ def adapted_scheduler(scheduler: dict, length: Length, lr_factor: float) -> dict
     if after.get('eta_max'):
         after['eta_max'] = float(f'{after["eta_max"] * lr_factor:.3g}')
     return after
+
+
+def has_steps(scheduler: dict) -> bool:
+    """Whether a scheduler ends after it begins; mmengine builds no other."""
+    return scheduler.get('end', math.inf) > scheduler.get('begin', 0)
 
 
 def scale_counts(settings: dict, factor: float) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import DATASETS, MODELS, init_default_scope
+from mmengine.registry import DATASETS, MODELS, PARAM_SCHEDULERS, init_default_scope
 from small_data import CLASSES
 from support import ROOT, load_tool
 
@@ -420,6 +420,32 @@ def test_the_length_and_why(base, images, epochs, length, reason):
     loop = recipe.settings['train_cfg']
     assert loop.get('max_epochs', loop.get('max_iters')) == length
     assert recipe.reason.startswith(f'length: {reason}; --epochs sets another')
+
+
+@pytest.mark.parametrize(
+    'base', ['upernet_cpvt_s', 'retinanet_cpvt_s', 'demo/pages_semantic_fpn_cpvt_nano']
+)
+@pytest.mark.parametrize('images', [1, 4, 30])
+def test_every_schedule_ends_after_it_begins(base, images):
+    """As mmengine asks for, also in a training of one iteration."""
+    recipe = adapted_recipe(Config.fromfile(BASES / f'{base}.py'), images, epochs=1)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    for settings in recipe.settings['param_scheduler']:
+        PARAM_SCHEDULERS.build(settings, default_args=dict(optimizer=optimizer))
+
+
+def test_a_training_of_one_iteration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    layouts.maps_of_folders(tmp_path / 'data')
+    Path('data/classes.txt').write_text('\n'.join(('ground', *layouts.CLASSES)))
+    tool = load_tool('new_config')
+    options = ['--base', str(SEGMENTOR), '--out', 'my.py', '--epochs', '1']
+    assert tool.main(['data', *options]) == 0
+    settings = 'num_workers=0', 'persistent_workers=False'
+    workers = [f'{split}_dataloader.{s}' for split in ('train', 'val') for s in settings]
+    assert load_tool('train').main(['my.py', '--cfg-options', *workers]) == 0
+    assert Path('work_dirs/my/iter_1.pth').exists()
 
 
 def test_epochs_are_an_option(tmp_path, capsys):

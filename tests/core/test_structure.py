@@ -142,6 +142,7 @@ WITHOUT_TORCH = {
     'export/comparison.py',
     'export/quantization.py',
     'export/self_test.py',
+    'export/stored_files.py',
     'export/tones.py',
 }
 

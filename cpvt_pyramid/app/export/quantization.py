@@ -46,6 +46,7 @@ from ..tooling.report import text_table
 from ..tooling.threads import usable_cores
 from .accuracy import Agreement, CocoTruth, LabelTruth, Truth, agreement_of
 from .self_test import own_test
+from .stored_files import stored_files
 
 # Always in float32: they clip coordinates, of which 8 bits would tell 256 apart.
 CLIPPING = ['Minimum', 'Maximum']
@@ -380,7 +381,7 @@ def quantize_file(
     """
     original = ExportedModel(path, 'openvino')
     model = float32_model(path)
-    original_bytes = stored_bytes(path, model)
+    original_bytes = stored_bytes(path)
     truth = None
     if annotations is not None:
         truth = read_annotations(annotations, original, compared, zero_is_ignored)
@@ -420,7 +421,7 @@ def quantize_file(
             'accuracy': accuracies(measured, expected, truth),
             'bfloat16': in_bfloat16 and in_bfloat16._asdict(),
             'latency_ms': latency._asdict(),
-            'bytes': {'float32': original_bytes, 'int8': bytes_of(partial)},
+            'bytes': {'float32': original_bytes, 'int8': stored_bytes(partial)},
             'versions': {name: version(name) for name in ('nncf', 'openvino')},
         }
         report = folder / out.with_suffix('.report.json').name
@@ -462,18 +463,9 @@ def files_of(out: Path) -> list[Path]:
     return [out, out.with_suffix('.bin'), out.with_suffix('.report.json')]
 
 
-def stored_bytes(path: Path, model: Any) -> int:
-    """The size of a file, and of the weights of its `openvino.Model` if it keeps them elsewhere, as
-    in the external data of ONNX."""
-    size = path.stat().st_size
-    constants = [node for node in model.get_ops() if node.get_type_name() == 'Constant']
-    weights = sum(node.get_byte_size() for node in constants)
-    return size if size >= weights else size + weights
-
-
-def bytes_of(path: Path) -> int:
-    """The size of an .xml file and its weights."""
-    return path.stat().st_size + path.with_suffix('.bin').stat().st_size
+def stored_bytes(path: Path) -> int:
+    """The size of the files of a model, of each once and as it is stored."""
+    return sum(file.stat().st_size for file in stored_files(path))
 
 
 def metadata_of(original: ExportedModel, measured: Optional[Measured] = None) -> dict[str, str]:

@@ -31,6 +31,7 @@ from cpvt_pyramid.app.export.quantization import (
     stored_bytes,
 )
 from cpvt_pyramid.app.export.self_test import draw, own_test, pack, verify_session
+from cpvt_pyramid.app.export.stored_files import stored_files
 from cpvt_pyramid.app.predict import Predictor
 from cpvt_pyramid.app.predict.exported import ExportedModel
 from cpvt_pyramid.app.predict.sessions import OpenVino, SessionError, read_openvino
@@ -365,19 +366,35 @@ def test_a_killed_run_does_not_stop_the_next(photos, monkeypatch):
     assert Path('model-int8.bin').read_bytes() == b'of something else'
 
 
-def test_weights_in_another_file_count(tmp_path):
+@pytest.mark.parametrize('dtype', [np.float32, np.float16])
+def test_every_file_of_a_model_counts_once(dtype, tmp_path):
+    """Also one that two tensors share, one of them within a branch."""
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 18]> '
-        'tiny (float[B,100] x) => (float[B,500] y) {y = MatMul(x, weights)}'
+        'tiny (float[B,100] x, bool c) => (float[B,500] y) {'
+        'large = Cast<to = 1>(weights) z = MatMul(x, large)'
+        'y = If (c) <then_branch = a () => (u) {v = Cast<to = 1>(bias) u = Add(z, v)}, '
+        'else_branch = b () => (w) {w = Identity(z)}>}'
     )
-    weights = np.random.default_rng(0).normal(size=(100, 500)).astype(np.float32)
+    random = np.random.default_rng(0)
+    weights = random.normal(size=(100, 500)).astype(dtype)
+    bias = random.normal(size=500).astype(dtype)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, 'weights'))
+    branch = model.graph.node[2].attribute[0].g
+    branch.initializer.append(onnx.numpy_helper.from_array(bias, 'bias'))
     onnx.save(model, inside := tmp_path / 'inside.onnx')
-    outside = tmp_path / 'outside.onnx'
-    onnx.save(model, outside, save_as_external_data=True, location='weights.data')
+    assert stored_files(inside) == [inside]
+    assert inside.stat().st_size > weights.nbytes + bias.nbytes
+    options = dict(save_as_external_data=True, location='weights.data', size_threshold=0)
+    onnx.save(model, outside := tmp_path / 'outside.onnx', **options)
+    data = tmp_path / 'weights.data'
+    assert stored_files(outside) == [outside, data]
+    assert stored_bytes(outside) == outside.stat().st_size + data.stat().st_size
     openvino.save_model(read_openvino(inside), xml := tmp_path / 'inside.xml', False)
-    for path, more in ((inside, 0), (outside, weights.nbytes), (xml, weights.nbytes)):
-        assert stored_bytes(path, read_openvino(path)) == path.stat().st_size + more
+    assert stored_files(xml) == [xml, xml.with_suffix('.bin')]
+    with pytest.raises(ValueError, match='not a complete protocol buffer'):
+        (tmp_path / 'torn.onnx').write_bytes(outside.read_bytes()[:-400])
+        stored_files(tmp_path / 'torn.onnx')
 
 
 def test_nncf_is_named_if_it_is_not_installed(photos, capsys, monkeypatch):

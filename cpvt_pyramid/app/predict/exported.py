@@ -74,8 +74,10 @@ class SessionModel:
         self.classes: Sequence[str] = self.about['classes']
         self.palette: Sequence[Color] = class_palette(self.classes, self.about['palette'])
         self.suppression = Suppression()
+        self.least_score = 0.0
         if nms := self.about.get('nms'):
             self.suppression = Suppression(nms['iou_threshold'], nms['class_agnostic'])
+            self.least_score = float(nms.get('score_thr') or 0.0)
         self.most_boxes = session.rows
         self.takes_tiles = not about['masks']
         segments = self.about['task'] == 'segmentation'

@@ -45,7 +45,8 @@ def suppression(v: Any) -> bool:
     """Whether a value describes a non-maximum suppression."""
     if not isinstance(v, Mapping):
         return False
-    return number(0, 1)(v.get('iou_threshold')) and isinstance(v.get('class_agnostic'), bool)
+    numbers = v.get('iou_threshold'), v.get('score_thr', 0)
+    return all(map(number(0, 1), numbers)) and isinstance(v.get('class_agnostic'), bool)
 
 
 def null_or(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -63,7 +64,10 @@ KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     'size': (null_or(items(number(1, LONGEST), 2)), 'null or a height and a width from 1'),
     'resized': (lambda v: v in (None, 'logits', 'probabilities'), 'null, logits or probabilities'),
     'threshold': (null_or(number(0, 0.999999)), 'null or a number in [0, 1)'),
-    'nms': (null_or(suppression), 'null or an iou_threshold in [0, 1] and class_agnostic'),
+    'nms': (
+        null_or(suppression),
+        'null or an iou_threshold and a score_thr in [0, 1] and class_agnostic',
+    ),
 }
 OPTIONAL = ('size', 'resized', 'threshold', 'nms')
 

@@ -1,5 +1,6 @@
 """From what a user calls a model to the model."""
 
+import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -223,4 +224,11 @@ def open_model(
             score_thr=score_thr,
         )
     check_score_thr(score_thr, model.kind)
+    if score_thr is not None and score_thr < model.least_score:
+        warnings.warn(
+            f'score_thr {score_thr:g} has the effect of {model.least_score:g}, below which the '
+            'model itself leaves out boxes: that is model.test_cfg.score_thr (of two stages, '
+            'model.test_cfg.rcnn.score_thr) of its config, with which it can be exported again',
+            stacklevel=2,
+        )
     return model

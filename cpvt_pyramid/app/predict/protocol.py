@@ -52,6 +52,7 @@ class Model(Protocol):
     classes: Sequence[str]
     palette: Sequence[Color]
     score_thr: float  # boxes of a lower score are left out
+    least_score: float  # of what the model itself returns, whatever `score_thr` is
     bands: Optional[tuple[int, ...]]  # numbers of the bands in the files; None: RGB
     threads: int  # that may call `predict` at the same time
     suppression: Suppression  # of detectors

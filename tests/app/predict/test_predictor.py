@@ -152,6 +152,22 @@ def test_the_threshold_of_two_classes(model, photos, resize):
     assert 0 < labels.mean() < 1
 
 
+@pytest.mark.parametrize('score_thr', [None, 0.2, 0.05, 0.02, 0.0])
+def test_a_threshold_below_that_of_the_model_is_told(score_thr, model):
+    """It has no effect: the file itself leaves out lower scores."""
+    nms = {'score_thr': 0.05, 'iou_threshold': 0.5, 'class_agnostic': False}
+    path = model('detection', nms=nms)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        Predictor(path, score_thr=score_thr)
+    said = [str(warning.message) for warning in caught]
+    if score_thr is None or score_thr >= 0.05:
+        assert not said
+    else:
+        (line,) = said
+        assert line.startswith(f'score_thr {score_thr:g} has the effect of 0.05')
+
+
 def test_masks_inside_boxes_are_those_of_mmdet():
     from mmdet.models.roi_heads.mask_heads.fcn_mask_head import _do_paste_mask
 

@@ -61,6 +61,7 @@ class OpenMMLabModel:
         self.score_thr = score_thr
         self.kind = kind_of_results(model, cfg)
         self.bands = loaded_bands(pipeline_of(cfg, 'test'))
+        self.least_score = float(last_settings(model).get('score_thr') or 0.0)
         self.suppression = suppression_of(model, score_thr)
         self.most_boxes = most_boxes_of(model)
         self.takes_tiles = not predicts_masks(model)

@@ -61,7 +61,11 @@ class TrainedModel(SessionModel):
             'score_thr': SCORE_THR,
         }
         if trained.detects:
-            about['nms'] = {'iou_threshold': model.nms_thresh, 'class_agnostic': False}
+            about['nms'] = {
+                'score_thr': model.score_thresh,
+                'iou_threshold': model.nms_thresh,
+                'class_agnostic': False,
+            }
         session = kind(model, dtype)
         super().__init__(Path(name), session, about, score_thr=score_thr)
 

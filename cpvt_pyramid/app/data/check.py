@@ -313,7 +313,7 @@ def box_of_runs(mask: dict) -> Optional[tuple[float, float, float, float]]:
     """The left, top, right and bottom of the pixels of run lengths, which go down the columns; None
     without pixels."""
     height = mask['size'][0]
-    ends = np.cumsum(run_lengths(mask))
+    ends = np.cumsum(lengths_of_runs(mask))
     starts, stops = ends[:-1:2], ends[1::2]  # of the runs of ones
     is_run = stops > starts
     if not is_run.any():
@@ -326,7 +326,7 @@ def box_of_runs(mask: dict) -> Optional[tuple[float, float, float, float]]:
     return float(left.min()), float(top), float(right.max() + 1), float(bottom + 1)
 
 
-def run_lengths(mask: dict) -> Any:
+def lengths_of_runs(mask: dict) -> Any:
     """The run lengths of a mask, of zeros first."""
     counts = mask.get('counts')
     return counts_of(counts) if isinstance(counts, str) else counts
@@ -346,7 +346,7 @@ def mask_problem(mask: Any, image: dict) -> Optional[Kind]:
         return defects.SHORT_PART if any(len(polygon) < 6 for polygon in mask) else None
     if mask.get('size') != [image['height'], image['width']]:
         return defects.MASK_SIZE
-    counts = run_lengths(mask)
+    counts = lengths_of_runs(mask)
     if not isinstance(counts, list) or not all(isinstance(n, int) and n >= 0 for n in counts):
         return defects.BAD_RUNS
     return None if sum(counts) == math.prod(mask['size']) else defects.BAD_RUNS

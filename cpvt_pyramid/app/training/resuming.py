@@ -217,7 +217,7 @@ def changed_settings(
         UserError: the checkpoint has no config, or one that is not readable.
     """
     before = settings_in_checkpoint(checkpoint, path)
-    changed = {}
+    changed: dict[str, tuple[Any, Any]] = {}
     names = dict.fromkeys([*before, *cfg])
     for name in sorted(names, key=lambda name: name not in SETTINGS):
         old = dict(settings_in(before.get(name), name))

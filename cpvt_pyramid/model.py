@@ -52,7 +52,7 @@ from .position import (
     parse_position,
     rotate,
 )
-from .recompute import gelu_linear, is_plain_linear
+from .recompute import drops_nothing, gelu_linear, is_plain_linear
 from .versions import is_compiling, is_exporting
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
@@ -690,8 +690,9 @@ class MLP(nn.Module):
 
     def recomputes(self) -> bool:
         """True if the GELU is to be recomputed: compilers choose themselves what they recompute."""
-        drops = self.drop is not None and self.drop.training
-        return self.recompute_gelu and torch.is_grad_enabled() and not drops and not is_compiling()
+        if not self.recompute_gelu or not torch.is_grad_enabled() or is_compiling():
+            return False
+        return drops_nothing(self.drop)
 
 
 class ConvMLP(MLP):

@@ -4,7 +4,7 @@ The GELU of an MLP lies between its two widest maps, and autograd saves both: th
 GELU, the second for the linear layer after it. `gelu_linear` saves the first and recomputes the
 second.
 
-Names that are private to PyTorch, all of them in `gelu_linear` and `acts_alone`:
+Names that are private to PyTorch, all of them in `gelu_linear` and `has_hooks`:
 - `torch.ops.aten.gelu_backward`: the gradient of a GELU in one pass, differentiable itself.
 - `Module._forward_hooks`, `_global_forward_hooks` and their like: read, to call layers that have
   hooks.
@@ -110,14 +110,29 @@ def acts_alone(layer: nn.Module) -> bool:
         return False
     if bias is not None and type(bias) is not nn.Parameter:
         return False
+    return not has_hooks(layer)
+
+
+def drops_nothing(drop: Optional[nn.Module]) -> bool:
+    """True if there is no dropout, or a call of it would do nothing: it is PyTorch's own layer, in
+    evaluation, and no hooks are called with it."""
+    if drop is None:
+        return True
+    if type(drop) is not nn.Dropout or 'forward' in vars(drop):
+        return False
+    return not drop.training and not has_hooks(drop)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """True if hooks, of the module or of all modules, are called with it."""
     hooks = (
-        layer._forward_hooks,
-        layer._forward_pre_hooks,
-        layer._backward_hooks,
-        layer._backward_pre_hooks,
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
         modules._global_forward_hooks,
         modules._global_forward_pre_hooks,
         modules._global_backward_hooks,
         modules._global_backward_pre_hooks,
     )
-    return not any(hooks)
+    return any(hooks)

@@ -19,5 +19,4 @@ Names that are private to PyTorch, all of them in this folder:
   `torch._C._len_torch_dispatch_stack`, `torch._C._len_torch_function_stack` and
   `torch._C._get_function_stack_at` (products): whether something sees or transforms PyTorch's
   operations, so that these must be called.
-- `Tensor._version` (winograd): how many times a weight has been changed in place.
 """

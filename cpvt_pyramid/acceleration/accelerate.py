@@ -25,10 +25,10 @@ from .conv_mlp import FusedConvMLP
 from .library import library
 from .memory import keep_freed_memory
 from .norms import FastLayerNorm
-from .patches import PatchConv
+from .patches import PatchConv, takes_patches
 from .products import FusedMLP, OneDNNLinear, is_plain_parameter
 from .windows import BorderWindowAttention
-from .winograd import FEWEST_CHANNELS, WinogradConv2d
+from .winograd import FEWEST_CHANNELS, WinogradConv2d, takes_tiles
 
 Model = TypeVar('Model', bound=nn.Module)
 
@@ -43,6 +43,9 @@ FAST: dict[type, type] = {
     SelfAttention: SelfAttentionInParts,
     WindowAttention: BorderWindowAttention,
 }
+# The class that a fast layer had. `forward` of a fast class calls that of the plain one for layers
+# of other classes: of derived ones, whose weight is parametrized and computed each time that it is
+# read, and of plain ones, by hooks of others that kept the method of an accelerated layer.
 PLAIN = {fast: plain for plain, fast in FAST.items()}
 PLAIN |= {PatchConv: nn.Conv2d, WinogradConv2d: nn.Conv2d}
 
@@ -84,9 +87,6 @@ def accelerate(model: Model, enable: bool = True) -> Model:
 
     - `quantize_dynamic` finds no linear layer, because it looks for the class `nn.Linear` itself,
       and a patched `nn.Linear.forward` or `F.linear` is not called.
-    - Changes of `weight.data` of a 3x3 convolution in place, and those by fused optimizers, are
-      seen after the next forward pass with gradients or call of `train()` or `eval()`. Other
-      optimizers, `load_state_dict` and `weight.copy_` are seen at once.
     - A backward pass that recomputes a map needs the input, the weights and the biases of the
       layers that made it: changing one in place between the two passes is an error, also where a
       plain layer needs it no longer.
@@ -149,7 +149,7 @@ def replacements(model: nn.Module) -> Iterator[tuple[nn.Module, type]]:
         if type(module) is nn.Conv2d and has_plain_weight(module):
             if module in patches and takes_patches(module):
                 yield module, PatchConv
-            elif takes_winograd(module):
+            elif takes_tiles(module) and min(module.weight.shape[:2]) >= FEWEST_CHANNELS:
                 yield module, WinogradConv2d
         elif isinstance(module, nn.Linear):
             if fast and has_plain_weight(module):
@@ -166,20 +166,6 @@ def has_plain_weight(layer: nn.Module) -> bool:
     """True if a layer has an ordinary weight and bias, in a supported dtype on a CPU."""
     has_plain_bias = layer.bias is None or is_plain_parameter(layer.bias)
     return is_plain_parameter(layer.weight) and has_plain_bias
-
-
-def takes_patches(conv: nn.Conv2d) -> bool:
-    """True if the stride of a convolution equals its kernel."""
-    side = conv.kernel_size[0]
-    shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
-    return shape == ((side, side), (side, side), (0, 0), (1, 1), 1)
-
-
-def takes_winograd(conv: nn.Conv2d) -> bool:
-    """True if a convolution computes what `winograd_conv` does, with enough channels."""
-    shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
-    has_shape = shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1) and conv.padding_mode == 'zeros'
-    return has_shape and min(conv.in_channels, conv.out_channels) >= FEWEST_CHANNELS
 
 
 def restore(module: nn.Module) -> None:

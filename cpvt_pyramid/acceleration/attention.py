@@ -17,7 +17,7 @@ from ..grid import Grid
 from ..model import Attention, GlobalAttention, LinearAttention
 from .kernels import CHANNELS_OF_TILES, fast_attention, has_kernels, has_tiles
 from .processor import fused_attention_is_slow, has_amx
-from .products import affine, cast, common_dtype, is_differentiated, summed_outer
+from .products import affine, cast, common_dtype, contiguous, is_differentiated, summed_outer
 
 # From this number of scores of a head in float32, and of all heads of an image in bfloat16, the
 # backward pass by oneDNN's products is faster than that of PyTorch's fused kernel, where that is
@@ -225,7 +225,7 @@ def attention_weights(q: Tensor, k: Tensor, bias: Optional[Tensor], image: int) 
     oneDNN's softmax takes half as long as PyTorch's.
     """
     image_bias = None if bias is None else bias[image]
-    return torch.ops.aten.mkldnn_linear(q.to_mkldnn(), k, image_bias).softmax(-1)
+    return torch.ops.aten.mkldnn_linear(q.to_mkldnn(), k, contiguous(image_bias)).softmax(-1)
 
 
 def query_parts(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, slice]]:

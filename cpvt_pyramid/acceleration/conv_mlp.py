@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from ..grid import Grid
 from ..model import ConvMLP
 from ..padding.batching import ceil_div
-from ..recompute import acts_alone, is_plain_linear
+from ..recompute import acts_alone, drops_nothing, is_plain_linear
 from .kernels import fast_convolve_gelu, has_kernels
 from .products import (
     AT_A_TIME,
     add_in_float32,
     affine,
     cast,
+    contiguous,
     fast_dtype,
     gelu_gradient,
     gradients,
@@ -41,10 +42,11 @@ class FusedConvMLP(ConvMLP):
     """
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        if type(self) is not FusedConvMLP:  # see `accelerate.PLAIN`
+            return ConvMLP.forward(self, x, grid)
         fc1, conv, fc2 = self.fc1, self.dwconv, self.fc2
-        drops = self.drop is not None and self.drop.training
         # In bfloat16 PyTorch's convolution is wrong on a map of one row or column.
-        if drops or min(grid.height, grid.width) == 1:
+        if not drops_nothing(self.drop) or min(grid.height, grid.width) == 1:
             return super().forward(x, grid)
         if not (is_plain_linear(fc1) and is_plain_linear(fc2) and is_plain_depthwise(conv)):
             return super().forward(x, grid)
@@ -65,9 +67,9 @@ def is_plain_depthwise(conv: nn.Module) -> bool:
     """True for a 3x3 depthwise convolution that does nothing but apply its own weights."""
     if type(conv) is not nn.Conv2d or not acts_alone(conv) or conv.padding_mode != 'zeros':
         return False
-    shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation)
-    is_depthwise = conv.in_channels == conv.out_channels == conv.groups
-    return is_depthwise and shape == ((3, 3), (1, 1), (1, 1), (1, 1))
+    settings = (tuple(conv.weight.shape[1:]), conv.stride, conv.padding, conv.dilation)
+    is_depthwise = conv.groups == len(conv.weight)
+    return is_depthwise and settings == ((1, 3, 3), (1, 1), (1, 1), (1, 1))
 
 
 class ConvMLPLayers(NamedTuple):
@@ -179,7 +181,7 @@ def depthwise_conv(
     out = torch.ops.mkldnn._convolution_pointwise(
         x.permute(0, 3, 1, 2),
         kernel,
-        bias,
+        contiguous(bias),
         [1, 1],  # padding
         [1, 1],  # stride
         [1, 1],  # dilation

@@ -12,8 +12,9 @@ class FastLayerNorm(LayerNorm):
     """A `LayerNorm` that takes a third of the time."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        # A parametrized layer has a derived class, see `OneDNNLinear`.
-        if type(self) is not FastLayerNorm or torch.is_grad_enabled():
+        if type(self) is not FastLayerNorm:  # see `accelerate.PLAIN`
+            return LayerNorm.forward(self, x)
+        if torch.is_grad_enabled():
             return super().forward(x)
         weight, bias = self.weight, self.bias
         if weight is None or bias is None:

@@ -16,14 +16,15 @@ class PatchConv(nn.Conv2d):
     """A convolution of patches, computed by one product. It returns a channels-last map."""
 
     def forward(self, input: Tensor) -> Tensor:
-        k = self.kernel_size[0]
-        # A parametrized layer has a derived class, see `OneDNNLinear`.
-        if type(self) is not PatchConv or input.dim() != 4:
-            return super().forward(input)
-        if input.shape[2] % k or input.shape[3] % k:
-            return super().forward(input)
+        if type(self) is not PatchConv:  # see `accelerate.PLAIN`
+            return nn.Conv2d.forward(self, input)
         dtype = fast_dtype(input, self.weight, self.bias)
-        if dtype is None:
+        if dtype is None or not takes_patches(self):
+            return super().forward(input)
+        if input.dim() != 4 or input.shape[1] != self.weight.shape[1]:
+            return super().forward(input)
+        k = self.weight.shape[-1]
+        if input.shape[2] % k or input.shape[3] % k:
             return super().forward(input)
         x, weight, bias = cast(dtype, input.permute(0, 2, 3, 1), self.weight, self.bias)
         b, height, width, _ = x.shape
@@ -35,6 +36,15 @@ class PatchConv(nn.Conv2d):
 
 
 PLAIN_CONVOLUTIONS.add(PatchConv)
+
+
+def takes_patches(conv: nn.Conv2d) -> bool:
+    """True if the stride of a convolution equals its kernel. Each pass asks, since attributes and
+    weights can be changed at any time."""
+    kernel = tuple(conv.weight.shape[2:])
+    k = kernel[0]
+    settings = (kernel, conv.stride, conv.padding, conv.dilation, conv.groups)
+    return settings == ((k, k), (k, k), (0, 0), (1, 1), 1) and conv.padding_mode == 'zeros'
 
 
 class PatchProduct(torch.autograd.Function):

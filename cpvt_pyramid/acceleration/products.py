@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..corrections import CorrectedBFloat16, is_transformed
 from ..grid import Grid
 from ..model import MLP
-from ..recompute import PLAIN_LINEAR, is_plain_linear
+from ..recompute import PLAIN_LINEAR, drops_nothing, is_plain_linear
 from ..versions import cpu_autocast_dtype, is_compiling
 from .processor import mkl_is_slow, multiplies_bfloat16
 
@@ -116,8 +116,9 @@ class OneDNNLinear(nn.Linear):
     """`nn.Linear`, computed by oneDNN."""
 
     def forward(self, input: Tensor) -> Tensor:
-        # A parametrized layer, of a derived class, computes its weight each time that it is read.
-        if type(self) is not OneDNNLinear or input.dim() < 2:
+        if type(self) is not OneDNNLinear:  # see `accelerate.PLAIN`
+            return nn.Linear.forward(self, input)
+        if input.dim() < 2:
             return super().forward(input)
         dtype = fast_dtype(input, self.weight, self.bias)
         if dtype is None:
@@ -143,9 +144,10 @@ class FusedMLP(MLP):
     """
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        if type(self) is not FusedMLP:  # see `accelerate.PLAIN`
+            return MLP.forward(self, x, grid)
         fc1, fc2 = self.fc1, self.fc2
-        drops = self.drop is not None and self.drop.training
-        if drops or not (is_plain_linear(fc1) and is_plain_linear(fc2)):
+        if not (drops_nothing(self.drop) and is_plain_linear(fc1) and is_plain_linear(fc2)):
             return super().forward(x, grid)
         layers = (fc1.weight, fc1.bias, fc2.weight, fc2.bias)
         dtype = fast_dtype(x, *layers)
@@ -187,7 +189,13 @@ def affine(
 ) -> Tensor:
     """x @ weight.T + bias by oneDNN, then a GELU if `activation` is 'gelu'; without gradient."""
     exact = 'none'  # approximation of a GELU
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], exact)
+    return torch.ops.mkldnn._linear_pointwise(x, weight, contiguous(bias), activation, [], exact)
+
+
+def contiguous(bias: Optional[Tensor]) -> Optional[Tensor]:
+    """A bias as PyTorch passes it to oneDNN: by its address alone, without its stride. Those of
+    maps and weights are passed."""
+    return None if bias is None else bias.contiguous()
 
 
 class OneDNNProduct(torch.autograd.Function):

@@ -31,6 +31,8 @@ class BorderWindowAttention(AttentionInParts, WindowAttention):
     """
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        if type(self) is not BorderWindowAttention:  # see `accelerate.PLAIN`
+            return WindowAttention.forward(self, x, grid)
         if self.fills_windows(x, grid):
             return super().forward(x, grid)
         bias = None if grid.padding is None else grid.padding.score_bias()  # (B, H, W, 1)

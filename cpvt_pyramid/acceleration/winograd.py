@@ -47,63 +47,47 @@ OUTPUT: Matrix = [[1, 1, 1, 1, 0], [0, 1, -0.5, -2, 0], [0, 1, 0.25, 4, 1]]
 
 
 class Transformed(NamedTuple):
-    """A weight in the form that tiles take, and what it was made from.
+    """A weight in the form that tiles take.
 
     Attributes:
-        weight: the parameter.
-        values: its values at that time. They are kept so that no others get their address.
-        version: how many times they had been changed.
+        values: a copy of the weight that it was made from.
         result: the weight in the form that tiles take.
     """
 
-    weight: Tensor
     values: Tensor
-    version: int
     result: Tensor
-
-    def is_made_from(self, weight: Tensor) -> bool:
-        same_values = self.values.data_ptr() == weight.data_ptr()
-        return self.weight is weight and same_values and self.version == weight._version
 
 
 class WinogradConv2d(nn.Conv2d):
     """`nn.Conv2d` with a 3x3 kernel, stride 1 and padding 1, computed by tiles in inference.
 
-    The weight is transformed once. It is transformed again after it was replaced or changed in
-    place. Changes by fused optimizers and those of `weight.data`, by which mmengine's EMAHook swaps
-    weights before a test, leave no trace, so that it is also transformed again after each call of
-    `train` and `eval`, and after each forward pass with gradients.
+    The weight is transformed once, and again when its values are others. Each pass compares them:
+    fused optimizers and changes of `weight.data`, by which moving averages are updated and swapped,
+    leave no other trace. A pass with gradients forgets the transformed weight.
     """
 
     transformed: Optional[Transformed] = None
 
     def forward(self, input: Tensor) -> Tensor:
-        # A parametrized layer has a derived class, see `OneDNNLinear`.
-        if type(self) is not WinogradConv2d:
-            return super().forward(input)
-        if fast_dtype(input, self.weight, self.bias) != torch.float32:
+        if type(self) is not WinogradConv2d:  # see `accelerate.PLAIN`
+            return nn.Conv2d.forward(self, input)
+        if fast_dtype(input, self.weight, self.bias) != torch.float32 or not takes_tiles(self):
             return super().forward(input)
         if torch.is_grad_enabled():
             self.forget()
             return super().forward(input)
-        if input.dim() != 4 or input.shape[1] != self.in_channels:
+        if input.dim() != 4 or input.shape[1] != self.weight.shape[1]:
             return super().forward(input)
         return winograd_conv(input, self.transformed_weight(), self.bias)
 
     def transformed_weight(self) -> Tensor:
         """The weight in the form that tiles take."""
-        weight = self.weight
         kept = self.transformed
-        if kept is not None and kept.is_made_from(weight):
-            return kept.result
-        values = weight.detach()
-        result = transform_weight(values)
-        self.transformed = Transformed(weight, values, weight._version, result)
-        return result
-
-    def train(self, mode: bool = True) -> 'WinogradConv2d':
-        self.forget()
-        return super().train(mode)
+        if kept is None or not torch.equal(kept.values, self.weight):
+            values = self.weight.detach().clone()
+            kept = Transformed(values, transform_weight(values))
+            self.transformed = kept
+        return kept.result
 
     def forget(self) -> None:
         """Forget the transformed weight."""
@@ -117,6 +101,14 @@ class WinogradConv2d(nn.Conv2d):
 
 
 PLAIN_CONVOLUTIONS.add(WinogradConv2d)
+
+
+def takes_tiles(conv: nn.Conv2d) -> bool:
+    """True if a convolution computes what `winograd_conv` does. Each pass asks, since attributes
+    and weights can be changed at any time."""
+    kernel = tuple(conv.weight.shape[2:])
+    settings = (kernel, conv.stride, conv.padding, conv.dilation, conv.groups)
+    return settings == ((3, 3), (1, 1), (1, 1), (1, 1), 1) and conv.padding_mode == 'zeros'
 
 
 def transform_weight(weight: Tensor) -> Tensor:

@@ -30,7 +30,8 @@ from cpvt_pyramid.acceleration.memory import keep_freed_memory
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.acceleration.products import FusedMLP, OneDNNLinear
 from cpvt_pyramid.acceleration.winograd import WinogradConv2d
-from cpvt_pyramid.model import MLP, set_checkpointing
+from cpvt_pyramid.grid import Grid
+from cpvt_pyramid.model import MLP, ConvMLP, PatchEmbed, set_checkpointing
 from tests.models.ours import BACKBONES, VALID, images, maps_and_gradients
 from tests.models.ports import randomize
 
@@ -297,6 +298,66 @@ def test_layers_without_bias_and_layers_replaced_later():
         torch.manual_seed(0)
         replaced(each.blocks[0][1].mlp)
     same_maps(fast(images()), model(images()))
+
+
+CONVOLUTIONS = {
+    'stride': dict(stride=(1, 2)),
+    'dilation': dict(dilation=(2, 2), padding=(2, 2)),
+    'padding': dict(padding=(0, 1)),
+    'border': dict(padding_mode='circular', _reversed_padding_repeated_twice=[1, 1, 1, 1]),
+    'groups': dict(groups=2, weight=nn.Parameter(torch.randn(256, 128, 3, 3) / 30)),
+    'kernel': dict(weight=nn.Parameter(torch.randn(256, 256, 1, 1))),
+}
+
+
+@pytest.mark.parametrize('change', CONVOLUTIONS)
+@pytest.mark.parametrize('kind', ['3x3', 'patches'])
+@torch.no_grad()
+def test_convolutions_changed_later(kind, change):
+    """What a convolution computes is read in each pass, as by a plain one."""
+    plain: nn.Module = nn.Conv2d(256, 256, 3, padding=1)
+    x = torch.randn(1, 256, 6, 9)
+    if kind == 'patches':
+        plain = PatchEmbed(256, 256, 3)
+        x = x.permute(0, 2, 3, 1)
+    fast = accelerate(copy.deepcopy(plain))
+    for model in (plain, fast):
+        for name, value in CONVOLUTIONS[change].items():
+            setattr(model.proj if kind == 'patches' else model, name, value)
+    torch.testing.assert_close(fast(x), plain(x), rtol=1e-4, atol=1e-4)
+
+
+def hooked_drop(mlp):
+    mlp.drop.register_forward_hook(lambda module, given, out: 2 * out)
+
+
+def replaced_drop(mlp):
+    mlp.drop = nn.Hardtanh(-0.1, 0.1).eval()
+
+
+def forward_of_drop(mlp):
+    mlp.drop.forward = torch.sin
+
+
+def drop_in_training(mlp):
+    """As for Monte Carlo estimates; at this rate it zeroes everything."""
+    mlp.drop.p = 1.0
+    mlp.drop.train()
+
+
+@pytest.mark.parametrize('kind', ['MLP', 'ConvMLP', 'MLP, recomputed'])
+@pytest.mark.parametrize('change', [hooked_drop, replaced_drop, forward_of_drop, drop_in_training])
+def test_dropout_that_is_more_than_dropout_is_called(kind, change):
+    build = ConvMLP if kind == 'ConvMLP' else MLP
+    plain = randomize(build(4, 8, drop=0.5)).eval()
+    fast = accelerate(copy.deepcopy(plain))
+    fast.recompute_gelu = kind == 'MLP, recomputed'
+    if fast.recompute_gelu:
+        accelerate(fast, False)
+    x = torch.randn(1, 3, 5, 4)
+    change(plain)
+    change(fast)
+    torch.testing.assert_close(fast(x, Grid(3, 5)), plain(x, Grid(3, 5)))
 
 
 @pytest.mark.parametrize('change', [pruned, parametrized, spectral])

@@ -1,6 +1,7 @@
 """Accelerated layers in everything that PyTorch does with layers: they do what plain ones do."""
 
 import copy
+import functools
 import itertools
 from contextlib import nullcontext
 
@@ -200,6 +201,47 @@ def test_hooks_of_tensors_are_called_once(layers, create_graph):
 
 
 NOT_FINITE = {'nan': float('nan'), 'infinite': float('inf')}
+
+
+OTHER_STRIDES = {
+    'a column of a matrix': lambda bias: torch.stack([bias, bias + 7], 1)[:, 0],
+    'one value': lambda bias: bias[:1].expand(len(bias)),
+    'inside a vector': lambda bias: torch.cat([bias[:1] + 7, bias])[1:],
+}
+
+
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+@pytest.mark.parametrize('kind', OTHER_STRIDES)
+def test_parameters_of_any_stride(layers, kind, grad):
+    """oneDNN and our own functions get the address of a bias, without its stride."""
+    plain, fast, x = layers
+    for each in (plain, fast):
+        for parameter in each.parameters():
+            if parameter.dim() == 1:
+                parameter.data = OTHER_STRIDES[kind](parameter.detach())
+    with nullcontext() if grad else torch.no_grad():
+        out = [each(x) for each in (fast, plain)]
+        assert_same(*out)
+        if grad:
+            assert_same(gradients(fast, out[0]), gradients(plain, out[1]))
+
+
+def test_methods_that_others_keep(layers):
+    """As the hooks of Hugging Face's accelerate, which replace `forward` by a function that calls
+    what it was before; also after the acceleration is undone."""
+    plain, fast, x = layers
+    kept = {}
+
+    def call_kept(module, *args):
+        return kept[module](*args)
+
+    for module in fast.modules():
+        kept[module] = module.forward
+        module.forward = functools.partial(call_kept, module)
+    with torch.no_grad():
+        assert_same(fast(x), plain(x))
+        accelerate(fast, False)
+        assert torch.equal(fast(x), plain(x))
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])

@@ -95,6 +95,10 @@ def grid_of_windows(
         return Grid(k, k)
     if padding is not None:
         bias = pad_to_multiple(padding.score_bias().to(x.dtype), k, MASKED)
+        if window_padding == 'mmseg':
+            height, width = padding.sizes()
+            needs_both = (height % k > 0) & (width % k > 0)  # of each image
+            bias = bias * needs_both[:, None, None, None]
     else:
         border = bias_of_border(x, k, window_padding)
         if border is None:

@@ -42,7 +42,6 @@ from .grid import (
     to_windows,
     weights_of_means,
 )
-from .names import STAGE_PARTS
 from .padding.mask import BatchPadding, Padding, check_image, fill_outside
 from .position import (
     NoPosition,
@@ -94,9 +93,9 @@ class CPVTPyramid(nn.Module):
             it ignores the part outside the map; 'zero': it reads zeros there, as in timm; 'mmseg':
             it ignores that part only if the map needs padding both at the right and at the bottom,
             as in MMSegmentation.
-        drop_border: the sub-sampling of keys ignores the last rows and columns if they do not fill
-            a patch, as in timm, the authors' code and OpenMMLab, unless `valid` is given. By
-            default, zeros fill them. If 32 divides the sides of the image, nothing differs.
+        drop_border: the sub-sampling of keys ignores the last rows and columns of an image if they
+            do not fill a patch, as in timm, the authors' code and OpenMMLab. By default, zeros
+            fill them. If 32 divides the sides of the image, nothing differs.
         frozen_stages: number of stages, from the first, that do not train (patch embedding,
             blocks, PEG and norm). 0 or -1: none. In OpenMMLab's ResNet and Swin 0 freezes the
             stem; here the stem is part of the first stage. Parts that are added to frozen stages
@@ -160,6 +159,7 @@ class CPVTPyramid(nn.Module):
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
         self.window_padding = window_padding
+        self.drop_border = drop_border
         self.stage_strides = arch.strides  # of all stages
         self.channels = tuple(arch.dims[i] for i in self.out_indices)
         self.strides = tuple(arch.strides[i] for i in self.out_indices)
@@ -195,9 +195,9 @@ class CPVTPyramid(nn.Module):
 
         self.apply(init_weights)
         init_pegs(self, encoding.peg)
-        modules = [name for name, _ in self.named_modules()]
-        parameters = [name for name, _ in self.named_parameters()]
-        self.built_names = frozenset(modules + parameters)
+        parts = (self.patch_embeds, self.pos_embeds, self.blocks, self.norm_list)
+        stage_parts = zip(*parts, self.pos_block, self.more_pos_block)
+        self.built = [modules_of(parts_of_stage) for parts_of_stage in stage_parts]
         self.freeze()
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
@@ -258,7 +258,10 @@ class CPVTPyramid(nn.Module):
         if arch.linear:
             return Grid(height, width, padding=padding, means=weights_of_means(x, padding))
         step = arch.sr_ratios[i]
-        keys = batch.at(stride * step, finer=stride)
+        if padding is not None and self.drop_border:
+            keys: Optional[Padding] = padding.whole_patches(step)
+        else:
+            keys = batch.at(stride * step, finer=stride)
         bias = None if keys is None else bias_of_keys(keys, x.dtype)
         grid = Grid(height, width, padding=padding, step=step, key_bias=bias)
         if arch.window is not None:
@@ -286,20 +289,23 @@ class CPVTPyramid(nn.Module):
 
     def freeze(self) -> None:
         """Freeze the stages that do not train: what they were built of, and nothing added later."""
-        if self.frozen_stages <= 0:
-            return
-        for name, module in self.named_modules():
-            if self.is_frozen(name):
+        # Not by their names in the model, which wrappers such as torch.compile change.
+        for stage in self.built[: max(self.frozen_stages, 0)]:
+            for module, names in stage:
                 module.training = False
-        for name, parameter in self.named_parameters():
-            if self.is_frozen(name):
-                parameter.requires_grad_(False)
+                for name, parameter in module.named_parameters(recurse=False):
+                    if name in names:
+                        parameter.requires_grad_(False)
 
-    def is_frozen(self, name: str) -> bool:
-        """True for a module or parameter of a frozen stage that the model was built with."""
-        part, *indices = name.split('.')
-        in_stage = part in STAGE_PARTS and bool(indices)
-        return in_stage and int(indices[0]) < self.frozen_stages and name in self.built_names
+
+def modules_of(parts: Iterable[nn.Module]) -> list[tuple[nn.Module, frozenset[str]]]:
+    """All modules of parts of a model, each with the names of its own parameters."""
+    found = []
+    for part in parts:
+        for module in part.modules():
+            names = frozenset(name for name, _ in module.named_parameters(recurse=False))
+            found.append((module, names))
+    return found
 
 
 class BlockOptions(NamedTuple):
@@ -548,7 +554,8 @@ class GlobalAttention(Attention):
 
     Args:
         sr_ratio: side of the patches that have one key and one value each.
-        drop_border: rows and columns that do not fill a patch are left out, see `CPVTPyramid`.
+        drop_border: rows and columns that do not fill a patch are left out, see `CPVTPyramid`. In
+            a padded batch, they are there, and `Grid.key_bias` must hide them.
     """
 
     def __init__(

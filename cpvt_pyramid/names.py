@@ -75,8 +75,6 @@ COLUMN = {
         + layers('norm2'),
     ),
 }
-# Lists with an entry for each stage.
-STAGE_PARTS = tuple(name for name, part in PYRAMID.items() if '{i}' in part.indices)
 # Position inside a block, of attentions.
 IN_ATTENTION = re.compile(r'attn\.(position|peg)\.')
 LEVELS = 4  # of a feature pyramid

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..versions import is_compiling, is_exporting
+from .batching import ceil_div
 
 # Added to the scores of keys in the padding. exp(MASKED) is 0 in any precision, and unlike minus
 # infinity it gives no NaN where all keys are padding.
@@ -54,6 +55,16 @@ class Padding:
     def coarser(self, k: int) -> 'Padding':
         """The padding of the map that has one token for each k x k tokens of this one."""
         return Padding(self.rows_outside[:, ::k], self.columns_outside[:, ::k])
+
+    def whole_patches(self, k: int) -> 'Padding':
+        """The padding of the map that has one token for each patch of k x k tokens that an image
+        fills. A side of less than k tokens is one patch."""
+        axes = []
+        for outside, sides in zip((self.rows_outside, self.columns_outside), self.sizes()):
+            count = torch.where(sides < k, sides.clamp(max=1), sides // k)
+            patches = torch.arange(ceil_div(outside.shape[1], k), device=outside.device)
+            axes.append(patches >= count[:, None])
+        return Padding(*axes)
 
     def sizes(self) -> tuple[Tensor, Tensor]:
         """Height and width, (B,) each, of the images in tokens."""

@@ -21,6 +21,7 @@ from cpvt_pyramid.model import Block, DropPath
 from cpvt_pyramid.names import count_layers, layer_of
 from tests.models.ours import (
     BACKBONES,
+    BORDERS,
     CASES,
     POSITIONS,
     SHALLOW,
@@ -236,20 +237,22 @@ def test_padding_is_hidden_from_large_scores(build):
         torch.testing.assert_close(cropped(b, a), a)
 
 
-def test_windows_that_attend_to_zeros_do_so_in_a_batch():
-    options = dict(window_padding='zero')
-    same_features_alone(svt, options, False, [(61, 40), (33, 90)], more=(3, 0))
+# Sides in pixels: windows of 28 and patches of 8 to 32 fit into both, one or none of them.
+@pytest.mark.parametrize('sizes', [[(56, 40), (33, 84), (61, 90)], [(56, 84), (5, 3)]], ids=str)
+@pytest.mark.parametrize('case', BORDERS)
+def test_borders_of_other_ports_are_those_of_the_image_alone(case, sizes):
+    same_features_alone(*BORDERS[case], False, sizes, more=(3, 0))
 
 
 @settings(deadline=None, max_examples=30)
 @given(
-    case=st.sampled_from(list(CASES)),
+    case=st.sampled_from([*CASES, *BORDERS]),
     class_token=st.booleans(),
     sizes=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90)), min_size=1, max_size=3),
     more=st.tuples(st.integers(0, 40), st.integers(0, 40)),
 )
 def test_features_are_those_of_the_image_alone_at_any_size(case, class_token, sizes, more):
-    same_features_alone(*CASES[case], class_token, sizes, more)
+    same_features_alone(*(CASES | BORDERS)[case], class_token, sizes, more)
 
 
 def same_features_alone(build, options, class_token, sizes, more):

@@ -10,12 +10,13 @@ import torch
 from reference import TINY_SVT, reference_maps, same_maps
 from support import run
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from cpvt_pyramid import CPVT, CPVTPyramid, DenseCPVT
 from cpvt_pyramid.grid import Grid
 from cpvt_pyramid.model import init_weights
 from cpvt_pyramid.names import count_layers, layer_of
-from tests.models.ours import pcpvt, pvt_v2, shallow
+from tests.models.ours import images, pcpvt, pvt_v2, shallow
 from tests.models.ports import randomize
 
 
@@ -126,6 +127,36 @@ def test_adapters_of_frozen_stages_train():
             assert parameter.requires_grad is not is_frozen
     model(torch.randn(1, 3, 32, 32))[0].sum().backward()
     assert mlp.fc1.up.weight.grad.any()
+
+
+class Wrapper(nn.Module):
+    """A module around another one, under whose name it is registered."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.wrapped = module
+
+    def forward(self, *inputs):
+        return self.wrapped(*inputs)
+
+
+@pytest.mark.parametrize('copied', [False, True], ids=['', 'copied'])
+@pytest.mark.parametrize('wrap', [Wrapper, checkpoint_wrapper, torch.compile])
+def test_wrapped_parts_of_frozen_stages_stay_frozen(wrap, copied):
+    model = randomize(CPVTPyramid('pcpvt_nano', out_indices=(0,), frozen_stages=1, drop_rate=0.5))
+    if copied:
+        model = copy.deepcopy(model)
+    expected = model.eval()(images())
+    model.pos_block[0] = wrap(model.pos_block[0])
+    model.blocks[0][0].mlp.fc1 = wrap(model.blocks[0][0].mlp.fc1)
+    for j in range(2):
+        model.blocks[0][j] = wrap(model.blocks[0][j])
+    model.requires_grad_(True)
+    model.train()
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    if wrap is not torch.compile:  # which takes seconds
+        torch.testing.assert_close(model(images()), expected)
+    assert not any(module.training for module in model.modules() if not list(module.children()))
 
 
 def test_frozen_stages_stay_frozen():

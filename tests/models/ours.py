@@ -87,6 +87,13 @@ CASES = {
 }
 CASES['pvt_v2, none'] = (pvt_v2, {})
 CASES['linear, none'] = (linear, {})
+# Borders as other ports treat them; the slow version does not.
+BORDERS = {
+    'pcpvt, border dropped': (pcpvt, dict(drop_border=True)),
+    'pvt_v2, border dropped': (pvt_v2, dict(drop_border=True)),
+    'svt, zeros attended to': (svt, dict(window_padding='zero')),
+    'svt, as in mmseg': (svt, dict(window_padding='mmseg', drop_border=True)),
+}
 BACKBONES = {
     'pcpvt': pcpvt,
     'svt': svt,

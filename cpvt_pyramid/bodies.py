@@ -1,5 +1,6 @@
 """The backbone of a detector or a segmentor, from its name or options."""
 
+from collections.abc import Sequence
 from typing import Any, Union
 
 from .archs import COLUMNAR_ARCHS, Arch, ColumnarArch
@@ -35,6 +36,19 @@ def build_body(backbone: Backbone, finest: int) -> Body:
             f'choose out_indices'
         )
     return backbone
+
+
+def check_normalization(
+    image_mean: Sequence[float], image_std: Sequence[float], in_channels: int
+) -> None:
+    """Raise a ValueError unless there are a mean and a deviation for each channel of the image, or
+    one for all."""
+    for name, values in (('image_mean', image_mean), ('image_std', image_std)):
+        if len(values) not in (1, in_channels):
+            raise ValueError(
+                f'{name} must have a value for each of the {in_channels} channels of the image '
+                f'(in_channels), or one for all, got {len(values)}: {tuple(values)}'
+            )
 
 
 def is_columnar(arch: Union[str, dict[str, Any], Arch, ColumnarArch]) -> bool:

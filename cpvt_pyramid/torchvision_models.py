@@ -13,6 +13,11 @@ others of its batch. Here
   - anchors and RoIAlign get the strides, which torchvision guesses (`StrideAnchors`,
     `StrideRoIAlign`).
 
+In autocast and with weights in half precision, backbone, FPN and the layers of heads before the
+last compute in half precision. The layers that predict, anchors, boxes, RoIAlign and losses are in
+float32 (`compute_boxes_in_float32`): bfloat16 has 8 bits, so that coordinates would move in steps
+of 8 pixels at 1333, and many scores would be equal.
+
 Shapes: B batch, C channels, H x W image in pixels, h x w map, N anchors.
 """
 
@@ -26,18 +31,29 @@ from typing import Any, Optional, TypeVar, Union
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torchvision.models import detection
-from torchvision.models.detection._utils import BoxCoder
+from torchvision.models.detection._utils import BoxCoder, BoxLinearCoder
 from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
+from torchvision.models.detection.fcos import FCOSClassificationHead, FCOSRegressionHead
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
+from torchvision.models.detection.retinanet import (
+    RetinaNetClassificationHead,
+    RetinaNetRegressionHead,
+)
+from torchvision.models.detection.roi_heads import RoIHeads
+from torchvision.models.detection.rpn import RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign, clip_boxes_to_image, nms
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
 from torchvision.ops.poolers import LevelMapper
 
-from .bodies import Backbone, Body, build_body
+from .bodies import Backbone, Body, build_body, check_normalization
 from .padding.batching import map_in_batches
 from .padding.mask import split_validity
+from .versions import without_autocast
 
 
 class BySize(nn.Module):
@@ -139,12 +155,12 @@ class MMDetectionRetinaNet(RetinaNet):
         self, logits: Tensor, deltas: Tensor, anchors: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The best boxes, scores and labels of a level, from N anchors."""
-        scores = logits.float().sigmoid()  # (N, classes)
+        scores = logits.sigmoid()  # (N, classes)
         anchor, label = (scores > self.score_thresh).nonzero(as_tuple=True)
         scores, order = scores[anchor, label].sort(descending=True)
         order = order[: self.topk_candidates]
         anchor, label = anchor[order], label[order]
-        boxes = self.box_coder.decode_single(deltas[anchor].float(), anchors[anchor])
+        boxes = self.box_coder.decode_single(deltas[anchor], anchors[anchor])
         return boxes, scores[: self.topk_candidates], label
 
     def replace_classifiers(self, num_classes: int) -> None:
@@ -159,7 +175,157 @@ class MMDetectionRetinaNet(RetinaNet):
         head.num_classes = num_classes
 
 
-class ClampedBoxCoder(BoxCoder):
+def in_float32(layer: nn.Module, x: Tensor) -> Tensor:
+    """The output of a layer, computed in float32, also in autocast and with weights in half
+    precision; in float64 if these are."""
+    weights = {}
+    for name, parameter in layer.named_parameters():
+        if parameter.dtype in (torch.bfloat16, torch.float16):
+            weights[name] = parameter.float()
+    with without_autocast(x.device.type):
+        x = at_least_float32(x)
+        return functional_call(layer, weights, (x,)) if weights else layer(x)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def by_anchor(maps: Sequence[Tensor], values: int) -> Tensor:
+    """Join the predictions of all levels, (B, A * values, h, w) each, for A anchors of a cell.
+
+    Returns:
+        (B, N, values), in the order of `StrideAnchors`.
+    """
+    return torch.cat(
+        [x.unflatten(1, (-1, values)).permute(0, 3, 4, 1, 2).flatten(1, 3) for x in maps], dim=1
+    )
+
+
+class ClassificationInFloat32(nn.Module):
+    """Mixin, listed before a classification head: the last layer computes in float32."""
+
+    conv: nn.Module
+    cls_logits: nn.Module
+    num_classes: int
+
+    def forward(self, x: list[Tensor]) -> Tensor:
+        """Scores (B, N, classes) of the maps of all levels."""
+        return by_anchor(
+            [in_float32(self.cls_logits, self.conv(level)) for level in x], self.num_classes
+        )
+
+
+class RetinaNetClassification(ClassificationInFloat32, RetinaNetClassificationHead):
+    pass
+
+
+class FCOSClassification(ClassificationInFloat32, FCOSClassificationHead):
+    pass
+
+
+class RetinaNetRegression(RetinaNetRegressionHead):
+    """torchvision's, whose last layer computes in float32."""
+
+    def forward(self, x: list[Tensor]) -> Tensor:
+        return by_anchor([in_float32(self.bbox_reg, self.conv(level)) for level in x], 4)
+
+
+class FCOSRegression(FCOSRegressionHead):
+    """torchvision's, whose last layers compute in float32."""
+
+    def forward(self, x: list[Tensor]) -> tuple[Tensor, Tensor]:
+        hidden = [self.conv(level) for level in x]
+        distances = [in_float32(self.bbox_reg, level).relu() for level in hidden]
+        centerness = [in_float32(self.bbox_ctrness, level) for level in hidden]
+        return by_anchor(distances, 4), by_anchor(centerness, 1)
+
+
+class RegionProposal(RPNHead):
+    """torchvision's, whose last layers compute in float32."""
+
+    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        hidden = [self.conv(level) for level in x]
+        scores = [in_float32(self.cls_logits, level) for level in hidden]
+        return scores, [in_float32(self.bbox_pred, level) for level in hidden]
+
+
+class BoxPredictor(FastRCNNPredictor):
+    """torchvision's, whose layers compute in float32."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.flatten(1)
+        return in_float32(self.cls_score, x), in_float32(self.bbox_pred, x)
+
+
+class MaskPredictor(MaskRCNNPredictor):
+    """torchvision's, whose last layer computes in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        *layers, last = self
+        for layer in layers:
+            x = layer(x)
+        return in_float32(last, x)
+
+
+class RegionHeads(RoIHeads):
+    """torchvision's, which takes the predictions of any `box_predictor` in float32."""
+
+    def postprocess_detections(
+        self, class_logits: Tensor, box_regression: Tensor, *others: Any
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        class_logits = at_least_float32(class_logits)
+        return super().postprocess_detections(
+            class_logits, at_least_float32(box_regression), *others
+        )
+
+
+class Float32BoxCoder(BoxCoder):
+    """torchvision's, which computes in float32."""
+
+    def encode_single(self, reference_boxes: Tensor, proposals: Tensor) -> Tensor:
+        reference_boxes = at_least_float32(reference_boxes)
+        return super().encode_single(reference_boxes, at_least_float32(proposals))
+
+    def decode_single(self, rel_codes: Tensor, boxes: Tensor) -> Tensor:
+        return super().decode_single(at_least_float32(rel_codes), at_least_float32(boxes))
+
+
+class Float32LinearCoder(BoxLinearCoder):
+    """torchvision's, which computes in float32."""
+
+    def encode(self, reference_boxes: Tensor, proposals: Tensor) -> Tensor:
+        return super().encode(at_least_float32(reference_boxes), at_least_float32(proposals))
+
+    def decode(self, rel_codes: Tensor, boxes: Tensor) -> Tensor:
+        return super().decode(at_least_float32(rel_codes), at_least_float32(boxes))
+
+
+# The class that takes the place of a class of torchvision, of heads and of what codes boxes.
+IN_FLOAT32: dict[type, type] = {
+    RetinaNetClassificationHead: RetinaNetClassification,
+    RetinaNetRegressionHead: RetinaNetRegression,
+    FCOSClassificationHead: FCOSClassification,
+    FCOSRegressionHead: FCOSRegression,
+    RPNHead: RegionProposal,
+    RoIHeads: RegionHeads,
+    FastRCNNPredictor: BoxPredictor,
+    MaskRCNNPredictor: MaskPredictor,
+    BoxCoder: Float32BoxCoder,
+    BoxLinearCoder: Float32LinearCoder,
+}
+
+
+def compute_boxes_in_float32(model: nn.Module) -> None:
+    """Let a detector of torchvision predict and code boxes in float32, whatever the precision of
+    its backbone. Parameters and their names stay."""
+    for module in model.modules():
+        for part in (module, vars(module).get('box_coder')):
+            if type(part) in IN_FLOAT32:
+                part.__class__ = IN_FLOAT32[type(part)]  # type: ignore[union-attr, assignment]
+
+
+class ClampedBoxCoder(Float32BoxCoder):
     """torchvision's, which limits the shrinking of anchors as it does their growth."""
 
     def decode_single(self, rel_codes: Tensor, boxes: Tensor) -> Tensor:
@@ -334,13 +500,14 @@ def assemble(
     kind: type[Detector],
     num_classes: int,
     options: dict[str, Any],
-    transform: Optional[type[GeneralizedRCNNTransform]] = None,
+    transform: Optional[type['DetectorTransform']] = None,
 ) -> Detector:
     """Build a detector with a transform, by default one that marks the padding for the backbone.
 
     Raises:
         TypeError: an unknown option, or one that must be a number and is not. torchvision ignores
             the former, and the latter fails with the first image.
+        ValueError: means or deviations that are not as many as the channels of the image.
     """
     known = {**inspect.signature(GeneralizedRCNNTransform).parameters}
     known |= inspect.signature(kind).parameters
@@ -351,7 +518,9 @@ def assemble(
         if must_be_number and not is_number_or_several(value):
             raise TypeError(f'{name} of {kind.__name__} must be a number, got {value!r}')
     model = kind(num_classes=num_classes, **options)
+    compute_boxes_in_float32(model)
     plain = model.transform
+    check_normalization(plain.image_mean, plain.image_std, model.backbone.in_channels)
     model.transform = (transform or ValidRegionTransform)(
         model.backbone.in_channels,
         plain.min_size,
@@ -370,16 +539,29 @@ def is_number_or_several(value: object) -> bool:
     return all(isinstance(each, (int, float)) for each in values)
 
 
-class ValidRegionTransform(GeneralizedRCNNTransform):
+class DetectorTransform(GeneralizedRCNNTransform):
+    """torchvision's transform, which refuses images of other channels: a gray one would become one
+    of three."""
+
+    def __init__(self, in_channels: int, *args: Any) -> None:
+        super().__init__(*args)
+        self.in_channels = in_channels
+
+    def normalize(self, image: Tensor) -> Tensor:
+        channels = image.shape[0]
+        if channels != self.in_channels:
+            raise ValueError(
+                f'the backbone takes images of {self.in_channels} channels, got {channels}'
+            )
+        return super().normalize(image)
+
+
+class ValidRegionTransform(DetectorTransform):
     """torchvision's transform, which marks the padding for the backbone.
 
     Padded batches get a further channel, 1 inside an image and 0 in the padding, which
     `BackboneFPN` splits off. Batches without padding get none and run at full speed.
     """
-
-    def __init__(self, in_channels: int, *args: Any) -> None:
-        super().__init__(*args)
-        self.in_channels = in_channels
 
     def resize(
         self, image: Tensor, target: Optional[dict[str, Tensor]] = None
@@ -396,11 +578,6 @@ class ValidRegionTransform(GeneralizedRCNNTransform):
 
     def batch_images(self, images: list[Tensor], size_divisible: int = 32) -> Tensor:
         """The padded batch of images (C, H, W), (B, C, H, W) or (B, C + 1, H, W)."""
-        channels = images[0].shape[0]
-        if channels != self.in_channels:  # else a channel of the image could be taken for the mark
-            raise ValueError(
-                f'the backbone takes images of {self.in_channels} channels, got {channels}'
-            )
         batch = super().batch_images(images, size_divisible)
         is_padded = any(image.shape[1:] != batch.shape[2:] for image in images)
         if not is_padded and not torch.jit.is_tracing():  # a graph must serve other sizes
@@ -409,14 +586,8 @@ class ValidRegionTransform(GeneralizedRCNNTransform):
         return super().batch_images(marked, size_divisible)
 
 
-class MMDetectionTransform(GeneralizedRCNNTransform):
-    """torchvision's transform, whose evaluation resizes images to the sizes of MMDetection.
-
-    `in_channels` is not read.
-    """
-
-    def __init__(self, in_channels: int, *args: Any) -> None:
-        super().__init__(*args)
+class MMDetectionTransform(DetectorTransform):
+    """torchvision's transform, whose evaluation resizes images to the sizes of MMDetection."""
 
     def resize(
         self, image: Tensor, target: Optional[dict[str, Tensor]] = None
@@ -530,6 +701,8 @@ class StrideAnchors(AnchorGenerator):
     torchvision's generator divides the size of the batch by that of the map, so that the distance
     of the anchors depends on the padding. It also rounds their sides to whole pixels.
 
+    They are in float32, whatever the precision of the maps, or in float64.
+
     Args:
         strides: of each map.
         sizes: sides of each map's square anchors in pixels.
@@ -561,7 +734,8 @@ class StrideAnchors(AnchorGenerator):
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
         """(N, 4) for each image."""
-        self.set_cell_anchors(feature_maps[0].dtype, feature_maps[0].device)
+        dtype = torch.promote_types(feature_maps[0].dtype, torch.float32)
+        self.set_cell_anchors(dtype, feature_maps[0].device)
         map_sizes = [list(x.shape[-2:]) for x in feature_maps]
         levels = self.grid_anchors(map_sizes, [[stride, stride] for stride in self.strides])
         return [torch.cat(levels)] * len(image_list.image_sizes)
@@ -575,3 +749,10 @@ class StrideRoIAlign(MultiScaleRoIAlign):
         super().__init__(names, output_size, sampling_ratio=2)
         self.scales = [1 / stride for stride in strides]
         self.map_levels = LevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
+
+    def forward(
+        self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]
+    ) -> Tensor:
+        """Computed in float32, since boxes are; the results have the dtype of the maps."""
+        maps = {name: at_least_float32(x[name]) for name in self.featmap_names}
+        return super().forward(maps, boxes, image_shapes).to(x[self.featmap_names[0]].dtype)

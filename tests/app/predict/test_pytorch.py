@@ -90,6 +90,20 @@ def test_the_command_writes_results(name, options, tmp_path):
             assert (out / f'{i}.labels.{ending}').is_file()
 
 
+def test_more_classes_than_a_byte_has_values(tmp_path, monkeypatch):
+    def load(name: str, checkpoint: object = None) -> torch.nn.Module:
+        model = segformer('pcpvt_nano', num_classes=300, channels=16)
+        with torch.no_grad():
+            model.decode_head.conv_seg.bias[290] = 100
+        model.classes = tuple(map(str, range(300)))
+        model.image_sides = SIDES
+        return model.eval()
+
+    monkeypatch.setattr(pytorch_model, 'load_trained', load)
+    found = Predictor(SEGMENTOR, device='cpu')(photographs(tmp_path)[0])
+    assert (found.labels == 290).all()
+
+
 def test_the_last_layers_of_a_detector_stay_in_float32(tmp_path):
     """In bfloat16 its logits are near those in float32, and not rounded to 8 bits."""
     path = photographs(tmp_path)[0]

@@ -10,7 +10,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ....acceleration.accelerate import accelerate, what_is_missing
 from ....segmentors import resize
@@ -158,9 +158,6 @@ class DetectorSession(TorchSession):
     def __init__(self, model: Any, dtype: str) -> None:
         super().__init__(model, dtype)
         self.rows = model.detections_per_img
-        head = model.head
-        for layer in (head.classification_head.cls_logits, head.regression_head.bbox_reg):
-            leave_autocast(layer)  # with 8 bits, many scores would be equal
 
     def outputs(self, images: Tensor, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         sizes = [(int(height), int(width)) for height, width in inputs['valid']]
@@ -180,17 +177,6 @@ class DetectorSession(TorchSession):
             scores[i, :count] = each['scores'].cpu().numpy()
             labels[i, :count] = each['labels'].cpu().numpy()
         return {'boxes': boxes, 'scores': scores, 'labels': labels}
-
-
-def leave_autocast(layer: nn.Module) -> None:
-    """Let a layer compute in float32, also in autocast."""
-    forward = layer.forward
-
-    def compute(x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            return forward(x.float())
-
-    layer.forward = compute  # type: ignore[method-assign]
 
 
 class SegmentorSession(TorchSession):
@@ -217,7 +203,8 @@ class SegmentorSession(TorchSession):
         scores = scores.float().contiguous()
         originals = [(int(height), int(width)) for height, width in inputs['original']]
         height, width = np.max(originals, axis=0)
-        labels = np.zeros((len(originals), height, width), np.uint8)
+        dtype = np.uint8 if scores.shape[1] <= 256 else np.int32
+        labels = np.zeros((len(originals), height, width), dtype)
         for i, original in enumerate(originals):
             own = label_map(scores[i : i + 1], to_batch_size, original)
             labels[i, : original[0], : original[1]] = own.cpu().numpy()

@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .bodies import Backbone, build_body
+from .bodies import Backbone, Body, build_body, check_normalization
+from .padding.mask import check_image, check_valid
 
 IMAGE_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, red, green and blue in [0, 1]
 IMAGE_STD = (0.229, 0.224, 0.225)
@@ -34,6 +35,23 @@ AUXILIARY_WEIGHT = 0.4  # of the loss of UPerNet's second classifier
 def resize(x: Tensor, size: Sequence[int]) -> Tensor:
     """Bilinear resizing of a map (B, C, H, W) to (height, width)."""
     return F.interpolate(x, tuple(size), mode='bilinear', align_corners=False)
+
+
+def cross_entropy(scores: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+    """The mean cross entropy of scores (B, K, h, w), resized to labels (B, H, W), over the pixels
+    that count; 0 if none does. It is computed in float32."""
+    resized = resize(scores.float(), labels.shape[1:])
+    total = F.cross_entropy(resized, labels, ignore_index=ignore_index, reduction='sum')
+    return total / (labels != ignore_index).sum().clamp(min=1)
+
+
+def check_num_classes(num_classes: int) -> None:
+    """Raise a ValueError unless a classifier can tell its classes apart."""
+    if num_classes < 2:
+        raise ValueError(
+            f'num_classes of a segmentor must be at least 2, got {num_classes}: the score of a '
+            'single class has nothing to be compared with. Count the background as a class'
+        )
 
 
 class ConvNormReLU(nn.Module):
@@ -91,11 +109,12 @@ class Head(nn.Module):
 
     Args:
         channels: of that map.
-        num_classes: K.
+        num_classes: K, at least 2.
     """
 
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
+        check_num_classes(num_classes)
         self.dropout = nn.Dropout2d(DROPOUT)
         self.conv_seg: Any = nn.Conv2d(channels, num_classes, 1)
         self.start_classifier()
@@ -230,8 +249,9 @@ class SemanticSegmentor(nn.Module):
         decode_head: takes these maps, or those of `neck`.
         neck: an `FPN`, or None.
         auxiliary_head: a second classifier, for the training alone, or None.
-        image_mean: subtracted from the channels of the image, which are in [0, 1].
-        image_std: divides them then.
+        image_mean: for each channel of the image, which is in [0, 1]: what is subtracted. By
+            default that of ImageNet, for RGB.
+        image_std: for each channel: what it is divided by then.
         window: side of windows in pixels, and the distance between two, in which evaluation
             predicts; their scores are averaged where they overlap. None: the whole image at once.
 
@@ -243,7 +263,7 @@ class SemanticSegmentor(nn.Module):
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: Body,
         decode_head: Head,
         neck: Optional[FPN] = None,
         auxiliary_head: Optional[Head] = None,
@@ -253,6 +273,7 @@ class SemanticSegmentor(nn.Module):
         window: Optional[tuple[int, int]] = None,
     ) -> None:
         super().__init__()
+        check_normalization(image_mean, image_std, backbone.in_channels)
         self.backbone = backbone
         self.neck = neck
         self.decode_head = decode_head
@@ -266,12 +287,17 @@ class SemanticSegmentor(nn.Module):
 
         Args:
             image: (B, C, H, W) with values in [0, 1]; of any size.
-            valid: (B, 2), the true height and width of each image of a padded batch, which the
-                backbone keeps out of its maps; see `CPVTPyramid.forward`. Convolutions and pooling
-                of the heads read zeros there.
+            valid: (B, 2), the true height and width of each image of a padded batch. The backbone
+                keeps the padding out of its maps, which are then those of each image alone; see
+                `CPVTPyramid.forward`. Convolutions and pooling of the heads read zeros there, and
+                windows are those of the batch: for the scores that images have alone, run batches
+                of images of one size, without padding.
+
+        Raises:
+            ValueError: see `CPVTPyramid.forward`.
         """
         if self.window is not None and not self.training:
-            return self.in_windows(image)
+            return self.in_windows(image, valid)
         return resize(self.scores(image, valid), image.shape[2:])
 
     def scores(self, image: Tensor, valid: Optional[Tensor] = None) -> Tensor:
@@ -291,21 +317,31 @@ class SemanticSegmentor(nn.Module):
         Args:
             image, valid: see `forward`.
             labels: (B, H, W), classes from 0 to K - 1.
-            ignore_index: the label of pixels that do not count, such as those of the padding.
+            ignore_index: the label of pixels that do not count, such as those of the padding. If
+                none counts, the loss is 0.
+
+        Raises:
+            ValueError: `ignore_index` is the label of a class.
         """
+        if 0 <= ignore_index < self.num_classes:
+            raise ValueError(
+                f'ignore_index={ignore_index} is the label of one of the {self.num_classes} '
+                'classes; choose another for pixels without a class, such as -1'
+            )
         maps = self.backbone(self.normalized(image), valid)
         scores = self.decode_head(maps if self.neck is None else self.neck(maps))
-        size = labels.shape[1:]
-        loss = F.cross_entropy(resize(scores, size), labels, ignore_index=ignore_index)
+        loss = cross_entropy(scores, labels, ignore_index)
         if self.auxiliary_head is not None:
-            scores = self.auxiliary_head(maps)
-            auxiliary = F.cross_entropy(resize(scores, size), labels, ignore_index=ignore_index)
+            auxiliary = cross_entropy(self.auxiliary_head(maps), labels, ignore_index)
             loss = loss + AUXILIARY_WEIGHT * auxiliary
         return loss
 
-    def in_windows(self, image: Tensor) -> Tensor:
-        """`forward` of windows that cover the image, averaged where they overlap."""
+    def in_windows(self, image: Tensor, valid: Optional[Tensor]) -> Tensor:
+        """`forward` of windows that cover the batch, averaged where they overlap."""
         assert self.window is not None
+        check_image(image, self.backbone.in_channels)
+        if valid is not None:
+            check_valid(valid, image)
         side, step = self.window
         height, width = image.shape[2:]
         total: Any = 0
@@ -316,7 +352,8 @@ class SemanticSegmentor(nn.Module):
             bottom = min(top + side, height)
             right = min(left + side, width)
             part = image[:, :, top:bottom, left:right]
-            scores = resize(self.scores(part), part.shape[2:])
+            part_valid = None if valid is None else sizes_inside(valid, part, top, left)
+            scores = resize(self.scores(part, part_valid), part.shape[2:])
             if isinstance(total, int):
                 total = scores.new_zeros(*scores.shape[:2], height, width)
             total[:, :, top:bottom, left:right] += scores
@@ -324,6 +361,7 @@ class SemanticSegmentor(nn.Module):
         return total / count
 
     def normalized(self, image: Tensor) -> Tensor:
+        check_image(image, self.backbone.in_channels)  # a gray image would become one of three
         mean = image.new_tensor(self.image_mean)[:, None, None]
         std = image.new_tensor(self.image_std)[:, None, None]
         return (image - mean) / std
@@ -334,11 +372,26 @@ class SemanticSegmentor(nn.Module):
 
     def replace_classifiers(self, num_classes: int) -> None:
         """Give the heads new classifiers, with initial weights."""
+        check_num_classes(num_classes)
         for head in (self.decode_head, self.auxiliary_head):
             if head is not None:
                 old = head.conv_seg
                 head.conv_seg = nn.Conv2d(old.in_channels, num_classes, 1).to(old.weight.device)
                 head.start_classifier()
+
+
+def sizes_inside(valid: Tensor, window: Tensor, top: int, left: int) -> Tensor:
+    """The height and width, (B, 2), of what a window of a padded batch has of each image; 0 where
+    it lies in the padding.
+
+    Args:
+        valid: (B, 2), those of each image.
+        window: (B, C, H, W).
+        top: row of the batch at which the window begins.
+        left: column at which it begins.
+    """
+    sizes = valid - valid.new_tensor([top, left])
+    return sizes.clamp(min=0).minimum(valid.new_tensor(window.shape[2:]))
 
 
 def window_starts(length: int, side: int, step: int) -> list[int]:

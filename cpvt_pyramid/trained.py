@@ -12,6 +12,7 @@ import csv
 import difflib
 import os
 import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
@@ -27,8 +28,10 @@ LONG_SIDES = {'COCO': 1333, 'ADE20K': 2048, 'Cityscapes': 2048}  # of images, in
 WINDOWS = {'Cityscapes': (1024, 768)}
 FLOAT = 4  # bytes
 RESEARCH_ONLY = 'research only'
-# The layers that classify, of a segmentor and of a detector
-CLASSIFIERS = 'decode_head.conv_seg.weight', 'head.classification_head.cls_logits.weight'
+# The layers that classify: of a segmentor; and of a detector here and in MMDetection
+SEGMENTOR_CLASSIFIER = 'decode_head.conv_seg.weight'
+DETECTOR_CLASSIFIER = 'head.classification_head.cls_logits.weight'
+MMDETECTION_CLASSIFIER = 'bbox_head.retina_cls.weight'
 Color = tuple[int, int, int]
 
 
@@ -171,6 +174,8 @@ def load_trained(
     checkpoint: Union[str, Path, None] = None,
     *,
     num_classes: Optional[int] = None,
+    image_mean: Optional[Sequence[float]] = None,
+    image_std: Optional[Sequence[float]] = None,
     **options: Any,
 ) -> 'nn.Module':
     """Build a trained model. Segmentors need only torch, detectors also torchvision.
@@ -184,10 +189,15 @@ def load_trained(
     Args:
         name: `cpvt models` lists them.
         checkpoint: the file with the weights; also those of a fine-tuned model, whose number of
-            classes may be another. None: it is downloaded once, into the cache of torch.hub.
+            classes may be another, as OpenMMLab, Lightning, torch.compile, DDP and averages of
+            weights save them. What is not of the model, such as an optimizer, is ignored. None: it
+            is downloaded once, into the cache of torch.hub.
         num_classes: replaces the layers that classify by new ones for this number of classes, for
-            fine-tuning. All others keep their weights.
-        **options: of the backbone, such as `drop_path_rate` and `frozen_stages`.
+            fine-tuning. All others keep their weights. Segmentors need at least 2.
+        image_mean: of each channel of the images, in [0, 1], if these are not RGB.
+        image_std: of each channel, too.
+        **options: of the backbone, such as `drop_path_rate`, `frozen_stages`, or `in_channels` with
+            `rgb_weights`.
 
     Returns:
         A `segmentors.SemanticSegmentor` or `torchvision_models.RetinaNet` in evaluation mode, with
@@ -198,19 +208,24 @@ def load_trained(
         ConnectionError: the file cannot be downloaded.
         FileNotFoundError: there is no such file.
         ImportError: torchvision is missing.
-        ValueError: an unknown name; or the file is damaged or of another model.
+        ValueError: an unknown name; means that do not fit the channels; or the file is damaged, of
+            another model, or of several.
 
     Examples:
         >>> model = load_trained('segformer_b0_ade20k')  # doctest: +SKIP
         >>> model = load_trained('retinanet_pvt_v2_b2_coco', num_classes=7)  # doctest: +SKIP
+        >>> bands = dict(in_channels=4, rgb_weights='mean')
+        >>> scaling = dict(image_mean=[0.4] * 4, image_std=[0.2] * 4)
+        >>> model = load_trained('upernet_svt_s_ade20k', **bands, **scaling)  # doctest: +SKIP
     """
     from .checkpoints import local_file, read_checkpoint
     from .checkpoints.downloads import is_downloaded
 
     trained = find_trained(name)
-    if num_classes is not None and num_classes < 1:
-        raise ValueError(f'num_classes must be at least 1, got {num_classes}')
-    model: Any = build_trained(trained, **options)
+    least = 1 if trained.detects else 2
+    if num_classes is not None and num_classes < least:
+        raise ValueError(f'num_classes of {name} must be at least {least}, got {num_classes}')
+    model: Any = build_trained(trained, image_mean, image_std, **options)
     if checkpoint is None:
         checkpoint = trained.url
         if trained.licence == RESEARCH_ONLY and not is_downloaded(trained.url):
@@ -221,6 +236,12 @@ def load_trained(
     tensors = checkpoint_tensors(trained, contents, path)
     model.classes = tuple(CLASSES[trained.data])
     count = class_count(model, tensors)
+    if count < least:
+        raise ValueError(
+            f'{path} is of a segmentor with one score and a threshold for two classes '
+            f'(out_channels=1 in MMSegmentation), and {name} has a score for each class; use the '
+            'config that it was trained with'
+        )
     if count != len(model.classes):  # fine-tuned
         model.replace_classifiers(count)
         model.classes = class_names(contents, count)
@@ -237,8 +258,13 @@ def load_trained(
     return model.eval()
 
 
-def build_trained(trained: Trained, **options: Any) -> 'nn.Module':
-    """The model of a row, with initial weights; `options` are those of the backbone."""
+def build_trained(
+    trained: Trained,
+    image_mean: Optional[Sequence[float]] = None,
+    image_std: Optional[Sequence[float]] = None,
+    **options: Any,
+) -> 'nn.Module':
+    """The model of a row, with initial weights; arguments are those of `load_trained`."""
     from torch import nn
 
     backbone = {
@@ -248,13 +274,23 @@ def build_trained(trained: Trained, **options: Any) -> 'nn.Module':
         **options,
     }
     num_classes = len(CLASSES[trained.data])
+    normalization = {}
+    if image_mean is not None:
+        normalization['image_mean'] = image_mean
+    if image_std is not None:
+        normalization['image_std'] = image_std
     model: Any
     if trained.detects:
         from .torchvision_models import retinanet
 
         short, long = trained.image_sides
         model = retinanet(
-            backbone, num_classes=num_classes, mmdetection=True, min_size=short, max_size=long
+            backbone,
+            num_classes=num_classes,
+            mmdetection=True,
+            min_size=short,
+            max_size=long,
+            **normalization,
         )
         body = model.backbone.body
     else:
@@ -262,7 +298,7 @@ def build_trained(trained: Trained, **options: Any) -> 'nn.Module':
 
         build = getattr(segmentors, trained.head)
         window = WINDOWS.get(trained.data)
-        model = build(backbone, num_classes=num_classes, window=window)
+        model = build(backbone, num_classes=num_classes, window=window, **normalization)
         body = model.backbone
     # In OpenMMLab every LayerNorm of a model has one epsilon; the authors' code has two.
     eps = 1e-5 if trained.arch.startswith(('pcpvt', 'svt')) else 1e-6
@@ -278,12 +314,28 @@ def checkpoint_tensors(
     """The tensors of a file under the names of our model, but for those of the backbone, which it
     converts itself.
 
-    The names in the file are OpenMMLab's, or our model's own.
+    Wrappers are removed as by `load_weights`. The names in the file are OpenMMLab's, or our model's
+    own, after a prefix such as `model.` or `module.`.
+
+    Raises:
+        ValueError: the file has no tensors, or several models; one line that names the file.
     """
-    tensors = contents.get('state_dict', contents)
-    if not isinstance(tensors, dict):
-        raise ValueError(f'{path} holds no tensors by their names')
-    tensors = {str(name).removeprefix('module.'): value for name, value in tensors.items()}
+    from .checkpoints.reading import contents_of, tensors_of, unwrapped
+
+    try:
+        tensors = tensors_of(contents)
+    except ValueError as error:
+        raise ValueError(f'{path}: {error}') from None
+    inner, choice = unwrapped(contents)
+    if not contents:
+        raise ValueError(f'{path} is empty')
+    if not tensors:
+        raise ValueError(f'{path} holds no tensors, but {contents_of(inner) or "nothing"}')
+    if choice:
+        warnings.warn(f'{path}: {choice}', stacklevel=3)
+    own = (DETECTOR_CLASSIFIER, MMDETECTION_CLASSIFIER)
+    prefix = prefix_of_model(tensors, own if trained.detects else (SEGMENTOR_CLASSIFIER,), path)
+    tensors = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
     if trained.detects:
         from .torchvision_models import from_mmdetection
 
@@ -291,17 +343,35 @@ def checkpoint_tensors(
     return tensors
 
 
+def prefix_of_model(
+    names: Iterable[str], classifiers: Sequence[str], path: Union[str, Path]
+) -> str:
+    """What stands in a file before the names of a model, one of whose tensors is a classifier. ''
+    if there is no classifier: loading says what is missing."""
+    prefixes = set()
+    for name in names:
+        for classifier in classifiers:
+            prefix = name.removesuffix(classifier)
+            if prefix != name and (not prefix or prefix.endswith('.')):
+                prefixes.add(prefix)
+    if len(prefixes) > 1:
+        found = ', '.join(sorted(prefix or 'no prefix' for prefix in prefixes))
+        raise ValueError(
+            f'{path} holds several models, whose names begin with: {found}. Save the state dict of '
+            'one of them'
+        )
+    return prefixes.pop() if prefixes else ''
+
+
 def class_count(model: Any, tensors: dict[str, Any]) -> int:
     """How many classes the classifier in a file has. Where the file has none that can be of this
     model, the number of the model's own classes: loading says what is wrong with it."""
-    from torch import Tensor
-
     own_count = len(model.classes)
     own_tensors = model.state_dict()
-    for name in CLASSIFIERS:
+    for name in (SEGMENTOR_CLASSIFIER, DETECTOR_CLASSIFIER):
         own = own_tensors.get(name)
         given = tensors.get(name)
-        if own is None or not isinstance(given, Tensor) or given.shape[1:] != own.shape[1:]:
+        if own is None or given is None or given.shape[1:] != own.shape[1:]:
             continue
         rows = len(own) // own_count  # of a class, such as one for each anchor
         if len(given) and len(given) % rows == 0:
@@ -312,9 +382,11 @@ def class_count(model: Any, tensors: dict[str, Any]) -> int:
 def class_names(contents: dict, count: int) -> tuple[str, ...]:
     """The names that a file has for this number of classes, where OpenMMLab writes them, or else
     numbers."""
-    meta = contents.get('meta') or {}
-    names = (meta.get('dataset_meta') or {}).get('classes') or ()
-    return tuple(names) if len(names) == count else numbered(count)
+    names: Any = contents
+    for key in ('meta', 'dataset_meta', 'classes'):
+        names = names.get(key) if isinstance(names, dict) else None
+    is_list = isinstance(names, (list, tuple)) and len(names) == count
+    return tuple(names) if is_list else numbered(count)
 
 
 def numbered(count: int) -> tuple[str, ...]:

@@ -279,6 +279,84 @@ def test_a_fine_tuned_model_is_loaded_with_its_classes(name, files, tmp_path):
         load_trained(name, path)
 
 
+def prefixed(prefix: str, tensors: dict) -> dict:
+    return {f'{prefix}{name}': value for name, value in tensors.items()}
+
+
+# How trainings save a model, given as its tensors.
+SAVED = {
+    'a training script': lambda own: {'model': own, 'optimizer': {'state': {}}, 'epoch': 3},
+    'compiled': lambda own: prefixed('_orig_mod.', own),
+    'compiled, in DDP': lambda own: {'model': prefixed('module._orig_mod.', own)},
+    'Lightning': lambda own: {
+        'state_dict': prefixed('model.', own) | {'iou.confmat': torch.zeros(3, 3)},
+        'optimizer_states': [],
+        'epoch': 1,
+    },
+    'averaged': lambda own: prefixed('module.', own) | {'n_averaged': torch.tensor(2)},
+    'mmengine, averaged': lambda own: {
+        'state_dict': own,
+        'ema_state_dict': prefixed('module.', {k: v + 1 for k, v in own.items()})
+        | {'steps': torch.tensor(9)},
+        'meta': None,
+    },
+    'a part compiled': lambda own: {
+        name.replace('backbone.', 'backbone._orig_mod.', 1): value for name, value in own.items()
+    },
+}
+
+
+@pytest.mark.parametrize('how', SAVED)
+@pytest.mark.parametrize('name', [SEGMENTOR, DETECTOR])
+@pytest.mark.filterwarnings('ignore:.*taken from state_dict, which is the moving average')
+def test_files_as_trainings_save_them(name, how, files, tmp_path):
+    own = torch.load(files[name])['state_dict']
+    torch.save(SAVED[how](own), tmp_path / 'saved.pth')
+    found = load_trained(name, tmp_path / 'saved.pth').state_dict()
+    assert found.keys() == own.keys()
+    assert all(torch.equal(found[key], value) for key, value in own.items())
+
+
+@pytest.mark.parametrize('name', [SEGMENTOR, DETECTOR])
+def test_files_of_several_models(name, files, tmp_path):
+    own = torch.load(files[name])['state_dict']
+    path = tmp_path / 'saved.pth'
+    torch.save(prefixed('student.', own) | prefixed('teacher.', own), path)
+    with pytest.raises(ValueError, match='saved.pth holds several models, .*: student., teacher.'):
+        load_trained(name, path)
+    torch.save({'model': own, 'model_ema': own}, path)
+    with pytest.warns(UserWarning, match=r'saved.pth: taken from model_ema \(the moving average\)'):
+        load_trained(name, path)
+
+
+def test_a_single_score_is_not_read_as_a_class(files, tmp_path):
+    """MMSegmentation's binary heads have one, and a threshold that the file does not hold."""
+    tensors = dict(torch.load(files[SEGMENTOR])['state_dict'])
+    for part in ('weight', 'bias'):
+        tensors[f'decode_head.conv_seg.{part}'] = tensors[f'decode_head.conv_seg.{part}'][:1]
+    path = tmp_path / 'binary.pth'
+    torch.save({'state_dict': tensors}, path)
+    with pytest.raises(ValueError, match='binary.pth is of a segmentor with one score and a thre'):
+        load_trained(SEGMENTOR, path)
+
+
+@pytest.mark.parametrize('name', [SEGMENTOR, DETECTOR])
+def test_bands_need_their_means(name, files, tmp_path):
+    bands = dict(in_channels=4, rgb_weights='mean')
+    with pytest.raises(ValueError, match='image_mean must have a value for each of the 4 channels'):
+        load_trained(name, files[name], **bands)
+    bands.update(image_mean=[0.4] * 4, image_std=[0.2] * 4)
+    model = load_trained(name, files[name], **bands)
+    if name == DETECTOR:
+        model.transform.min_size, model.transform.max_size = (64,), 64
+    image = torch.rand(4, 64, 64)
+    with torch.no_grad():
+        model(image[None] if name == SEGMENTOR else [image])
+    torch.save(model.state_dict(), tmp_path / 'bands.pth')  # without rgb_weights
+    again = load_trained(name, tmp_path / 'bands.pth', **{**bands, 'rgb_weights': None})
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
+
+
 def test_boxes_are_in_pixels_of_the_image(files):
     """Of a list of images, each in its size, also with padding."""
     model = load_trained(DETECTOR, files[DETECTOR])
@@ -349,7 +427,9 @@ def test_wrong_names_and_numbers(files):
         load_trained('segformer')
     with pytest.raises(ValueError, match='no trained model yolo; cpvt models lists them'):
         load_trained('yolo')
-    with pytest.raises(ValueError, match='num_classes must be at least 1, got 0'):
+    with pytest.raises(
+        ValueError, match='num_classes of segformer_b0_ade20k must be at least 2, got 0'
+    ):
         load_trained(SEGMENTOR, files[SEGMENTOR], num_classes=0)
     with pytest.raises(FileNotFoundError, match='no checkpoint at nowhere.pth'):
         load_trained(SEGMENTOR, 'nowhere.pth')

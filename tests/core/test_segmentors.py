@@ -127,6 +127,67 @@ def test_an_image_of_a_padded_batch_has_its_own_maps():
     torch.testing.assert_close(scores[..., :12, :12], model.scores(image)[..., :12, :12])
 
 
+@torch.no_grad()
+def test_windows_of_a_padded_batch_ignore_its_padding():
+    """Each window has the scores of its part of the image, whatever the padding holds."""
+    model = build('segformer').eval()
+    batch = torch.rand(2, 3, 100, 70)
+    valid = torch.tensor([[40, 70], [100, 30]])  # windows wholly in the padding, and in part
+    other = batch.clone()
+    other[0, :, 40:] = 9
+    other[1, :, :, 30:] = 9
+    model.window = 64, 48
+    found = model(batch, valid)
+    torch.testing.assert_close(model(other, valid), found)
+    total, count = torch.zeros_like(found), torch.zeros_like(found)
+    for top in (0, 36):
+        for left in (0, 6):
+            part = ..., slice(top, top + 64), slice(left, left + 64)
+            sizes = [[max(min(h - top, 64), 0), max(min(w - left, 64), 0)] for h, w in valid]
+            scores = model.scores(batch[part], torch.tensor(sizes))
+            total[part] += F.interpolate(scores, (64, 64), mode='bilinear')
+            count[part] += 1
+    torch.testing.assert_close(found, total / count)
+    with pytest.raises(ValueError, match=r'from 0 to those of the batch, \(100, 70\)'):
+        model(batch, valid + 100)
+
+
+def test_one_class_has_nothing_to_be_told_from():
+    with pytest.raises(ValueError, match='at least 2, got 1: .*Count the background as a class'):
+        segformer('pcpvt_nano', num_classes=1)
+    with pytest.raises(ValueError, match='at least 2, got 1'):
+        build('upernet').replace_classifiers(1)
+
+
+def test_labels_without_a_class():
+    model = build('upernet')
+    image = torch.rand(2, 3, 32, 32)
+    loss = model.loss(image, torch.full((2, 32, 32), IGNORED))
+    loss.backward()
+    assert loss == 0 and not any(parameter.grad.any() for parameter in model.parameters())
+    with pytest.raises(ValueError, match='ignore_index=4 is the label of one of the 5 classes'):
+        model.loss(image, torch.zeros(2, 32, 32, dtype=torch.long), ignore_index=4)
+    model.replace_classifiers(256)
+    with pytest.raises(ValueError, match='ignore_index=255 is the label of one of the 256'):
+        model.loss(image, torch.zeros(2, 32, 32, dtype=torch.long))
+
+
+@pytest.mark.parametrize('name', BUILDERS)
+def test_bands_need_their_means_and_others_are_refused(name):
+    body = dict(arch='pcpvt_nano', in_channels=4)
+    with pytest.raises(ValueError, match=r'image_mean must have .* 4 channels .* got 3: \(0.485'):
+        build(name, body)
+    with pytest.raises(ValueError, match='image_std must have a value for each of the 4 channels'):
+        segformer(body, num_classes=2, image_mean=[0.5] * 4)
+    model = segformer(body, num_classes=2, image_mean=[0.5] * 4, image_std=[0.2] * 4).eval()
+    assert model(torch.rand(1, 4, 32, 32)).shape == (1, 2, 32, 32)
+    for window in (None, (16, 12)):
+        rgb = build(name)
+        rgb.window = window
+        with pytest.raises(ValueError, match='must have in_channels=3 channels, got 1'):
+            rgb.eval()(torch.rand(1, 1, 32, 32))
+
+
 def test_classifiers_are_replaced_and_the_rest_stays():
     model = build('upernet')
     before = {name: value.clone() for name, value in model.state_dict().items()}

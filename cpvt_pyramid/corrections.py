@@ -11,9 +11,10 @@ And, found on AMD's and Intel's processors with `avx512_bf16`, in oneDNN's convo
 - Parts of a weight's gradient are not initialized where a part of the kernel sees nothing but
   padding, as a 3x3 kernel with stride 2 does on a map that is one pixel wide. They are NaN or any
   number, in some runs.
-- Results of kernels that equal their stride, 4 or 8, are wrong with 8 to 24 channels: on AMD's
-  where the result is one pixel wide, on Intel's with AMX nearly everywhere. With 32 to 320
-  channels, and for RGB images, none was.
+- Results of kernels that equal their stride are wrong with few channels: of kernels of 4 and 8 with
+  8 to 24 channels, on AMD's where the result is one pixel wide, on Intel's with AMX nearly
+  everywhere; of kernels of 16 to 32 with 2 and 4 channels where the result is one pixel wide. With
+  32 to 320 channels, and for RGB images, none was. With others that few, none is trusted.
 
 All cost little in float32. What is compiled or exported is left alone.
 
@@ -34,7 +35,7 @@ from .recompute import acts_alone
 from .versions import cpu_autocast_dtype, is_compiling
 
 FEWEST_CHANNELS = 32  # with fewer, results are wrong on some processors
-MOST_BANDS = 4  # an image with so few channels is computed by another, right kernel
+RGB = 3  # channels: an image with these is computed by another, right kernel
 
 # Classes of layers that convolve with their weight and bias and do nothing else.
 PLAIN_CONVOLUTIONS: set[type] = {nn.Conv2d}
@@ -61,6 +62,14 @@ class CorrectedBFloat16(TorchFunctionMode):
 def corrected_bfloat16(device: str) -> AbstractContextManager:
     """Inside this context bfloat16 is right, on any type of device."""
     return nullcontext() if device != 'cpu' or is_captured() else CorrectedBFloat16()
+
+
+def corrected(x: Tensor) -> AbstractContextManager:
+    """Inside this context convolutions and layer norms of x are right, if it would be computed in
+    bfloat16 on a CPU."""
+    if not x.is_cpu or computed_dtype(x) != torch.bfloat16 or is_captured():
+        return nullcontext()
+    return CorrectedBFloat16()
 
 
 def is_captured() -> bool:
@@ -241,7 +250,9 @@ def computed_dtype(x: Tensor) -> torch.dtype:
 
 def has_few_channels(in_channels: int, out_channels: int) -> bool:
     """True if a convolution has so few channels that oneDNN may compute it wrongly in bfloat16."""
-    return out_channels < FEWEST_CHANNELS or MOST_BANDS < in_channels < FEWEST_CHANNELS
+    if in_channels < FEWEST_CHANNELS and in_channels != RGB:
+        return True
+    return out_channels < FEWEST_CHANNELS
 
 
 def sees_padding_alone(

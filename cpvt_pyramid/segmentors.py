@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .bodies import Backbone, Body, build_body, check_normalization
+from .corrections import corrected
 from .padding.mask import check_image, check_valid
 
 IMAGE_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, red, green and blue in [0, 1]
@@ -98,10 +99,11 @@ class FPN(nn.Module):
         self.fpn_convs = nn.ModuleList(Conv(out_channels, out_channels, 3) for _ in in_channels)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        levels = [conv(x) for conv, x in zip(self.lateral_convs, maps)]
-        for i in reversed(range(len(levels) - 1)):
-            levels[i] = levels[i] + F.interpolate(levels[i + 1], levels[i].shape[2:])
-        return [conv(x) for conv, x in zip(self.fpn_convs, levels)]
+        with corrected(maps[0]):
+            levels = [conv(x) for conv, x in zip(self.lateral_convs, maps)]
+            for i in reversed(range(len(levels) - 1)):
+                levels[i] = levels[i] + F.interpolate(levels[i + 1], levels[i].shape[2:])
+            return [conv(x) for conv, x in zip(self.fpn_convs, levels)]
 
 
 class Head(nn.Module):
@@ -129,7 +131,8 @@ class Head(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Scores (B, K, h, w)."""
-        return self.conv_seg(self.dropout(self.features(maps)))
+        with corrected(maps[0]):
+            return self.conv_seg(self.dropout(self.features(maps)))
 
 
 class SemanticFPNHead(Head):

@@ -51,6 +51,7 @@ from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxP
 from torchvision.ops.poolers import LevelMapper
 
 from .bodies import Backbone, Body, build_body, check_normalization
+from .corrections import corrected
 from .padding.batching import map_in_batches
 from .padding.mask import split_validity
 from .versions import without_autocast
@@ -187,6 +188,12 @@ def in_float32(layer: nn.Module, x: Tensor) -> Tensor:
         return functional_call(layer, weights, (x,)) if weights else layer(x)
 
 
+def hidden(layers: nn.Module, x: Tensor) -> Tensor:
+    """The output of a head's layers before the last."""
+    with corrected(x):
+        return layers(x)
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -212,7 +219,7 @@ class ClassificationInFloat32(nn.Module):
     def forward(self, x: list[Tensor]) -> Tensor:
         """Scores (B, N, classes) of the maps of all levels."""
         return by_anchor(
-            [in_float32(self.cls_logits, self.conv(level)) for level in x], self.num_classes
+            [in_float32(self.cls_logits, hidden(self.conv, level)) for level in x], self.num_classes
         )
 
 
@@ -228,16 +235,16 @@ class RetinaNetRegression(RetinaNetRegressionHead):
     """torchvision's, whose last layer computes in float32."""
 
     def forward(self, x: list[Tensor]) -> Tensor:
-        return by_anchor([in_float32(self.bbox_reg, self.conv(level)) for level in x], 4)
+        return by_anchor([in_float32(self.bbox_reg, hidden(self.conv, level)) for level in x], 4)
 
 
 class FCOSRegression(FCOSRegressionHead):
     """torchvision's, whose last layers compute in float32."""
 
     def forward(self, x: list[Tensor]) -> tuple[Tensor, Tensor]:
-        hidden = [self.conv(level) for level in x]
-        distances = [in_float32(self.bbox_reg, level).relu() for level in hidden]
-        centerness = [in_float32(self.bbox_ctrness, level) for level in hidden]
+        maps = [hidden(self.conv, level) for level in x]
+        distances = [in_float32(self.bbox_reg, level).relu() for level in maps]
+        centerness = [in_float32(self.bbox_ctrness, level) for level in maps]
         return by_anchor(distances, 4), by_anchor(centerness, 1)
 
 
@@ -245,9 +252,9 @@ class RegionProposal(RPNHead):
     """torchvision's, whose last layers compute in float32."""
 
     def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        hidden = [self.conv(level) for level in x]
-        scores = [in_float32(self.cls_logits, level) for level in hidden]
-        return scores, [in_float32(self.bbox_pred, level) for level in hidden]
+        maps = [hidden(self.conv, level) for level in x]
+        scores = [in_float32(self.cls_logits, level) for level in maps]
+        return scores, [in_float32(self.bbox_pred, level) for level in maps]
 
 
 class BoxPredictor(FastRCNNPredictor):
@@ -662,7 +669,8 @@ class BackboneFPN(nn.Module):
         if image.shape[1] == self.in_channels + 1:
             image, _, valid = split_validity(image)
         maps = self.body(image, valid)
-        return self.fpn(OrderedDict((str(i), x) for i, x in enumerate(maps)))
+        with corrected(maps[0]):
+            return self.fpn(OrderedDict((str(i), x) for i, x in enumerate(maps)))
 
 
 class ExtraLevels(ExtraFPNBlock):

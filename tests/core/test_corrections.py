@@ -17,8 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.acceleration.winograd import WinogradConv2d
-from cpvt_pyramid.corrections import CorrectedBFloat16, safe_conv2d
+from cpvt_pyramid.corrections import (
+    CorrectedBFloat16,
+    has_few_channels,
+    safe_conv2d,
+    sees_padding_alone,
+)
 from cpvt_pyramid.model import PointwiseConv2d, convolve
+from cpvt_pyramid.segmentors import segformer, semantic_fpn, upernet
+from cpvt_pyramid.torchvision_models import faster_rcnn, fcos, retinanet
 from tests.models.ours import pcpvt, pvt_v2
 
 
@@ -49,6 +56,9 @@ WRONG = {
     'few channels, one patch wide': (16, 64, 4, 4, 0, 16, 4),
     'few outputs': (3, 16, 4, 4, 0, 24, 16),
     'bands': (10, 64, 4, 4, 0, 24, 16),
+    'a band, one patch': (1, 64, 16, 16, 0, 16, 16),
+    'two bands, one patch wide': (2, 192, 16, 16, 0, 64, 16),
+    'four bands, one patch': (4, 192, 32, 32, 0, 32, 32),
     'narrow image': (3, 64, 7, 4, 3, 28, 3),
     'flat image': (3, 64, 7, 4, 3, 3, 28),
     'one token': (64, 128, 3, 2, 1, 1, 1),
@@ -292,3 +302,45 @@ def test_graphs_have_the_convolutions_of_the_model(way):
         assert not any('float32' in str(node.meta.get('val')) for node in exported.graph.nodes)
         found = exported.module()(image)[0]
     torch.testing.assert_close(found, model(image)[0], rtol=0.05, atol=0.05)
+
+
+MODELS = {
+    'semantic_fpn': lambda: semantic_fpn('pcpvt_nano', num_classes=5, channels=8, fpn_channels=16),
+    'upernet': lambda: upernet('pcpvt_nano', num_classes=5, channels=8, auxiliary_channels=8),
+    'segformer': lambda: segformer('mit_b0', num_classes=5, channels=8),
+    'retinanet': lambda: retinanet('pcpvt_nano', num_classes=2, out_channels=16, min_size=33),
+    'fcos': lambda: fcos('pcpvt_nano', num_classes=2, out_channels=64, min_size=33),
+    'faster_rcnn': lambda: faster_rcnn('pcpvt_nano', num_classes=2, out_channels=16, min_size=33),
+}
+
+
+class TrustedConvolutions(TorchDispatchMode):
+    """Asserts that each convolution in bfloat16 is one that is known to be right."""
+
+    seen = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.convolution.default and args[0].dtype == torch.bfloat16:
+            x, weight, _, stride, padding, dilation, transposed, _, groups = args
+            self.seen += 1
+            assert not transposed
+            assert not has_few_channels(weight.shape[1] * groups, weight.shape[0])
+            sides = x.shape[-2:], weight.shape[-2:]
+            assert not sees_padding_alone(*sides, stride, padding, dilation)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize('autocast', [False, True], ids=['bfloat16', 'autocast'])
+@pytest.mark.parametrize('name', MODELS)
+@torch.no_grad()
+def test_heads_of_segmentors_and_detectors(name, autocast):
+    """On a narrow image, whose coarse maps are one pixel wide."""
+    model = MODELS[name]().eval()
+    image = torch.rand(3, 96, 33)
+    if not autocast:
+        model, image = model.bfloat16(), image.bfloat16()
+    with torch.autocast('cpu', torch.bfloat16, enabled=autocast), TrustedConvolutions() as mode:
+        model(image[None] if name in ('semantic_fpn', 'upernet', 'segformer') else [image])
+        if name == 'upernet':
+            model.auxiliary_head(model.backbone(image[None]))
+    assert mode.seen > 5

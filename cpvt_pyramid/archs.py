@@ -39,7 +39,7 @@ class Arch(NamedTuple):
 
     dims: tuple[int, ...]
     heads: tuple[int, ...]
-    mlp_ratios: tuple[int, ...]
+    mlp_ratios: tuple[float, ...]
     depths: tuple[int, ...]
     sr_ratios: tuple[int, ...] = (8, 4, 2, 1)
     window: Optional[int] = None
@@ -122,7 +122,7 @@ class ColumnarArch(NamedTuple):
     dim: int
     heads: int
     depth: int = 12
-    mlp_ratio: int = 4
+    mlp_ratio: float = 4
     patch_size: int = 16
 
 

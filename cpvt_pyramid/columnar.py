@@ -90,7 +90,7 @@ class Column(nn.Module):
         self.blocks = nn.ModuleList()
         for i in range(arch.depth):
             attn = SelfAttention(arch.dim, arch.heads, attn_drop=attn_drop_rate, drop=drop_rate)
-            mlp = MLP(arch.dim, arch.dim * arch.mlp_ratio, drop_rate)
+            mlp = MLP(arch.dim, int(arch.dim * arch.mlp_ratio), drop_rate)
             drop_path = drop_path_rate * i / max(arch.depth - 1, 1)
             self.blocks.append(Block(arch.dim, attn, mlp, drop_path, with_cp))
         self.pos_block = nn.ModuleDict()

@@ -61,7 +61,6 @@ LACKS_BELOW_2_7 = {
         app/training/test_mistakes.py::test_in_a_run[train-train_dataloader.dataset.pipeline.2.scal""",
     'exports': 'checkpoints/test_downloads.py::test_tools_take_names_or_say_why_not',
     'sys.stdlib_module_names': 'core/test_torchvision_models.py::test_torchvision_is_all',
-    'bfloat16 in non-maximum suppression': 'core/test_torchvision_models.py::test_autocast',
     'the newest timm': 'position/test_position.py::test_rope_is_timms',
     'errors of locks': 'app/tooling/test_files.py::test_a_file_system_without_locks',
 }

@@ -10,7 +10,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor, nn
 
-from ..columnar import CPVT
+from ..columnar import Column
 from ..model import CPVTPyramid
 from ..names import role_of
 from . import formats, reading
@@ -63,20 +63,22 @@ def convert_checkpoint(
         return path, False
 
 
-def check_complete(ours: dict[str, Tensor], model: Union[CPVTPyramid, CPVT]) -> None:
+def check_complete(ours: dict[str, Tensor], model: Union[CPVTPyramid, Column]) -> None:
     """Raise a ValueError if a tensor is damaged or missing.
 
     The names are ours; some tensors may have no place in the model, which is that of `model_of`.
     """
     expected = model.state_dict()
-    if isinstance(model, CPVTPyramid):  # add what its classifier holds
-        dim = model.channels[-1]
-        classifier: dict[str, nn.Module] = {'head': nn.Linear(dim, labels_of(ours))}
-        if not model.arch.mlp_conv:
-            classifier['norm'] = nn.LayerNorm(dim)
-            token = torch.zeros(1, 1, dim)
-            expected |= {'cls_token': token, 'cls_pos': token}
-        expected |= nn.ModuleDict(classifier).state_dict()
+    # Add what its classifier holds.
+    is_pyramid = isinstance(model, CPVTPyramid)
+    dim = model.channels[-1] if is_pyramid else model.arch.dim
+    classifier: dict[str, nn.Module] = {'head': nn.Linear(dim, labels_of(ours))}
+    if not is_pyramid or not model.arch.mlp_conv:
+        classifier['norm'] = nn.LayerNorm(dim)
+    if is_pyramid and not model.arch.mlp_conv:
+        token = torch.zeros(1, 1, dim)
+        expected |= {'cls_token': token, 'cls_pos': token}
+    expected |= nn.ModuleDict(classifier).state_dict()
     report = compare(expected, ours)
     if objection := objection_to(expected, ours, report):
         raise ValueError(objection)
@@ -137,8 +139,9 @@ def check_round_trip(ours: dict[str, Tensor], written: dict) -> None:
             raise ValueError(f'the conversion changes {name}')
 
 
-def model_of(ours: dict[str, Tensor]) -> Union[CPVTPyramid, CPVT]:
-    """The model that has these tensors, which have our names."""
+def model_of(ours: dict[str, Tensor]) -> Union[CPVTPyramid, Column]:
+    """The backbone that has these tensors, which have our names. It lacks encodings inside the
+    attention, and the levels of a columnar model, whose tensors are all optional."""
     arch = arch_of(ours)
     if arch is None:
         raise ValueError(f'no known architecture has these tensors: {reading.listed(list(ours))}')
@@ -146,9 +149,8 @@ def model_of(ours: dict[str, Tensor]) -> Union[CPVTPyramid, CPVT]:
     table = ours.get('pos_embeds.0.table', ours.get('pos_embed.table'))
     peg_names = [name.split('.')[1] for name in ours if name.startswith('pos_block.')]
     pegs = sorted({int(name) for name in peg_names if name.lstrip('-').isdecimal()})
-    if table is None and not pegs and not has_mlp_conv(ours):
-        raise ValueError(f'{arch} must have a PEG (pos_block) or a table; the checkpoint has none')
-    for name in ('patch_embeds.0.proj.weight', 'pos_embeds.0.table', 'pos_embed.table'):
+    patches = 'patch_embeds.0.proj.weight' if stages else 'patch_embed.proj.weight'
+    for name in (patches, 'pos_embeds.0.table', 'pos_embed.table'):
         if name in ours and (ours[name].dim() != 4 or not ours[name].numel()):
             shape = tuple(ours[name].shape)
             raise ValueError(f'{name} must have 4 dimensions and values, got {shape}')
@@ -165,14 +167,14 @@ def model_of(ours: dict[str, Tensor]) -> Union[CPVTPyramid, CPVT]:
         return CPVTPyramid(
             arch,
             **options,
-            in_channels=ours['patch_embeds.0.proj.weight'].shape[1],
+            in_channels=ours[patches].shape[1],
             out_indices=range(len(stages)),
             stage_norm='norm_list.0.weight' in ours or has_mlp_conv(ours),
         ).eval()
-    return CPVT(
+    return Column(
         arch,
         **options,
         peg=dict(after=pegs) if pegs else None,
+        in_channels=ours[patches].shape[1],
         class_token='cls_token' in ours or 'cls_pos' in ours,
-        num_classes=labels_of(ours),
     ).eval()

@@ -127,3 +127,9 @@ def test_formats_are_read_back_as_they_were(key, class_token):
     theirs = tensors_of(to_format(weights, key))
     assert backbones_in(theirs)[0].key == key
     torch.testing.assert_close(to_ours(theirs), weights, rtol=0, atol=0)
+
+
+def test_the_mlp_has_a_fraction_of_the_channels():
+    model = CPVT(ColumnarArch(16, 2, 2, mlp_ratio=2.7), num_classes=3)
+    assert model.blocks[0].mlp.fc1.out_features == 43  # rounded down, as in the pyramids
+    assert model(torch.rand(1, 3, 32, 32)).shape == (1, 3)

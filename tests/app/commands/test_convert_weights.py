@@ -15,7 +15,7 @@ from mutations import BAD, NAMES
 from safetensors.torch import load_file
 from support import load_tool, run
 
-from cpvt_pyramid import ARCHS
+from cpvt_pyramid import ARCHS, CPVT, CPVTPyramid, DenseCPVT
 from cpvt_pyramid.checkpoints.convert import convert_checkpoint
 from cpvt_pyramid.checkpoints.formats import FORMATS
 
@@ -95,6 +95,28 @@ def test_other_models(make, arch, to, back, key, safetensors, monkeypatch):
     assert key in read(there)
     assert_same(read(convert(there, back)), theirs)
     convert('a.pth', to, backbone_only=True)
+
+
+OURS = {
+    'columnar, bands': lambda: CPVT('cpvt_tiny', in_channels=4, num_classes=3),
+    'columnar, PEGs everywhere': lambda: DenseCPVT('cpvt_tiny', peg=dict(after='all')),
+    'columnar, PEGs of queries': lambda: CPVT('cpvt_tiny', peg=dict(after=-1, qk_only=True)),
+    'columnar, relative': lambda: CPVT('cpvt_tiny', position='relative', class_token=False),
+    'columnar, sincos': lambda: CPVT('cpvt_tiny', position='sincos'),
+    'columnar, none': lambda: DenseCPVT('cpvt_tiny', position='none', out_indices=(2,)),
+    'pyramid, rope': lambda: CPVTPyramid('pcpvt_nano', position='rope', in_channels=5),
+    'pyramid, sincos': lambda: CPVTPyramid('pcpvt_nano', position='sincos'),
+}
+
+
+@pytest.mark.parametrize('make', OURS.values(), ids=OURS)
+def test_our_models_of_other_bands_and_positions(make):
+    ours = make().state_dict()
+    assert_same(read(convert(save(ours), 'ours')), ours)
+    missing = dict(ours)
+    del missing[next(name for name in ours if 'blocks.' in name and 'norm2' in name)]
+    with pytest.raises(ValueError, match='damaged: it lacks blocks'):
+        convert(save(missing), 'ours')
 
 
 def test_names_by_content_and_never_overwrites(capsys):
@@ -196,7 +218,7 @@ DAMAGED = {
 }
 DAMAGED |= {
     f'without {part}': {k: v for k, v in SMALL.items() if not k.startswith(part)}
-    for part in ('pos_block.', 'pos_block.2.', 'blocks.0.1.norm1.', 'norm.', 'norm.bias')
+    for part in ('pos_block.2.', 'blocks.0.1.norm1.', 'norm.', 'norm.bias')
     + ('patch_embeds.1.proj.weight', 'patch_embeds.3', 'head.bias')
 }
 DAMAGED['no classes'] = SMALL | {k: SMALL[k][:0] for k in ('head.weight', 'head.bias')}

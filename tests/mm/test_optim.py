@@ -1,5 +1,10 @@
 """What a config may ask of the optimizer: layer-wise decay of the learning rate."""
 
+import re
+import textwrap
+import warnings
+from pathlib import Path
+
 import pytest
 from mmengine.optim import build_optim_wrapper
 from torch import nn
@@ -89,3 +94,32 @@ def test_frozen_stages_are_left_out_and_mistakes_are_errors():
             rates(detector(), layer_decay=decay)
     with pytest.raises(ValueError, match='CPVTPyramid'):
         rates(nn.Sequential(nn.Linear(2, 2)), layer_decay=0.5)
+
+
+def test_settings_that_a_longer_key_hides():
+    model = detector(stage_norm=True)
+    keys = dict(backbone=dict(lr_mult=0.1), norm=dict(decay_mult=0.0), pos_block=dict(decay_mult=0))
+    with pytest.warns(UserWarning) as caught:
+        found = rates(model, layer_decay=1.0, custom_keys=keys)
+    assert found['backbone.pos_block.0.proj.0.weight'] == (1, 0)  # not a tenth
+    assert found['backbone.norm_list.0.weight'] == (0.1, 0.1)  # it decays
+    lines = [str(each.message) for each in caught]
+    assert len(lines) == 2
+    assert lines[0].startswith("custom_keys: 'norm' has decay_mult=0.0, which does not apply to ")
+    assert "'backbone' has lr_mult=0.1, which does not apply to backbone.pos_block.0." in lines[1]
+
+
+def test_the_keys_of_the_docs():
+    page = Path(__file__).parents[2].joinpath('docs/mm.md').read_text()
+    (code,) = (b for b in re.findall(r'```python\n(.*?)```', page, re.S) if 'without_decay' in b)
+    names: dict = {}
+    exec(textwrap.dedent(code), names)
+    model = detector(stage_norm=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        found = rates(model, layer_decay=1.0, custom_keys=names['custom_keys'])
+    for name, (rate, decay) in found.items():
+        in_backbone = name.startswith('backbone.')
+        assert rate == (0.1 if in_backbone else 1)
+        spared = re.search(r'pos_block|norm', name)
+        assert decay == (0 if spared else 0.1), name

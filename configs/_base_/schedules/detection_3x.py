@@ -1,4 +1,5 @@
-# 36 epochs, the 3x schedule of detection; no weight decay on PEGs and norms.
+# 36 epochs, the 3x schedule of detection; no weight decay on PEGs and norms. A longer key, such as
+# backbone, takes the place of these two in the parameters that have both: see docs/mm.md.
 _base_ = 'detection_1x.py'
 train_cfg = dict(max_epochs=36)
 param_scheduler = [

@@ -1,6 +1,7 @@
 """The backbones of MMDetection, MMSegmentation and MMPretrain configs."""
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
@@ -15,7 +16,7 @@ from ..checkpoints import LoadReport
 from ..checkpoints.loading import fit_checkpoint
 from ..padding.mask import check_batch, split_validity
 from ..versions import is_compiling
-from .valid_region import check_validity, crop_and_run, noted_size
+from .valid_region import check_normalization, check_validity, crop_and_run, noted_size
 
 
 class Configured(nn.Module):
@@ -37,6 +38,7 @@ class Configured(nn.Module):
         super().__init__(*args, **options)
         self.init_cfg = copy.deepcopy(init_cfg)
         self.validity_checked = False
+        self.normalization_checked = True  # there are no weights from ImageNet yet
         self.initializing = False
 
     def init_weights(self) -> None:
@@ -57,6 +59,8 @@ class Configured(nn.Module):
         # of the core class, and no longer see the whole file.
         if self.initializing:
             tensors, report = fit_checkpoint(self, state_dict)  # type: ignore[arg-type]
+            if self.in_channels == 3 and is_of_imagenet(state_dict):
+                self.normalization_checked = False
             state_dict.clear()
             state_dict.update({f'{prefix}{name}': value for name, value in tensors.items()})
             self.log_load_report(report)
@@ -81,6 +85,9 @@ class Configured(nn.Module):
         check_batch(image, self.in_channels)
         if self.training and not torch.is_grad_enabled():
             refuse_reentrant_checkpointing(self)
+        if not self.normalization_checked and not is_compiling():
+            check_normalization(image)
+            self.normalization_checked = True
         maps: Sequence[Tensor]
         if image.shape[1] != self.in_channels + 1:
             maps = super().forward(image, valid)
@@ -99,6 +106,16 @@ class Configured(nn.Module):
     def log_load_report(self, report: LoadReport) -> None:
         """Print what a `Pretrained` has loaded."""
         print_log(f'backbone: {report}', logger='current')
+
+
+def is_of_imagenet(tensors: dict[str, Any]) -> bool:
+    """True for the tensors of a classifier of ImageNet's 1,000 classes, as weights for a start are
+    published."""
+    classifier = re.compile(r'(.*\.)?(head|head\.fc|fc|classifier)\.bias')
+    return any(
+        isinstance(value, Tensor) and value.shape == (1000,) and classifier.fullmatch(name)
+        for name, value in tensors.items()
+    )
 
 
 def refuse_reentrant_checkpointing(backbone: nn.Module) -> None:

@@ -15,6 +15,7 @@ other results than alone: the data preprocessor warns about such batches, and th
 package form none (`cpvt_pyramid.padding.batching`).
 """
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
@@ -58,6 +59,9 @@ class AppendsValidity(nn.Module):
             for name, values in (('mean', mean), ('std', std)):
                 self.register_buffer(name, torch.tensor(values).float()[:, None, None], False)
         self.valid_region = valid_region
+        self.normalization = None
+        if mean is not None and std is not None:
+            self.normalization = Normalization(tuple(mean), tuple(std))
 
     def forward(self, data: dict, training: bool = False) -> dict:
         sizes = [image.shape[-2:] for image in data['inputs']]
@@ -75,12 +79,43 @@ class AppendsValidity(nn.Module):
             )
         if self.valid_region:
             data['inputs'] = with_validity(data['inputs'], sizes)
+        data['inputs'].normalization = self.normalization  # see `check_normalization`
         return data
 
     def mixes_sizes(self, sizes: Sequence[tuple[int, int]]) -> bool:
         """True if images of these heights and widths have several padded sizes."""
         divisor = getattr(self, 'pad_size_divisor', 1)  # mmseg itself refuses mixed sizes
         return len({padded_size(size, divisor) for size in sizes}) > 1
+
+
+class Normalization(NamedTuple):
+    """What a data preprocessor subtracts from each channel, and what it divides by then."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def is_of_imagenet(self) -> bool:
+        """True if it is that of ImageNet's weights, for RGB, at any scale of the pixels."""
+        scale = self.std[0] / IMAGENET.std[0]
+        pairs = zip((*self.mean, *self.std), (*IMAGENET.mean, *IMAGENET.std))
+        return all(math.isclose(mine, scale * theirs, rel_tol=0.01) for mine, theirs in pairs)
+
+
+IMAGENET = Normalization((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+
+
+def check_normalization(images: Tensor) -> None:
+    """Warn if the data preprocessor of a batch normalizes images in another way than that which
+    weights from ImageNet expect. Batches that are made elsewhere do not say."""
+    noted: Optional[Normalization] = getattr(images, 'normalization', None)
+    if noted is None or len(noted.mean) != 3 or noted.is_of_imagenet():
+        return
+    warnings.warn(
+        'the backbone has weights from ImageNet, which expect RGB normalized with '
+        f'mean={list(IMAGENET.mean)}, std={list(IMAGENET.std)} and bgr_to_rgb=True, but the data '
+        f'preprocessor has mean={list(noted.mean)}, std={list(noted.std)}',
+        stacklevel=2,
+    )
 
 
 def with_validity(images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:

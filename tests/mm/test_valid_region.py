@@ -171,3 +171,41 @@ def test_inference_on_mixed_sizes_warns():
         preprocessor({'inputs': mixed, 'data_samples': labelled(mixed)}, training=True)
     with pytest.warns(UserWarning, match='images of different sizes are in one batch'):
         preprocessor({'inputs': mixed, 'data_samples': labelled(mixed)})
+
+
+CAFFE = dict(mean=[103.53, 116.28, 123.675], std=[1.0, 1.0, 1.0], bgr_to_rgb=False)
+RTMDET = dict(mean=[103.53, 116.28, 123.675], std=[57.375, 57.12, 58.395], bgr_to_rgb=False)
+IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], bgr_to_rgb=True)
+OF_ONE = dict(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+
+
+@pytest.mark.parametrize(
+    ('normalization', 'classes', 'warns'),
+    [
+        (CAFFE, 1000, True),
+        (RTMDET, 1000, True),
+        (IMAGENET, 1000, False),
+        (OF_ONE, 1000, False),  # images in 0 to 1
+        (RTMDET, 0, False),  # weights of a detector, which may have been trained with it
+        (RTMDET, 10, False),
+    ],
+)
+def test_weights_of_imagenet_expect_its_normalization(normalization, classes, warns, tmp_path):
+    backbone = dict(type='CPVTPyramid', arch='pcpvt_nano')
+    weights = MODELS.build(backbone).state_dict()
+    if classes:
+        weights |= {'head.weight': torch.rand(classes, 192), 'head.bias': torch.rand(classes)}
+    path = str(tmp_path / 'weights.pth')
+    torch.save(weights, path)
+    model = MODELS.build(backbone | dict(init_cfg=dict(type='Pretrained', checkpoint=path)))
+    model.init_weights()
+    preprocessor = MODELS.build(dict(type='ValidRegionDetDataPreprocessor', **normalization))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for sizes in ([(64, 64)], [(64, 64), (32, 64)]):
+            images = [torch.zeros(3, *size, dtype=torch.uint8) for size in sizes]
+            model(preprocessor({'inputs': images, 'data_samples': None}, True)['inputs'])
+    lines = [str(each.message) for each in caught if 'ImageNet' in str(each.message)]
+    assert len(lines) == int(warns)
+    if warns:
+        assert lines[0].endswith(f'has mean={normalization["mean"]}, std={normalization["std"]}')

@@ -274,7 +274,7 @@ def build_trained(
         **options,
     }
     num_classes = len(CLASSES[trained.data])
-    normalization = {}
+    normalization: dict[str, Any] = {}
     if image_mean is not None:
         normalization['image_mean'] = image_mean
     if image_std is not None:

@@ -70,14 +70,18 @@ def check_complete(ours: dict[str, Tensor], model: Union[CPVTPyramid, Column]) -
     """
     expected = model.state_dict()
     # Add what its classifier holds.
-    is_pyramid = isinstance(model, CPVTPyramid)
-    dim = model.channels[-1] if is_pyramid else model.arch.dim
+    if isinstance(model, CPVTPyramid):
+        dim = model.channels[-1]
+        has_norm = not model.arch.mlp_conv
+        if has_norm:
+            token = torch.zeros(1, 1, dim)
+            expected |= {'cls_token': token, 'cls_pos': token}
+    else:
+        dim = model.arch.dim
+        has_norm = True
     classifier: dict[str, nn.Module] = {'head': nn.Linear(dim, labels_of(ours))}
-    if not is_pyramid or not model.arch.mlp_conv:
+    if has_norm:
         classifier['norm'] = nn.LayerNorm(dim)
-    if is_pyramid and not model.arch.mlp_conv:
-        token = torch.zeros(1, 1, dim)
-        expected |= {'cls_token': token, 'cls_pos': token}
     expected |= nn.ModuleDict(classifier).state_dict()
     report = compare(expected, ours)
     if objection := objection_to(expected, ours, report):

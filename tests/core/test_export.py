@@ -115,15 +115,15 @@ def compiled_into_graphs(model, dynamic=True):
 
 
 # A graph takes 5 seconds, even of so small a model: PyTorch derives the sizes of each operation as
-# formulas (by sympy). The columnar model makes one, for batches of several images.
-@pytest.mark.parametrize('name, sizes, most', [('one stage', SIZES, 2), ('column', SIZES[1:], 1)])
-def test_compiled_once_for_all_sizes(name, sizes, most):
+# formulas (by sympy).
+@pytest.mark.parametrize('name', ['one stage', 'column'])
+def test_compiled_once_for_all_sizes(name):
     """No graph break, and no new graph from size to size; a batch of one is a graph of its own."""
     model = randomize(MODELS[name]()).eval()
     compiled, graphs = compiled_into_graphs(model)
-    assert_same(model, compiled, sizes)
-    if PINNED_TORCH:  # PyTorch 2.7 makes another one for the columnar model
-        assert len(graphs) <= most
+    assert_same(model, compiled)
+    if PINNED_TORCH:  # PyTorch 2.7 makes a third one for the columnar model
+        assert len(graphs) <= 2
 
 
 def test_a_compiled_model_has_no_mask_where_no_window_needs_one():

@@ -32,8 +32,9 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.overrides import TorchFunctionMode
 
 from .recompute import acts_alone
-from .versions import cpu_autocast_dtype, is_compiling
+from .versions import cpu_autocast_dtype, is_compiling, is_cpu_autocast
 
+HALF = (torch.bfloat16, torch.float16)  # dtypes in which layer norms have wrong gradients
 FEWEST_CHANNELS = 32  # with fewer, results are wrong on some processors
 RGB = 3  # channels: an image with these is computed by another, right kernel
 
@@ -99,7 +100,7 @@ def layer_norm(
 
 def is_half(x: Tensor) -> bool:
     """True for tensors whose layer norms have wrong gradients."""
-    return x.is_cpu and x.dtype in (torch.bfloat16, torch.float16)
+    return x.is_cpu and x.dtype in HALF
 
 
 def is_transformed(*tensors: Optional[Tensor]) -> bool:
@@ -177,7 +178,9 @@ def needs_correction(module: nn.Module, input: Tensor) -> bool:
     Operations take longer in this mode, so that convolutions that are known to be right are called
     without it.
     """
-    if not input.is_cpu or computed_dtype(input) != torch.bfloat16 or is_captured():
+    if not input.is_cpu or not (input.dtype == torch.bfloat16 or is_cpu_autocast()):
+        return False  # nothing more is asked in float32
+    if computed_dtype(input) != torch.bfloat16 or is_captured():
         return False
     return not is_right(module, input)
 

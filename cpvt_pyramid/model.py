@@ -30,7 +30,13 @@ from torch.utils.checkpoint import checkpoint
 from .archs import Arch, check_rates, check_stages, find_arch
 from .checkpoints.hook import convert_on_load
 from .checkpoints.rgb import check_rgb_weights
-from .corrections import PLAIN_CONVOLUTIONS, CorrectedBFloat16, layer_norm, needs_correction
+from .corrections import (
+    HALF,
+    PLAIN_CONVOLUTIONS,
+    CorrectedBFloat16,
+    layer_norm,
+    needs_correction,
+)
 from .grid import (
     POOLED,
     Grid,
@@ -227,27 +233,41 @@ class CPVTPyramid(nn.Module):
         batch = BatchPadding(image, valid)
         x = fill_outside(image.permute(0, 2, 3, 1), batch.at(1))  # (B, H, W, in_channels)
         maps = {}
-        for i in range(max(stages) + 1):
-            x = self.forward_stage(i, x, batch)
+        for i, stage in enumerate(self.stages()[: max(stages) + 1]):
+            x = self.forward_stage(stage, x, batch)
             if i in stages:
                 # Not after the loop: autograd would add gradients in an order that costs copies.
                 maps[i] = x.permute(0, 3, 1, 2)
         return maps
 
-    def forward_stage(self, i: int, x: Tensor, batch: BatchPadding) -> Tensor:
-        """Stage i: from the tokens of the stage before, or the image, to its own tokens.
+    def stages(self) -> list['Stage']:
+        """The parts of each stage, as they are now: any of them can be replaced."""
+        parts = zip(
+            self.patch_embeds,
+            self.pos_embeds,
+            self.blocks,
+            self.norm_list,
+            self.pos_block,
+            self.more_pos_block,
+        )
+        return [Stage(i, *of_stage) for i, of_stage in enumerate(parts)]
+
+    def forward_stage(self, stage: 'Stage', x: Tensor, batch: BatchPadding) -> Tensor:
+        """From the tokens of the stage before, or the image, to those of a stage.
 
         Both are zero in the padding of the batch.
         """
-        x = self.patch_embeds[i](x)
-        grid = self.stage_grid(i, x, batch)
-        x = self.pos_embeds[i](x, grid)  # PVT: a table
-        x = self.encode(i, x, grid, after=-1)
-        blocks: Any = self.blocks[i]  # a ModuleList, whose type names no items
-        for j, block in enumerate(blocks):
+        x = stage.patch_embed(x)
+        grid = self.stage_grid(stage.index, x, batch)
+        x = stage.pos_embed(x, grid)  # PVT: a table
+        pegs = stage.pegs()
+        if -1 in pegs:
+            x = pegs[-1](x, grid)
+        for j, block in enumerate(stage.blocks):
             x = block(x, grid)
-            x = self.encode(i, x, grid, after=j)  # CPVT: a PEG after block 0
-        return fill_outside(self.norm_list[i](x), grid.padding)
+            if j in pegs:
+                x = pegs[j](x, grid)  # CPVT: after block 0
+        return fill_outside(stage.norm(x), grid.padding)
 
     def stage_grid(self, i: int, x: Tensor, batch: BatchPadding) -> Grid:
         """The grid of the tokens of stage i, which is the same for all its blocks."""
@@ -273,15 +293,6 @@ class CPVTPyramid(nn.Module):
                 grid.windows.rotations = self.rope.rotations(grid.windows, head_dim, x)
         return grid
 
-    def encode(self, i: int, x: Tensor, grid: Grid, after: int) -> Tensor:
-        """Apply the PEG of stage i after a block (-1: before the first), if there is one, to
-        tokens (B, H, W, C)."""
-        if after == 0:
-            return self.pos_block[i](x, grid)  # the identity if there is none
-        others: Any = self.more_pos_block[i]  # a ModuleDict
-        name = str(after)
-        return others[name](x, grid) if name in others else x
-
     def train(self, mode: bool = True) -> 'CPVTPyramid':
         super().train(mode)
         self.freeze()
@@ -306,6 +317,33 @@ def modules_of(parts: Iterable[nn.Module]) -> list[tuple[nn.Module, frozenset[st
             names = frozenset(name for name, _ in module.named_parameters(recurse=False))
             found.append((module, names))
     return found
+
+
+class Stage(NamedTuple):
+    """The parts of a stage, in the order of the data flow.
+
+    Attributes:
+        index: of the stage, from 0.
+        patch_embed: from the image or the stage before to tokens.
+        pos_embed: what adds position before the blocks.
+        blocks: one after another.
+        norm: of the map.
+        first_peg: the PEG after block 0; `NoPosition` if there is none.
+        more_pegs: the others, by the block that each follows; -1: before the first.
+    """
+
+    index: int
+    patch_embed: nn.Module
+    pos_embed: nn.Module
+    blocks: Any  # a ModuleList, whose type names no items
+    norm: nn.Module
+    first_peg: nn.Module
+    more_pegs: Any  # a ModuleDict
+
+    def pegs(self) -> dict[int, nn.Module]:
+        """All PEGs, by the block that each follows."""
+        others = {int(name): peg for name, peg in self.more_pegs.items()}
+        return {0: self.first_peg, **others}
 
 
 class BlockOptions(NamedTuple):
@@ -687,7 +725,7 @@ class MLP(nn.Module):
 
     def contract(self, x: Tensor) -> Tensor:
         """The second layer on the GELU of the wide map."""
-        if self.recomputes() and is_plain_linear(self.fc2):
+        if self.recompute_gelu and self.recomputes() and is_plain_linear(self.fc2):
             return gelu_linear(x, self.fc2.weight, self.fc2.bias)
         x = F.gelu(x)
         if self.drop is not None:
@@ -696,8 +734,8 @@ class MLP(nn.Module):
         return x if self.drop is None else self.drop(x)
 
     def recomputes(self) -> bool:
-        """True if the GELU is to be recomputed: compilers choose themselves what they recompute."""
-        if not self.recompute_gelu or not torch.is_grad_enabled() or is_compiling():
+        """Whether the GELU can be recomputed: compilers choose themselves what they recompute."""
+        if not torch.is_grad_enabled() or is_compiling():
             return False
         return drops_nothing(self.drop)
 
@@ -869,7 +907,8 @@ class LayerNorm(nn.LayerNorm):
     """PyTorch's, whose parameters get right gradients in bfloat16 on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        norm = layer_norm if x.dtype in HALF else F.layer_norm
+        return norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 def init_weights(module: nn.Module) -> None:

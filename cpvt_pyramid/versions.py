@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Optional
 
 import torch
@@ -29,11 +30,17 @@ else:
     is_compiling = torch.jit.is_tracing
 
 
+if VERSION >= (2, 4):  # the other function takes ten times as long there
+    is_cpu_autocast: Callable[[], bool] = partial(torch.is_autocast_enabled, 'cpu')
+else:
+    is_cpu_autocast = torch.is_autocast_cpu_enabled
+
+
 def cpu_autocast_dtype() -> Optional[torch.dtype]:
     """The dtype in which autocast computes on a CPU; None: it is off."""
-    if VERSION >= (2, 4):  # the other two functions take ten times as long there
-        return torch.get_autocast_dtype('cpu') if torch.is_autocast_enabled('cpu') else None
-    return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    if not is_cpu_autocast():
+        return None
+    return torch.get_autocast_dtype('cpu') if VERSION >= (2, 4) else torch.get_autocast_cpu_dtype()
 
 
 def without_autocast(device: str) -> AbstractContextManager:

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -66,3 +67,16 @@ def test_tables(capsys, monkeypatch):
 def test_negative_rounds(capsys):
     assert host.main(['--rounds', '-1']) == 2
     assert '--rounds must be at least 0' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('arch', ['pcpvt_small', 'svt_small'])
+def test_the_host_calls_fewer_functions_than_in_timm(arch):
+    """On a GPU, the host is what small maps wait for. Widths do not matter here."""
+    pair = host.build(host.narrow(arch))
+    image = torch.randn(1, 3, host.COUNT_SIZE, host.COUNT_SIZE)
+    for step in host.STEPS:
+        ours, timm = (
+            host.count_calls(host.one_step(step, model, forward))
+            for model, forward in zip(pair, pair.forwards(image))
+        )
+        assert ours <= 0.87 * timm, step

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .regions import in_float32
+from .regions import widened
 
 
 def plain_gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor
 ) -> tuple[Tensor, ...]:
     """The gradients of a function of these tensors, in float32 or float64."""
-    leaves = [in_float32(x).detach().requires_grad_() for x in inputs]
+    leaves = [widened(x).detach().requires_grad_() for x in inputs]
     with torch.enable_grad():
         output = function(*leaves)
     return torch.autograd.grad(output, leaves, grad_output.to(output.dtype))
@@ -49,7 +49,7 @@ def ms_deform_attn_forward(
         (B, queries, heads * C).
     """
     shapes = value_spatial_shapes.tolist()
-    inputs = [in_float32(x) for x in (value, sampling_locations, attention_weights)]
+    inputs = [widened(x) for x in (value, sampling_locations, attention_weights)]
     return attention_at_points(*inputs, shapes).to(value.dtype)
 
 
@@ -112,7 +112,7 @@ def carafe_naive_forward(
             the window around each position of the features.
         output: (B, C, H * scale_factor, W * scale_factor), filled.
     """
-    inputs = (in_float32(features), in_float32(masks))
+    inputs = (widened(features), widened(masks))
     output.copy_(reassembled(*inputs, kernel_size, group_size, scale_factor))
 
 

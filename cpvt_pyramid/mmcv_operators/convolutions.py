@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import torchvision  # noqa: F401 (registers its operators)
 from torch import Tensor
 
-from .regions import in_float32
+from .regions import widened
 
 # Deformable convolution ([1703.06211](https://arxiv.org/abs/1703.06211), section 2.1), and with a
 # factor of each sample its second version ([1811.11168](https://arxiv.org/abs/1811.11168)).
@@ -197,7 +197,7 @@ def deformed_backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of input, weight, offset, mask and bias."""
     tensors = torchvision_tensors(input, weight, offset, mask, bias, grad_output.shape)
-    grad = in_float32(grad_output)
+    grad = widened(grad_output)
     return torch.ops.torchvision._deform_conv2d_backward(
         grad, *tensors, *geometry, mask is not None
     )
@@ -216,7 +216,7 @@ def torchvision_tensors(
     mask = input.new_zeros(len(input), 1) if mask is None else of_output(mask, output_shape)
     if bias is None:
         bias = input.new_zeros(len(weight))
-    return [in_float32(x).contiguous() for x in (input, weight, offset, mask, bias)]
+    return [widened(x).contiguous() for x in (input, weight, offset, mask, bias)]
 
 
 def of_output(values: Tensor, output_shape: torch.Size) -> Tensor:

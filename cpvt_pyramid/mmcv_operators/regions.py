@@ -37,8 +37,8 @@ def roi_align_forward(
     if pool_mode == MAX:
         raise_missing("roi_align with pool_mode='max'")
     pooled = torch.ops.torchvision.roi_align(
-        in_float32(input),
-        in_float32(rois),
+        widened(input),
+        widened(rois),
         spatial_scale,
         aligned_height,
         aligned_width,
@@ -63,8 +63,8 @@ def roi_align_backward(
 ) -> None:
     """`grad_input` (B, C, H, W) is filled."""
     grad = torch.ops.torchvision._roi_align_backward(
-        in_float32(grad_output),
-        in_float32(rois),
+        widened(grad_output),
+        widened(rois),
         spatial_scale,
         aligned_height,
         aligned_width,
@@ -75,7 +75,7 @@ def roi_align_backward(
     grad_input.copy_(grad)
 
 
-def in_float32(x: Tensor) -> Tensor:
+def widened(x: Tensor) -> Tensor:
     """A tensor in float32, or float64 if it is in that."""
     return x if x.dtype == torch.float64 else x.float()
 
@@ -172,7 +172,7 @@ def deform_roi_pool_forward(
     for k in range(len(rois)):
         moved = offset[k] if offset.numel() else None
         output[k] = deformed_region(
-            in_float32(input),
+            widened(input),
             rois[k],
             moved,
             (pooled_height, pooled_width),
@@ -196,7 +196,7 @@ def deform_roi_pool_backward(
     gamma: float,
 ) -> None:
     """`grad_input` and `grad_offset` are filled."""
-    leaf = in_float32(input).detach().requires_grad_()
+    leaf = widened(input).detach().requires_grad_()
     for k in range(len(rois)):
         with torch.enable_grad():
             moved = offset[k].detach().requires_grad_() if offset.numel() else None
@@ -227,7 +227,7 @@ def deformed_region(
 ) -> Tensor:
     """(C, height, width), the features of one region."""
     image = int(roi[0])
-    x1, y1, x2, y2 = (in_float32(roi[1:]) * spatial_scale - 0.5).unbind()
+    x1, y1, x2, y2 = (widened(roi[1:]) * spatial_scale - 0.5).unbind()
     shape = torch.stack([y2 - y1, x2 - x1])  # height and width
     samples = [sampling_ratio] * 2
     if sampling_ratio <= 0:
@@ -240,8 +240,8 @@ def deformed_region(
     y = y[:, None, :, None]
     x = x[None, :, None, :]
     if offset is not None:
-        x = x + (gamma * shape[1] * in_float32(offset[0]))[:, :, None, None]
-        y = y + (gamma * shape[0] * in_float32(offset[1]))[:, :, None, None]
+        x = x + (gamma * shape[1] * widened(offset[0]))[:, :, None, None]
+        y = y + (gamma * shape[0] * widened(offset[1]))[:, :, None, None]
     y, x = torch.broadcast_tensors(y, x)  # (height, width, samples, samples)
     return bilinear(input[image], y, x).mean((-2, -1))
 

@@ -74,7 +74,7 @@ def mmcv_operators(
         raise UserError(f'mmcv has no compiled operators; {compile_command()}')
     logging.disable(logging.WARNING)  # of mm, about its initialization
     about = machine('cpu')
-    print(f"{about['processor']}, {about['cores']} cores, torch {torch.__version__}")
+    print(f'{about["processor"]}, {about["cores"]} cores, torch {torch.__version__}')
     for title, calls in (('operator', operator_calls()), ('model', model_calls(configs))):
         rows = [(name, *cells(name, call, rounds, threads)) for name, call in calls]
         head = [f'{whose}, {amount(n)}' for n in threads for whose in (*BOTH, 'ratio')]

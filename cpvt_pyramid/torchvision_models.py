@@ -176,7 +176,7 @@ class MMDetectionRetinaNet(RetinaNet):
         head.num_classes = num_classes
 
 
-def in_float32(layer: nn.Module, x: Tensor) -> Tensor:
+def predict_in_float32(layer: nn.Module, x: Tensor) -> Tensor:
     """The output of a layer, computed in float32, also in autocast and with weights in half
     precision; in float64 if these are."""
     weights = {}
@@ -219,7 +219,8 @@ class ClassificationInFloat32(nn.Module):
     def forward(self, x: list[Tensor]) -> Tensor:
         """Scores (B, N, classes) of the maps of all levels."""
         return by_anchor(
-            [in_float32(self.cls_logits, hidden(self.conv, level)) for level in x], self.num_classes
+            [predict_in_float32(self.cls_logits, hidden(self.conv, level)) for level in x],
+            self.num_classes,
         )
 
 
@@ -235,7 +236,9 @@ class RetinaNetRegression(RetinaNetRegressionHead):
     """torchvision's, whose last layer computes in float32."""
 
     def forward(self, x: list[Tensor]) -> Tensor:
-        return by_anchor([in_float32(self.bbox_reg, hidden(self.conv, level)) for level in x], 4)
+        return by_anchor(
+            [predict_in_float32(self.bbox_reg, hidden(self.conv, level)) for level in x], 4
+        )
 
 
 class FCOSRegression(FCOSRegressionHead):
@@ -243,8 +246,8 @@ class FCOSRegression(FCOSRegressionHead):
 
     def forward(self, x: list[Tensor]) -> tuple[Tensor, Tensor]:
         maps = [hidden(self.conv, level) for level in x]
-        distances = [in_float32(self.bbox_reg, level).relu() for level in maps]
-        centerness = [in_float32(self.bbox_ctrness, level) for level in maps]
+        distances = [predict_in_float32(self.bbox_reg, level).relu() for level in maps]
+        centerness = [predict_in_float32(self.bbox_ctrness, level) for level in maps]
         return by_anchor(distances, 4), by_anchor(centerness, 1)
 
 
@@ -253,8 +256,8 @@ class RegionProposal(RPNHead):
 
     def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         maps = [hidden(self.conv, level) for level in x]
-        scores = [in_float32(self.cls_logits, level) for level in maps]
-        return scores, [in_float32(self.bbox_pred, level) for level in maps]
+        scores = [predict_in_float32(self.cls_logits, level) for level in maps]
+        return scores, [predict_in_float32(self.bbox_pred, level) for level in maps]
 
 
 class BoxPredictor(FastRCNNPredictor):
@@ -262,7 +265,7 @@ class BoxPredictor(FastRCNNPredictor):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.flatten(1)
-        return in_float32(self.cls_score, x), in_float32(self.bbox_pred, x)
+        return predict_in_float32(self.cls_score, x), predict_in_float32(self.bbox_pred, x)
 
 
 class MaskPredictor(MaskRCNNPredictor):
@@ -272,7 +275,7 @@ class MaskPredictor(MaskRCNNPredictor):
         *layers, last = self
         for layer in layers:
             x = layer(x)
-        return in_float32(last, x)
+        return predict_in_float32(last, x)
 
 
 class RegionHeads(RoIHeads):

@@ -16,7 +16,7 @@ from ..checkpoints import LoadReport
 from ..checkpoints.loading import fit_checkpoint
 from ..padding.mask import check_batch, split_validity
 from ..versions import is_compiling
-from .valid_region import check_normalization, check_validity, crop_and_run, noted_size
+from .valid_region import check_validity, crop_and_run, noted_size, warn_of_normalization
 
 
 class Configured(nn.Module):
@@ -86,7 +86,7 @@ class Configured(nn.Module):
         if self.training and not torch.is_grad_enabled():
             refuse_reentrant_checkpointing(self)
         if not self.normalization_checked and not is_compiling():
-            check_normalization(image)
+            warn_of_normalization(image)
             self.normalization_checked = True
         maps: Sequence[Tensor]
         if image.shape[1] != self.in_channels + 1:

@@ -79,7 +79,7 @@ class AppendsValidity(nn.Module):
             )
         if self.valid_region:
             data['inputs'] = with_validity(data['inputs'], sizes)
-        data['inputs'].normalization = self.normalization  # see `check_normalization`
+        data['inputs'].normalization = self.normalization  # see `warn_of_normalization`
         return data
 
     def mixes_sizes(self, sizes: Sequence[tuple[int, int]]) -> bool:
@@ -104,7 +104,7 @@ class Normalization(NamedTuple):
 IMAGENET = Normalization((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 
 
-def check_normalization(images: Tensor) -> None:
+def warn_of_normalization(images: Tensor) -> None:
     """Warn if the data preprocessor of a batch normalizes images in another way than that which
     weights from ImageNet expect. Batches that are made elsewhere do not say."""
     noted: Optional[Normalization] = getattr(images, 'normalization', None)

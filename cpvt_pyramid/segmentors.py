@@ -277,6 +277,7 @@ class SemanticSegmentor(nn.Module):
     ) -> None:
         super().__init__()
         check_normalization(image_mean, image_std, backbone.in_channels)
+        self.in_channels = backbone.in_channels
         self.backbone = backbone
         self.neck = neck
         self.decode_head = decode_head
@@ -342,7 +343,7 @@ class SemanticSegmentor(nn.Module):
     def in_windows(self, image: Tensor, valid: Optional[Tensor]) -> Tensor:
         """`forward` of windows that cover the batch, averaged where they overlap."""
         assert self.window is not None
-        check_image(image, self.backbone.in_channels)
+        check_image(image, self.in_channels)
         if valid is not None:
             check_valid(valid, image)
         side, step = self.window
@@ -364,7 +365,7 @@ class SemanticSegmentor(nn.Module):
         return total / count
 
     def normalized(self, image: Tensor) -> Tensor:
-        check_image(image, self.backbone.in_channels)  # a gray image would become one of three
+        check_image(image, self.in_channels)  # a gray image would become one of three
         mean = image.new_tensor(self.image_mean)[:, None, None]
         std = image.new_tensor(self.image_std)[:, None, None]
         return (image - mean) / std

@@ -558,7 +558,7 @@ class DetectorTransform(GeneralizedRCNNTransform):
         self.in_channels = in_channels
 
     def normalize(self, image: Tensor) -> Tensor:
-        channels = image.shape[0]
+        channels = image.shape[-3]
         if channels != self.in_channels:
             raise ValueError(
                 f'the backbone takes images of {self.in_channels} channels, got {channels}'

@@ -225,7 +225,7 @@ def load_trained(
     least = 1 if trained.detects else 2
     if num_classes is not None and num_classes < least:
         raise ValueError(f'num_classes of {name} must be at least {least}, got {num_classes}')
-    model: Any = build_trained(trained, image_mean, image_std, **options)
+    model: Any = build_trained(trained, image_mean=image_mean, image_std=image_std, **options)
     if checkpoint is None:
         checkpoint = trained.url
         if trained.licence == RESEARCH_ONLY and not is_downloaded(trained.url):

@@ -44,7 +44,7 @@ NARROW = {
 build_trained = trained.build_trained
 
 
-def build_small(row: Trained) -> nn.Module:
+def build_small(row: Trained, **_: object) -> nn.Module:
     """The model of a row, with few channels and a backbone that is captured in no time."""
     module = import_module(f'cpvt_pyramid.{"torchvision_models" if row.detects else "segmentors"}')
     narrow = partial(getattr(module, row.head), **NARROW[row.head])

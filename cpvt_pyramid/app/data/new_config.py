@@ -47,8 +47,8 @@ from .images import ALL, HEADERS
 from .masks import are_indices, palette_of, write_indices, zero_is_ignored
 from .read import read_data
 from .recipes import Scales, adapted_recipe
+from .recognize.listing import GENERATED, WRITTEN
 
-GENERATED = '_data'  # end of the name of the folder that is written next to a config
 LABELS = 'labels'  # folder of converted masks
 SEED = 0  # of the validation split
 FORMATS = {
@@ -458,7 +458,7 @@ def config_text(
         comments['train_pipeline'] = f'The base resizes to {scaled.before}.'
     classes = amount(len(data.classes), 'class', 'classes')
     head = (
-        f'# {classes} ({data.description.format}). Written by cpvt new-config.\n'
+        f'# {classes} ({data.description.format}). {WRITTEN}\n'
         f'#   cpvt check-data {out.name}\n'
         f'#   cpvt train {out.name}\n'
     )

@@ -336,6 +336,18 @@ def labels_in_two_folders(root: Path) -> None:
         yolo(root / f'second/{picture.name}.txt', picture)
 
 
+def test_a_folder_next_to_a_script_of_its_name_has_data(tmp_path):
+    """Only what is written next to a config of `cpvt new-config` is left out."""
+    root = tmp_path / 'project'
+    fill(root, SCENES, 'my_data/images/{}.png', yolo, 'my_data/labels/{}.txt')
+    write(root / 'my_data/classes.txt', NAMES)
+    write(root / 'my.py', 'print("draws the images")')
+    assert describe(root).settings['train'] == 'my_data/images'
+    write(root / 'my.py', '# 3 classes (yolo). Written by cpvt new-config.')
+    with pytest.raises(UserError):
+        describe(root)
+
+
 DECLARED = {
     "Roboflow's": 'train: ../train/images\nval: ../valid/images\ntest: ../test/images\n',
     'a path that is elsewhere': 'path: ../datasets/mine\ntrain: train/images\nval: valid/images\n',

@@ -13,6 +13,7 @@ from ..files import comparable, is_image, is_utf8
 
 RESULTS = re.compile(r'(^|/)runs/(detect|segment|pose|obb|classify|train|val)/')  # of Ultralytics
 GENERATED = '_data'  # end of the name of the folder that is written next to a config
+WRITTEN = 'Written by cpvt new-config.'  # at the beginning of such a config
 HEAD = 4096  # bytes at the beginning of a file that tell its format
 
 
@@ -35,7 +36,9 @@ class Listing:
         self.undecodable = [name for name in every if not is_utf8(name)]
         names = [name for name in every if is_utf8(name)]
         generated = tuple(
-            f'{name.removesuffix(".py")}{GENERATED}/' for name in names if name[-3:] == '.py'
+            f'{name.removesuffix(".py")}{GENERATED}/'
+            for name in names
+            if name.endswith('.py') and WRITTEN.encode() in self.head(name)
         )
         if generated:
             names = [name for name in names if not name.startswith(generated)]

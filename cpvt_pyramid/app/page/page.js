@@ -107,6 +107,7 @@ function showAbout() {
   element('about').title = about.classes.join(', ');
   [element('size').min, element('size').max] = about.sizes;
   element('size').value = about.shorter_side ?? 512;
+  element('score').min = about.least_score;
   element('score').value = about.score_thr ?? 0;
   element('score-option').hidden = about.score_thr === null;
   showValues();

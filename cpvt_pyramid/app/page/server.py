@@ -48,7 +48,7 @@ from ...padding.batching import padded_size
 from ..images.formats import IMAGE_ENDINGS
 from ..images.reading import load_image, size_of
 from ..predict.exported import SessionModel
-from ..predict.protocol import check_score_thr
+from ..predict.protocol import check_score_thr, line_about_threshold
 from ..predictions.drawing import jpeg_of
 from ..predictions.kinds import Detections, line_about_limit
 from ..tooling.command import IGNORED_WARNINGS, UserError, one_line
@@ -119,6 +119,7 @@ class Page:
             'shorter_side': self.model.resize[0] if self.model.resize else None,
             'sizes': self.sizes(),
             'score_thr': about['score_thr'] if detects else None,
+            'least_score': self.model.least_score,
             'samples': [sample.name for sample in self.samples],
             'upload_bytes': UPLOAD_BYTES,
         }
@@ -149,6 +150,8 @@ class Page:
             (found,) = model.predict([model.prepare(picture.image)], score_thr)
             drawn = jpeg_of(found.draw())
         lines = [str(note.message) for note in notes]
+        if line := line_about_threshold(score_thr, model.least_score):
+            lines.append(line)
         if isinstance(found, Detections) and found.is_full:
             lines.append(line_about_limit('this image', found.limit or 0))
         answer: dict[str, Any] = {

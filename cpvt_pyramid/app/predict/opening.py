@@ -18,7 +18,7 @@ from ..images.inputs import is_address, local_path
 from ..tooling.command import UserError
 from ..tooling.names import did_you_mean
 from .exported import ExportedModel
-from .protocol import Model, check_score_thr
+from .protocol import Model, check_score_thr, line_about_threshold
 from .sessions import is_openvino_format
 
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
@@ -224,11 +224,6 @@ def open_model(
             score_thr=score_thr,
         )
     check_score_thr(score_thr, model.kind)
-    if score_thr is not None and score_thr < model.least_score:
-        warnings.warn(
-            f'score_thr {score_thr:g} has the effect of {model.least_score:g}, below which the '
-            'model itself leaves out boxes: that is model.test_cfg.score_thr (of two stages, '
-            'model.test_cfg.rcnn.score_thr) of its config, with which it can be exported again',
-            stacklevel=2,
-        )
+    if line := line_about_threshold(score_thr, model.least_score):
+        warnings.warn(line, stacklevel=2)
     return model

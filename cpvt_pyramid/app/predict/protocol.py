@@ -145,3 +145,15 @@ def check_score_thr(score_thr: Optional[float], kind: Kind = 'detections') -> No
         raise UserError(
             f'score_thr is for scores of boxes, but the model predicts {kind}; leave it out'
         )
+
+
+def line_about_threshold(score_thr: Optional[float], least_score: float) -> str:
+    """That a threshold for scores has no effect, because a model itself leaves out more; empty if
+    it has one."""
+    if score_thr is None or score_thr >= least_score:
+        return ''
+    return (
+        f'score_thr {score_thr:g} has the effect of {least_score:g}, below which the model itself '
+        'leaves out boxes: that is model.test_cfg.score_thr (of two stages, '
+        'model.test_cfg.rcnn.score_thr) of its config, with which it can be exported again'
+    )

@@ -165,6 +165,17 @@ def test_predictions_are_those_of_the_predictor(model, photos):
     assert not list(Path(tempfile.gettempdir()).glob('cpvt_page_*'))
 
 
+def test_a_threshold_below_that_of_the_model_is_told(model, photos):
+    nms = {'score_thr': 0.05, 'iou_threshold': 0.5, 'class_agnostic': False}
+    path = model('detection', nms=nms)
+    image = encoded(Image.fromarray(photos[0]))
+    with serving(path) as client:
+        assert client.get('/about').json['least_score'] == 0.05
+        assert client.predict(image, 'score_thr=0.05').json['warnings'] == []
+        (line,) = client.predict(image, 'score_thr=0.02').json['warnings']
+        assert line.startswith('score_thr 0.02 has the effect of 0.05')
+
+
 @pytest.mark.filterwarnings('ignore:left out the sample')
 def test_nothing_is_served_but_the_page_and_small_pictures_of_samples(model, photos, tmp_path):
     home = tmp_path / 'home of "me" ü 数'

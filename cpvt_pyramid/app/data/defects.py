@@ -136,6 +136,9 @@ STRAY_XML = Kind(
 BAD_BOX = Kind('objects without a bndbox of 4 numbers', left_out=OBJECT)
 NO_NAME = Kind('objects without a name', left_out=OBJECT)
 REVERSED_BOX = Kind('objects whose xmax or ymax is below their xmin or ymin', left_out=OBJECT)
+ODD_DIFFICULT = Kind(
+    'objects whose <difficult> is neither 0 nor 1, taken for 0: they count', WARNING, NOTHING
+)
 LOST_NAME = Kind('names in a list for which there is no image', WARNING, NOTHING)
 LIST_WITHOUT_XML = Kind('images in a list without an annotation file', WARNING, NOTHING)
 

@@ -209,6 +209,8 @@ def voc_objects(tree: ElementTree.Element, path: str, found: Defects) -> list[tu
         elif not np.isfinite(points).all() or (points[1] < points[0]).any():
             found.add(defects.REVERSED_BOX, path)
         else:
-            is_difficult = (element.findtext('difficult') or '').strip() == '1'
-            objects.append((name, Outline(0, points, path, is_ignored=is_difficult)))
+            difficult = (element.findtext('difficult') or '').strip()
+            if difficult not in ('', '0', '1'):
+                found.add(defects.ODD_DIFFICULT, f'{path} ({difficult[:40]})')
+            objects.append((name, Outline(0, points, path, is_ignored=difficult == '1')))
     return objects

@@ -308,6 +308,17 @@ def test_voc_of_images_that_differ_in_their_endings(named, tmp_path):
     assert any(line.startswith('error') and message in line for line in said) != is_told
 
 
+@pytest.mark.parametrize('value', ['0', '1', 'true', 'Unspecified'])
+def test_voc_objects_that_are_difficult_in_other_words(value, tmp_path):
+    fill(tmp_path, SCENES, 'images/{}.png', voc, 'annotations/{}.xml')
+    path = tmp_path / 'annotations/000.xml'
+    write(path, path.read_text().replace('</name>', f'</name><difficult>{value}</difficult>'))
+    found, said = objects_in(tmp_path)
+    ignored = [a for a in found.splits['train'].content['annotations'] if a['iscrowd']]
+    assert len(ignored) == (2 if value == '1' else 0)
+    assert any(f'annotations/000.xml ({value})' in line for line in said) == (value not in '01')
+
+
 def test_voc_whose_image_has_a_file_of_its_own(tmp_path):
     """What names the image of another file, as after a copy, brings its objects to it."""
     fill(tmp_path, SCENES, 'images/{}.png', voc, 'annotations/{}.xml')

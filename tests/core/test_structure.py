@@ -41,9 +41,10 @@ LAYERS = (
     'app/demo',
     'app/config',
     'app/predict',
-    'app/export',
     'app/training/processes',
     'app/data',
+    'app/evaluate',
+    'app/export',
     'app/training',
     'app/page',
     'app/commands',
@@ -134,7 +135,7 @@ def test_rooms_import_only_those_below(room):
                 )
 
 
-FREE_OF_TORCH = 'tooling', 'images', 'predictions', 'predict', 'page'
+FREE_OF_TORCH = 'tooling', 'images', 'predictions', 'predict', 'evaluate', 'page'
 WITHOUT_TORCH = {
     'export/__init__.py',
     'export/accuracy.py',

@@ -1,8 +1,7 @@
 """Quantize an exported detector or segmentor to 8-bit integers, for OpenVINO.
 
     cpvt quantize retinanet.onnx photos
-    cpvt quantize retinanet.onnx train2017 --compare val2017 --annotations instances_val2017.json
-    cpvt quantize upernet.onnx train --compare val --annotations val_labels --zero-is-ignored
+    cpvt quantize retinanet.onnx photos/train --data data.yaml
 
 Some of the images calibrate the model, and the others tell whether it is good enough. The
 result runs wherever OpenVINO does: `cpvt infer retinanet-int8.xml photo.jpg`. A report,
@@ -11,7 +10,7 @@ NAME.report.json, is written next to it. docs/export.md explains the options and
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Literal, Optional
 
 from ..tooling.command import UserError, check_at_least, run_command
 
@@ -22,8 +21,8 @@ def quantize(
     *,
     out: Optional[str] = None,
     compare: Sequence[str] = (),
-    annotations: Optional[str] = None,
-    zero_is_ignored: bool = False,
+    data: Optional[str] = None,
+    split: Optional[Literal['train', 'val', 'test']] = None,
     agreement: float = 0.95,
     drop: float = 0.5,
 ) -> None:
@@ -35,12 +34,12 @@ def quantize(
             and without --compare every other one is compared instead.
         out: the .xml file to write; by default NAME-int8.xml next to the model.
         compare: photographs, or folders with them, on which the models are compared.
-        annotations: of these, by the names of the files: a JSON file in COCO's format, or a folder
-            of segmentation masks (.png).
-        zero_is_ignored: in segmentation masks 0 is ignored, as 255 is, and 1 is the first class.
+        data: instead of --compare: annotated images on which AP or mIoU are compared, a data.yaml
+            or a folder, as in cpvt test.
+        split: of the data; by default the first of test, val and train that has annotations.
         agreement: share of the boxes or pixels on which the models must agree, without
-            annotations.
-        drop: points of AP or mIoU that may be lost, with annotations.
+            --data.
+        drop: points of AP or mIoU that may be lost, with --data.
     """
     from ..predict.opening import exported_path
 
@@ -51,6 +50,8 @@ def quantize(
     if not 0 <= agreement <= 1:
         raise UserError(f'--agreement must be in [0, 1], got {agreement}')
     check_at_least('--drop', drop, 0)
+    if split and not data:
+        raise UserError('--split needs --data')
 
     from ..export.quantization import Limits, quantize_images
 
@@ -60,8 +61,8 @@ def quantize(
         images,
         compare,
         Limits(agreement, drop),
-        Path(annotations) if annotations else None,
-        zero_is_ignored,
+        Path(data) if data else None,
+        split,
     )
 
 

@@ -1,48 +1,96 @@
 """Evaluate a detector or a segmentor.
 
-    cpvt test configs/retinanet_cpvt_s.py retinanet.pth --report report.html
+    cpvt test MODEL DATA                    # any model, on a data.yaml or a folder with annotations
+    cpvt test model-int8.xml data.yaml --report report.html
+    cpvt test retinanet_pvt_v2_b2_coco photos --split val
+    cpvt test CONFIG CHECKPOINT DATA
+    cpvt test CONFIG CHECKPOINT             # on the test data of the config, by OpenMMLab's metrics
 
-For several GPUs, processes or machines, see dist_test.sh.
+MODEL is all that `cpvt infer` takes: an exported model (.onnx, .xml), the name of a trained model,
+a checkpoint with its config inside, or a config and its checkpoint. It predicts as `cpvt infer`
+does, and needs what that needs. DATA is what `cpvt check-data` takes. Classes are compared by their
+names. Metrics are in percent: the AP of COCO for boxes and masks of objects, mIoU, mAcc and aAcc
+for segmentation masks.
+
+With a config, its own test data and metrics are OpenMMLab's. For several GPUs, processes or
+machines, see dist_test.sh.
 """
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal, Optional
 
-from ..tooling.command import run_command
+from ..tooling.command import UserError, check_at_least, imports_of, run_command
 
 
 def test(
-    config: str,
-    checkpoint: str,
+    model: str,
+    data: Sequence[str],
     *,
+    split: Optional[Literal['train', 'val', 'test']] = None,
+    report: Optional[str] = None,
+    device: Optional[str] = None,
+    backend: Optional[Literal['onnxruntime', 'openvino']] = None,
+    dtype: Literal['float32', 'bfloat16'] = 'float32',
+    batch_size: int = 1,
     work_dir: Optional[str] = None,
     out: Optional[str] = None,
-    report: Optional[str] = None,
     tta: bool = False,
     cfg_options: Sequence[str] = (),
     launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
 ) -> None:
-    """Evaluate a checkpoint on the test set of a config, and print its metrics.
+    """Evaluate a model, and print its metrics.
 
     Args:
-        config: config file, for example configs/retinanet_cpvt_s.py.
-        checkpoint: weights of the model, a path or an address.
-        work_dir: folder for the log and the metrics; by default work_dirs/NAME/test.
-        out: write the predictions, pickled.
-        report: write an HTML page about them: metrics by class and size, kinds of errors, a
-            confusion matrix, the worst images; see docs/training.md.
-        tta: test-time augmentation: merge predictions at several sizes, flipped and not, by
-            tta_model and tta_pipeline of the config.
-        cfg_options: override settings of the config, for example
-            test_dataloader.num_workers=8.
-        launcher: what started the processes.
+        model: config, exported model, checkpoint with its config inside, or name of a trained
+            model.
+        data: a data.yaml or a folder with annotations; after a config first its checkpoint, a path
+            or an address. A config and its checkpoint alone: the test data of the config.
+        split: of the data; by default the first of test, val and train that has annotations.
+        report: write an HTML page about the predictions: metrics by class and size, kinds of
+            errors, a confusion matrix, the worst images; see docs/training.md.
+        device: as in cpvt infer.
+        backend: of an exported model; by default onnxruntime, and openvino for .xml.
+        dtype: as in cpvt infer.
+        batch_size: images that the model takes at a time.
+        work_dir: for the test data of a config: folder for the log and the metrics; by default
+            work_dirs/NAME/test.
+        out: for the test data of a config: write the predictions, pickled.
+        tta: for the test data of a config: test-time augmentation. Merge predictions at several
+            sizes, flipped and not, by tta_model and tta_pipeline of the config.
+        cfg_options: override settings of a config, for example test_dataloader.num_workers=8.
+        launcher: for the test data of a config: what started the processes.
     """
+    from ..predict.opening import resolve_model
+
+    files, words = resolve_model(model, data)
+    check_at_least('--batch-size', batch_size, 1)
+    if len(words) > 1:
+        raise UserError(
+            f'one data.yaml or folder can be evaluated at a time, got {" ".join(words)}'
+        )
+    if words:
+        given = {'--work-dir': work_dir, '--out': out, '--tta': tta}
+        given['--launcher'] = launcher != 'none'
+        check_unused(given, f'is for the test data of a config, without {words[0]}')
+        with imports_of('cpvt test', extra='runtime'):
+            from ..evaluate.evaluating import EvaluationOptions, evaluate_model
+
+        page = Path(report) if report else None
+        options = EvaluationOptions(split, page, device, backend, dtype, batch_size, cfg_options)
+        evaluate_model(files, Path(words[0]), options)
+        return
+    if files.config is None or files.checkpoint is None:
+        raise UserError(f'{model} needs data: a data.yaml or a folder comes next')
+    given = {'--split': split, '--device': device, '--backend': backend}
+    given |= {'--dtype': dtype != 'float32', '--batch-size': batch_size != 1}
+    check_unused(given, 'needs a data.yaml or a folder after the checkpoint')
     from ..training.test import run_test
 
     run_test(
-        config,
-        checkpoint,
+        files.config,
+        files.checkpoint,
         work_dir=work_dir,
         out=out,
         report=report,
@@ -50,6 +98,13 @@ def test(
         cfg_options=cfg_options,
         launcher=launcher,
     )
+
+
+def check_unused(given: Mapping[str, object], why: str) -> None:
+    """Check that options that would have no effect are not given."""
+    for option, value in given.items():
+        if value:
+            raise UserError(f'{option} {why}')
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -245,15 +245,19 @@ def palette_of(data: Masks) -> Sequence[Color]:
     return [colors[name] for name in data.classes] if colors else class_palette(data.classes)
 
 
-def write_indices(source: Path, target: Path, data: Masks) -> None:
-    """Write a mask as one of class indices, with a palette."""
+def indices_of(source: Path, data: Masks) -> np.ndarray:
+    """The index of the class (H, W) of each pixel of a mask, or `IGNORED`."""
     stored = read_label_map(source)
     pixels = stored.color_codes() if data.description.colors else stored.values
     values = np.array(data.values)
     order = values.argsort()
     place = values[order].searchsorted(pixels).clip(0, len(values) - 1)
-    labels = np.where(values[order][place] == pixels, order[place], IGNORED)
-    indices = Image.fromarray(labels.astype(np.uint8))
+    return np.where(values[order][place] == pixels, order[place], IGNORED)
+
+
+def write_indices(source: Path, target: Path, data: Masks) -> None:
+    """Write a mask as one of class indices, with a palette."""
+    indices = Image.fromarray(indices_of(source, data).astype(np.uint8))
     indices.putpalette([value for color in palette_of(data) for value in color])
     indices.save(target, 'PNG', bits=8)  # by default only as many as the palette needs
 

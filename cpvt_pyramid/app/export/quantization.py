@@ -21,7 +21,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -40,13 +40,16 @@ from ..predict.sessions import (
     read_openvino,
 )
 from ..predictions.kinds import Detections, Prediction
-from ..tooling.command import UserError, one_line, optional_package
+from ..tooling.command import UserError, imports_of, one_line, optional_package
 from ..tooling.files import check_file, check_new, folder_to_fill
 from ..tooling.report import text_table
 from ..tooling.threads import usable_cores
-from .accuracy import Agreement, CocoTruth, LabelTruth, Truth, agreement_of
+from .accuracy import Agreement, agreement_of
 from .self_test import own_test
 from .stored_files import stored_files
+
+if TYPE_CHECKING:
+    from ..evaluate.truth import Truth
 
 # Always in float32: they clip coordinates, of which 8 bits would tell 256 apart.
 CLIPPING = ['Minimum', 'Maximum']
@@ -168,7 +171,9 @@ class Expected(NamedTuple):
     accuracy: Optional[float] = None  # AP or mIoU in percent, of annotated images
 
 
-def expected_of(original: ExportedModel, paths: Sequence[Path], truth: Optional[Truth]) -> Expected:
+def expected_of(
+    original: ExportedModel, paths: Sequence[Path], truth: Optional['Truth']
+) -> Expected:
     """The predictions of the float32 model for images; those that cannot be read are skipped, with
     a warning. All images are annotated, if there are annotations (`truth`)."""
     predictions: dict[Path, Prediction] = {}
@@ -182,7 +187,7 @@ def expected_of(original: ExportedModel, paths: Sequence[Path], truth: Optional[
     return Expected(predictions, truth.measure(summaries) if truth is not None else None)
 
 
-def measure(model: ExportedModel, expected: Expected, truth: Optional[Truth]) -> Measured:
+def measure(model: ExportedModel, expected: Expected, truth: Optional['Truth']) -> Measured:
     """How good a quantized model is on the images of the float32 model's predictions."""
     total = Agreement()
     summaries = {}
@@ -321,8 +326,8 @@ def quantize_images(
     images: Sequence[str],
     compare: Sequence[str],
     limits: Limits,
-    annotations: Optional[Path] = None,
-    zero_is_ignored: bool = False,
+    data: Optional[Path] = None,
+    split: Optional[str] = None,
 ) -> None:
     """Quantize a model with the images that a user names, write it, and print the results.
 
@@ -332,8 +337,8 @@ def quantize_images(
         images: files and folders to calibrate with.
         compare: those on which the models are compared; if none, every other image is.
         limits: see `quantize_file`.
-        annotations: see `quantize_file`.
-        zero_is_ignored: see `quantize_file`.
+        data: annotated images on which they are compared instead: a data.yaml or a folder.
+        split: of the data; see `read_truth`.
 
     Raises:
         UserError: a file of the result exists, or see `quantize_file`.
@@ -342,11 +347,23 @@ def quantize_images(
     remove_leftovers(out)
     check_new(*files_of(out))
     calibration = find_images(images, 'IMAGES')
-    if compare:
+    truth: Optional[Truth] = None
+    if data is not None:
+        if compare:
+            raise UserError('--data has the images to compare on; leave out --compare')
+        with imports_of('cpvt quantize --data'):
+            from ..evaluate.truth import read_truth
+
+        model = ExportedModel(path, 'openvino')
+        truth = read_truth(data, model.kind, model.classes, model.palette, split)
+        for line in truth.about:
+            print(line)
+        compared = list(truth.images)
+    elif compare:
         compared = find_images(compare, '--compare')
     else:
         calibration, compared = split_images(calibration)
-    results = quantize_file(path, out, calibration, compared, limits, annotations, zero_is_ignored)
+    results = quantize_file(path, out, calibration, compared, limits, truth)
     print(f'\n{summary(results)}')
     print(f'wrote {", ".join(map(str, files_of(out)))}')
     if warning := speed_warning(results):
@@ -359,8 +376,7 @@ def quantize_file(
     calibration: Sequence[Path],
     compared: Sequence[Path],
     limits: Limits,
-    annotations: Optional[Path] = None,
-    zero_is_ignored: bool = False,
+    truth: Optional['Truth'] = None,
 ) -> dict[str, Any]:
     """Quantize a model and write it, if its predictions are good enough.
 
@@ -382,11 +398,7 @@ def quantize_file(
     original = ExportedModel(path, 'openvino')
     model = float32_model(path)
     original_bytes = stored_bytes(path)
-    truth = None
-    if annotations is not None:
-        truth = read_annotations(annotations, original, compared, zero_is_ignored)
-        compared = truth.images
-    else:
+    if truth is None:
         compared = evenly_spaced(compared, COMPARED)
     nncf = import_nncf()  # takes seconds, and comes after what may be wrong with the arguments
     inputs = calibration_inputs(original, evenly_spaced(calibration, CALIBRATED))
@@ -432,7 +444,7 @@ def quantize_file(
 
 
 def accuracies(
-    measured: Measured, expected: Expected, truth: Optional[Truth]
+    measured: Measured, expected: Expected, truth: Optional['Truth']
 ) -> Optional[dict[str, Any]]:
     """The AP or mIoU of both models; None without annotations."""
     if truth is None:
@@ -441,7 +453,7 @@ def accuracies(
 
 
 def check_good_enough(
-    out: Path, measured: Measured, expected: Expected, truth: Optional[Truth], limits: Limits
+    out: Path, measured: Measured, expected: Expected, truth: Optional['Truth'], limits: Limits
 ) -> None:
     """Raise a UserError if a quantized model is worse than it may be."""
     if truth is not None and measured.accuracy is not None and expected.accuracy is not None:
@@ -475,31 +487,6 @@ def metadata_of(original: ExportedModel, measured: Optional[Measured] = None) ->
         quantized['agreement'] = measured.agreement
     about = original.about | {'dtype': 'int8', 'quantized': quantized}
     return {KEY: json.dumps(about)}
-
-
-def read_annotations(
-    path: Path, original: ExportedModel, compared: Sequence[Path], zero_is_ignored: bool
-) -> Truth:
-    """The annotations of the images on which the models are compared.
-
-    Raises:
-        UserError: what is wrong with them, or none of the images has any.
-    """
-    segments = original.kind == 'labels'
-    if segments != path.is_dir():
-        wanted = 'a folder of segmentation masks' if segments else 'a JSON file in COCO format'
-        raise UserError(f'--annotations must be {wanted} for this model, got {path}')
-    truth: Truth
-    if segments:
-        truth = LabelTruth(path, original.classes, compared, zero_is_ignored)
-    elif path.is_file():
-        metric = 'segm' if original.about['masks'] else 'bbox'
-        truth = CocoTruth(path, original.classes, compared, metric)
-    else:
-        raise UserError(f'no annotations at {path}')
-    if not truth.images:
-        raise UserError('none of the images to compare on is annotated; --compare gives others')
-    return truth
 
 
 def hidden_path(out: Path) -> Path:

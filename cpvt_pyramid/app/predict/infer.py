@@ -18,6 +18,7 @@ from ..tooling.threads import usable_cores
 from .cluster import write_on_ray
 from .opening import ModelFiles, open_model, resolve_model
 from .options import InferOptions
+from .protocol import line_about_threshold
 from .results import Results
 from .running import RunOptions, write_results
 from .tiles import ALIGN, spans
@@ -53,6 +54,8 @@ def run_infer(options: InferOptions) -> int:
         if options.workers is not None:
             workers = options.workers
         ready = open_model(**model_options, threads=1 if options.tile else max(workers, 1))
+    if line := line_about_threshold(options.score_thr, ready.least_score):
+        print(line)
     named, folder = name_results(found, options.out_dir)
     results_options: dict[str, Any] = {
         'folder': folder,

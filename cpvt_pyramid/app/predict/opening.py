@@ -1,6 +1,5 @@
 """From what a user calls a model to the model."""
 
-import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -18,7 +17,7 @@ from ..images.inputs import is_address, local_path
 from ..tooling.command import UserError
 from ..tooling.names import did_you_mean
 from .exported import ExportedModel
-from .protocol import Model, check_score_thr, line_about_threshold
+from .protocol import Model, check_score_thr
 from .sessions import is_openvino_format
 
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
@@ -224,6 +223,4 @@ def open_model(
             score_thr=score_thr,
         )
     check_score_thr(score_thr, model.kind)
-    if line := line_about_threshold(score_thr, model.least_score):
-        warnings.warn(line, stacklevel=2)
     return model

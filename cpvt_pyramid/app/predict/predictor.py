@@ -14,7 +14,7 @@ from ..tooling.command import UserError
 from ..tooling.report import amount
 from ..tooling.threads import prefetch
 from .opening import open_model, resolve_model
-from .protocol import Model, Prepared, predict_all
+from .protocol import Model, Prepared, line_about_threshold, predict_all
 
 
 class Predictor:
@@ -80,6 +80,8 @@ class Predictor:
             threads=workers,
             dtype=dtype,
         )
+        if line := line_about_threshold(score_thr, self.model.least_score):
+            warnings.warn(line, stacklevel=2)
         self._arguments = {
             'model': model,
             'checkpoint': checkpoint,

@@ -347,6 +347,8 @@ def forget_best(checkpoint: dict) -> list[str]:
     """Let the best checkpoint be chosen again, because the one so far was by another score; returns
     the names of the files of the one so far."""
     hub = checkpoint['message_hub']['runtime_info']
+    if not any(key.startswith('best_score') for key in hub):
+        return []  # no evaluation had a score
     names = {Path(path).name for key, path in hub.items() if key.startswith('best_ckpt')}
     for key in [key for key in hub if key.startswith(('best_score', 'best_ckpt'))]:
         del hub[key]

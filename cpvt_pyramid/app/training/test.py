@@ -47,7 +47,7 @@ def run_test(
     check.check_settings(cfg, 'test_dataloader', 'test_evaluator')
     check.check_data(cfg, 'test')
     if report:
-        from .report.page import check_reported
+        from .report_of_config import check_reported
 
         check_reported(cfg)
     weights = fetch_checkpoint(checkpoint)
@@ -68,7 +68,7 @@ def run_test(
         print_metrics(metrics)
         check_evaluated(cfg, metrics)
         if report:
-            from .report.page import write_test_report
+            from .report_of_config import write_test_report
 
             title = f'{Path(config).stem}: {checkpoint}'
             write_test_report(cfg, predictions, Path(report), title)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from support import ROOT
 from cpvt_pyramid.app.commands import quantize as tool
 from cpvt_pyramid.app.commands import verify as verify_tool
 from cpvt_pyramid.app.export import quantization
-from cpvt_pyramid.app.export.accuracy import CocoTruth, LabelTruth, agreement_of
+from cpvt_pyramid.app.export.accuracy import agreement_of
 from cpvt_pyramid.app.export.quantization import (
     Latency,
     computed_products,
@@ -35,8 +34,7 @@ from cpvt_pyramid.app.export.stored_files import stored_files
 from cpvt_pyramid.app.predict import Predictor
 from cpvt_pyramid.app.predict.exported import ExportedModel
 from cpvt_pyramid.app.predict.sessions import OpenVino, SessionError, read_openvino
-from cpvt_pyramid.app.predictions.kinds import Detections, LabelMap
-from cpvt_pyramid.app.tooling.command import UserError
+from cpvt_pyramid.app.predictions.kinds import Detections
 
 CLASSES = ('red', 'green', 'blue')
 FILES = ['model-int8.bin', 'model-int8.report.json', 'model-int8.xml']
@@ -239,23 +237,32 @@ def test_a_processor_without_vnni_has_the_same_results(made, tmp_path):
     assert (labels == expected).mean() > 0.99
 
 
-def test_annotations_decide(photos, capsys):
-    """The label maps are the model's own, so that it has 100%."""
+def test_annotated_data_decide(photos, capsys):
+    """The masks are the model's own, so that it has 100%; their values begin at 1."""
     path = write_segmentor()
-    Path('maps').mkdir()
+    Path('data/images').mkdir(parents=True)
+    Path('data/masks').mkdir()
     for name in ('0', '2', '4'):
+        shutil.copy(photos / f'{name}.png', 'data/images')
         labels = Predictor(path)(photos / f'{name}.png').labels
-        Image.fromarray((labels + 1).astype(np.uint8)).save(f'maps/{name}.png')
-    command = ['model.onnx', 'photos', '--compare', 'photos', '--annotations', 'maps']
-    command += ['--drop', '10']
-    assert tool.main(command) == 2
-    assert 'add --zero-is-ignored' in capsys.readouterr().err
-    assert tool.main([*command, '--zero-is-ignored']) == 0
+        Image.fromarray((labels + 1).astype(np.uint8)).save(f'data/masks/{name}.png')
+    classes = Predictor(path).model.classes
+    names = {value: name for value, name in enumerate(classes, 1)}
+    declared = f'format: masks\nval: images\nannotations: masks\nnames: {names}\n'
+    Path('data/data.yaml').write_text(declared)
+    command = ['model.onnx', 'photos', '--data', 'data/data.yaml', '--drop', '10']
+    assert tool.main(command) == 0
+    assert 'data/data.yaml: the val data, 3 images' in capsys.readouterr().out
     report = json.loads(Path('model-int8.report.json').read_text())
+    assert report['accuracy']['measure'] == 'mIoU'
     assert report['accuracy']['float32'] == 100 and 90 < report['accuracy']['int8'] < 100
     assert (report['calibration_images'], report['compared_images']) == (8, 3)
-    assert tool.main(['model.onnx', 'photos', '--out', 'b.xml', *command[4:]]) == 2
-    assert 'images to compare on is annotated' in capsys.readouterr().err
+    for more, message in (
+        (['--compare', 'photos'], '--data has the images to compare on; leave out --compare'),
+        (['--split', 'test'], 'has no test data with annotations'),
+    ):
+        assert tool.main([*command, '--out', 'b.xml', *more]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_model_that_loses_too_much_is_not_written(photos, capsys):
@@ -301,7 +308,8 @@ def test_refusals(photos, capsys):
         (['foreign.onnx', 'photos'], 'export the model with cpvt export'),
         (['task.onnx', 'photos'], 'its task must be one of'),
         (['photos/0.png', 'photos'], 'photos/0.png must be an exported model'),
-        (['model.onnx', 'photos', '--annotations', 'photos/0.png'], 'a folder of segmentation'),
+        (['model.onnx', 'photos', '--data', 'nowhere'], 'no folder or file nowhere'),
+        (['model.onnx', 'photos', '--split', 'val'], '--split needs --data'),
         (['model.onnx', 'photos', '--agreement', '95'], '--agreement must be in [0, 1]'),
     ]:
         assert tool.main(command) == 2
@@ -432,189 +440,6 @@ def test_agreement_of_boxes():
     ]
     assert [agreement_of(found, expected).share for found, _ in cases] == [x for _, x in cases]
     assert agreement_of(detections(), detections()).share == 1
-
-
-BOX = {'id': 1, 'image_id': 4, 'category_id': 9, 'bbox': [0, 0, 10, 10], 'area': 100, 'iscrowd': 0}
-OTHER = BOX | {'id': 2, 'category_id': 8, 'bbox': [20, 20, 10, 10]}
-COCO = {
-    'images': [{'id': 4, 'file_name': 'sub/a.png', 'height': 50, 'width': 50}],
-    'annotations': [BOX, OTHER],
-    'categories': [{'id': 9 - i, 'name': name} for i, name in enumerate(CLASSES)],
-}
-FOUND = detections((0, 0, 10, 10, 0.9, 0), (20, 20, 30, 30, 0.8, 1))
-
-
-def without(record: dict, *keys: str) -> dict:
-    return {key: value for key, value in record.items() if key not in keys}
-
-
-def coco_truth(paths: Sequence[str] = ('sub/a.png',), **changes: object) -> CocoTruth:
-    """COCO's annotations with changes, of images of 50 x 50 pixels."""
-    for name in paths:
-        Path(name).parent.mkdir(exist_ok=True)
-        Image.new('RGB', (50, 50)).save(name)
-    file = Path('coco.json')
-    file.write_text(json.dumps(COCO | changes))
-    return CocoTruth(file, CLASSES, [Path(name) for name in paths])
-
-
-def average_precision(truth: CocoTruth, found: Detections = FOUND) -> float:
-    return truth.measure({path: truth.summary(path, found) for path in truth.images})
-
-
-# What pycocotools stumbles over, or counts as wrong.
-ACCEPTED = {
-    'a usual file': {},
-    'ids from 0': {'annotations': [BOX | {'id': 0}, OTHER | {'id': 1}]},
-    'no ids': {'annotations': [without(BOX, 'id'), without(OTHER, 'id')]},
-    'ids twice': {'annotations': [BOX, OTHER | {'id': 1}]},
-    'no iscrowd': {'annotations': [without(BOX, 'iscrowd'), OTHER]},
-    'no area': {'annotations': [without(BOX, 'area'), OTHER]},
-    'a category that the model does not have': {
-        'categories': [*COCO['categories'], {'id': 1, 'name': 'hut'}],
-        'annotations': [BOX, OTHER, BOX | {'id': 3, 'category_id': 1, 'bbox': [30, 0, 9, 9]}],
-    },
-    'names of Windows': {'images': [COCO['images'][0] | {'file_name': 'images\\\\a.png'}]},
-    'no sizes': {'images': [without(COCO['images'][0], 'height', 'width')]},
-    'ids of images as text': {
-        'images': [COCO['images'][0] | {'id': 'x'}],
-        'annotations': [BOX | {'image_id': 'x'}, OTHER | {'image_id': 'x'}],
-    },
-    'objects of images that are not compared': {
-        'images': [*COCO['images'], {'id': 5, 'file_name': 'b.png'}],
-        'annotations': [BOX, OTHER, {'image_id': 5, 'category_id': 9}],
-    },
-}
-
-
-@pytest.mark.parametrize('name', ACCEPTED)
-def test_average_precision_is_right_whatever_the_file_leaves_out(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    truth = coco_truth(**ACCEPTED[name])
-    assert average_precision(truth) == pytest.approx(100)
-    assert average_precision(truth, FOUND[:1]) == pytest.approx(50)
-    assert average_precision(truth, detections((0, 0, 10, 10, 0.9, 1))) == 0
-    assert average_precision(truth, detections()) == 0
-
-
-IMAGE = COCO['images'][0]
-REFUSED = {
-    'a category less': ({'categories': COCO['categories'][1:]}, 'it lacks red'),
-    'a category twice': (
-        {'categories': [*COCO['categories'], {'id': 1, 'name': 'red'}]},
-        'has red several times',
-    ),
-    'no list': ({'images': None}, 'is not in COCO format: it must have a list of images'),
-    'no objects': ({'images': [3]}, 'each of its images must have id and file_name, got 3'),
-    'an image without name': ({'images': [{'id': 4}]}, 'images must have id and file_name, got'),
-    'an object of nothing': ({'annotations': [{'id': 1}]}, 'must have image_id and category_id'),
-    'no box': (
-        {'annotations': [BOX, without(OTHER, 'bbox')]},
-        'annotation 2 of sub/a.png must have a bbox of 4 finite numbers, got None',
-    ),
-    'no number': ({'annotations': [BOX | {'bbox': [0, 0, 1, 'x']}]}, 'bbox of 4 finite numbers'),
-    'another size': ({'images': [IMAGE | {'width': 70}]}, '50 x 50 pixels .* says 50 x 70'),
-    'an image twice': ({'images': [IMAGE, IMAGE | {'id': 5}]}, 'may be sub/a.png or sub/a.png'),
-    'no object': ({'annotations': []}, r'no object of the model in the images to compare on \(1\)'),
-}
-
-
-@pytest.mark.parametrize('name', REFUSED)
-def test_what_is_wrong_with_annotations_is_said_first(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    changes, message = REFUSED[name]
-    with pytest.raises(UserError, match=message):
-        coco_truth(**changes)
-    Path('coco.json').write_text('[')
-    with pytest.raises(UserError, match='is not in COCO format'):
-        CocoTruth(Path('coco.json'), CLASSES, [])
-
-
-def test_masks_are_measured_for_a_model_that_predicts_them(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    square = [[0, 0, 10, 0, 10, 10, 0, 10]]
-    other = [[20, 20, 30, 20, 30, 30, 20, 30]]
-    masks = [BOX | {'segmentation': square, 'bbox': []}, OTHER | {'segmentation': other}]
-    file = Path('coco.json')
-    Image.new('RGB', (50, 50)).save('a.png')
-    pixels = np.zeros((2, 50, 50), bool)
-    pixels[0, :10, :10] = pixels[1, 20:30, 20:30] = True
-    found = replace(FOUND, masks=pixels)
-
-    def measured(annotations: list[dict]) -> float:
-        file.write_text(json.dumps(COCO | {'annotations': annotations}))
-        return average_precision(CocoTruth(file, CLASSES, [Path('a.png')], 'segm'), found)
-
-    assert measured(masks) == pytest.approx(100)
-    lengths = {'size': [50, 50], 'counts': [0, 2500]}
-    assert measured([masks[0], OTHER | {'segmentation': lengths}]) == pytest.approx(50)
-    for wrong in ([], [[1, 2, 3]], {'size': [9, 9], 'counts': [81]}, 'x'):
-        with pytest.raises(UserError, match='of sub/a.png must have a segmentation, polygons or'):
-            measured([masks[0], OTHER | {'segmentation': wrong}])
-
-
-def test_images_of_one_name_in_several_folders(tmp_path, monkeypatch):
-    """The object of one is in the other file with the same name."""
-    monkeypatch.chdir(tmp_path)
-    images = [IMAGE | {'file_name': 'a/0.png'}, IMAGE | {'id': 5, 'file_name': 'b/0.png'}]
-    annotations = [BOX, OTHER | {'image_id': 5}]
-    paths = ['a/0.png', 'b/0.png', 'c/0.png']
-    truth = coco_truth(paths, images=images, annotations=annotations)
-    assert truth.images == [Path('a/0.png'), Path('b/0.png')]
-    found = {Path('a/0.png'): FOUND[:1], Path('b/0.png'): FOUND[1:]}
-    summaries = {path: truth.summary(path, found[path]) for path in truth.images}
-    assert truth.measure(summaries) == pytest.approx(100)
-    with pytest.raises(UserError, match='c/0.png may be a/0.png or b/0.png of coco.json; give'):
-        coco_truth(['c/0.png'], images=images, annotations=annotations)
-    with pytest.raises(UserError, match='0.png of coco.json may be a/0.png or b/0.png; leave one'):
-        coco_truth(['a/0.png', 'b/0.png'], images=[IMAGE | {'file_name': '0.png'}])
-
-
-def test_accuracy_with_label_maps(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    image = np.zeros((2, 2, 3), np.uint8)
-    paths = [Path('photos/a/0.jpg'), Path('photos/b/0.jpg')]
-    for path in paths:
-        path.parent.mkdir(parents=True)
-        Image.fromarray(image).save(path)
-    maps = Path('maps')
-    for folder in ('a', 'b'):
-        (maps / folder).mkdir(parents=True)
-        annotated = np.array([[0, 0], [1, 255]] if folder == 'a' else [[2, 2], [2, 2]], np.uint8)
-        Image.fromarray(annotated).save(maps / folder / '0.png')
-
-    def label_map(*labels: int) -> LabelMap:
-        return LabelMap(image, CLASSES, [(0, 0, 0)] * 3, np.reshape(labels, (2, 2)))
-
-    truth = LabelTruth(maps, CLASSES, paths)
-    assert truth.images == paths
-    right = truth.summary(paths[0], label_map(0, 0, 1, 2))
-    assert truth.measure({paths[0]: right}) == pytest.approx(100)
-    assert truth.measure(
-        {paths[0]: right, paths[1]: truth.summary(paths[1], label_map(2, 2, 2, 2))}
-    ) == pytest.approx(100)
-    wrong = truth.summary(paths[0], label_map(0, 1, 1, 2))
-    assert truth.measure({paths[0]: wrong}) == pytest.approx(50)
-
-    first = maps / 'a/0.png'
-    for content, message in (
-        (Image.new('RGB', (2, 2)), 'a/0.png must have one channel of class indices'),
-        (Image.new('L', (3, 2)), r'size of its image, 2 x 2 \(height x width\), got 2 x 3'),
-        (Image.new('L', (2, 2), 3), 'has the label 3, but the model 3 classes; if 1 is the first'),
-        (None, 'a/0.png: not a complete image'),
-    ):
-        if content is None:
-            first.write_text('torn')
-        else:
-            content.save(first)
-        with pytest.raises(UserError, match=message):
-            LabelTruth(maps, CLASSES, paths)
-    Image.new('L', (2, 2), 255).save(first)
-    with pytest.raises(UserError, match='ignores all pixels'):
-        LabelTruth(maps, CLASSES, paths[:1])
-    Image.new('RGB', (2, 2)).save('photos/a/0.png')
-    with pytest.raises(UserError, match='a/0 of maps may be photos/a/0.jpg or photos/a/0.png'):
-        LabelTruth(maps, CLASSES, [paths[0], Path('photos/a/0.png')])
 
 
 @pytest.mark.parametrize('name', ['nncf', 'torch.utils.cpp_extension'])

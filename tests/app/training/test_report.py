@@ -22,16 +22,16 @@ from pycocotools.cocoeval import COCOeval
 from small_data import CLASSES as SAMPLE_CLASSES
 
 from cpvt_pyramid.app.config.load import load_config
-from cpvt_pyramid.app.predictions.average_precision import coco_with_index
-from cpvt_pyramid.app.tooling.command import UserError
-from cpvt_pyramid.app.training.report.common import Analysis
-from cpvt_pyramid.app.training.report.detection_errors import ERRORS, confusion_of, find_errors
-from cpvt_pyramid.app.training.report.detections import (
+from cpvt_pyramid.app.evaluate.report.common import Analysis
+from cpvt_pyramid.app.evaluate.report.detection_errors import ERRORS, confusion_of, find_errors
+from cpvt_pyramid.app.evaluate.report.detections import (
     add_detections,
     averages,
     evaluate_detections,
 )
-from cpvt_pyramid.app.training.report.page import analyse, check_reported, write_test_report
+from cpvt_pyramid.app.predictions.average_precision import coco_with_index
+from cpvt_pyramid.app.tooling.command import UserError
+from cpvt_pyramid.app.training.report_of_config import analyse, check_reported, write_test_report
 
 CLASSES = ('cat', 'dog', 'cow', 'never')
 

@@ -25,7 +25,7 @@ from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.config.parts import data_of
 from cpvt_pyramid.app.training import test as testing
 from cpvt_pyramid.app.training.dump import results_dump
-from cpvt_pyramid.app.training.report.page import analyse
+from cpvt_pyramid.app.training.report_of_config import analyse
 from cpvt_pyramid.app.training.runner import CommandRunner
 
 test_tool = load_tool('test')

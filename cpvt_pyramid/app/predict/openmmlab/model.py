@@ -61,7 +61,7 @@ class OpenMMLabModel:
         self.score_thr = score_thr
         self.kind = kind_of_results(model, cfg)
         self.bands = loaded_bands(pipeline_of(cfg, 'test'))
-        self.least_score = float(last_settings(model).get('score_thr') or 0.0)
+        self.least_score = least_score_of(model)
         self.suppression = suppression_of(model, score_thr)
         self.most_boxes = most_boxes_of(model)
         self.takes_tiles = not predicts_masks(model)
@@ -209,6 +209,12 @@ def last_settings(model: Any) -> dict:
     """The `test_cfg` of the last stage of a detector."""
     settings = getattr(model, 'test_cfg', None) or {}
     return settings.get('rcnn') or settings
+
+
+def least_score_of(model: Any) -> float:
+    """The score below which a detector leaves out boxes, if its `test_cfg` says so."""
+    least = last_settings(model).get('score_thr')
+    return least if isinstance(least, (int, float)) else 0.0
 
 
 def most_boxes_of(model: Any) -> Optional[int]:

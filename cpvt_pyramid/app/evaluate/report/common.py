@@ -1,6 +1,5 @@
 """What the pages about detectors and segmentors share."""
 
-import pickle
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from ...images.rasters import ReadError
 from ...tooling import charts, pages
 
 LISTED = 20  # confusions in a table
+WORST = 12  # images with the most errors, which are shown
 
 
 class Analysis(NamedTuple):
@@ -20,11 +20,6 @@ class Analysis(NamedTuple):
 
     numbers: dict[str, Any]  # as JSON values
     sections: list[pages.Markup]  # of an HTML page
-
-
-def read_predictions(path: Path) -> list[dict]:
-    """The samples in a file that this process has written."""
-    return pickle.loads(path.read_bytes())
 
 
 def confusion_section(

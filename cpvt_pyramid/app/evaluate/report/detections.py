@@ -7,29 +7,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from mmengine.config import Config
 from PIL import Image, ImageDraw
 from pycocotools import mask as mask_utils
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tqdm import tqdm
 
-from ...config.parts import as_list, dataset_meta
-from ...data.check import usable_content
-from ...data.coco import check_categories, read_coco
-from ...data.config_data import annotation_file, image_folder
-from ...data.data import Split
-from ...data.defects import Defects
 from ...predictions.average_precision import COUNTED as COUNTED_IN_AP
-from ...predictions.average_precision import coco_with_index, evaluate_coco, mean_precision
+from ...predictions.average_precision import evaluate_coco, mean_precision
 from ...predictions.drawing import draw_boxes
 from ...predictions.kinds import SCORE_THR
-from ...predictions.records import coco_fields
 from ...tooling import charts, pages
-from ...tooling.command import UserError
 from ...tooling.report import amount
 from . import detection_errors
-from .common import Analysis, confusion_section, read_predictions, shown_or_blank
+from .common import Analysis, confusion_section, shown_or_blank
 from .detection_errors import CORRECT, ERRORS, Compared, Errors
 
 COLORS = '#2f6fde', '#e88c1e', '#d1343e'  # of curves
@@ -39,70 +30,35 @@ COUNTED = (COUNTED_IN_AP, 1000)
 SIZES = ('all', 'small', 'medium', 'large')  # COCO's areas: below 32 x 32 pixels, 96 x 96, above
 
 
-def analyse_detections(cfg: Config, dataset: dict, path: Path, worst: int) -> Analysis:
-    """Analyse the predictions of a detector; `worst` images are shown."""
-    truth = ground_truth(dataset)
-    classes = list(dataset_meta(cfg, {})['classes'])
-    categories = {truth.cats[c]['name']: c for c in truth.getCatIds(catNms=classes)}
-    for name in classes:
-        if name not in categories:
-            raise UserError(f'{annotation_file(dataset)} has no category {name!r}')
-    results = read_detections(path, list(categories.values()))
+def analyse_detections(
+    truth: COCO,
+    results: Sequence[dict],
+    categories: dict[str, int],
+    metrics: Sequence[str],
+    folder: Path,
+    worst: int,
+) -> Analysis:
+    """Analyse detections.
+
+    Args:
+        truth: the objects.
+        results: the detections, in COCO's format.
+        categories: that of each class.
+        metrics: bbox, segm or both.
+        folder: of the images.
+        worst: how many images are shown, those with the most errors.
+    """
     analysis = Analysis({}, [])
-    for metric in metrics_of(cfg, results):
+    for metric in metrics:
         evaluation = evaluate_detections(truth, results, categories, metric)
         add_detections(analysis, evaluation, metric, SCORE_THR)
     note = (
         f'Of detections with a score of at least {SCORE_THR}: green is correct, red is wrong, '
         'orange is missed.'
     )
-    pictures = pages.contact_sheet(
-        worst_detections(evaluation, truth, image_folder(dataset), SCORE_THR, worst)
-    )
+    pictures = pages.contact_sheet(worst_detections(evaluation, truth, folder, SCORE_THR, worst))
     analysis.sections.append(pages.html_section('The images with the most errors', note, pictures))
     return analysis
-
-
-def read_detections(path: Path, categories: Sequence[int]) -> list[dict]:
-    """Detections as COCO results; `categories` has that of each label."""
-    return [result for sample in read_predictions(path) for result in as_coco(sample, categories)]
-
-
-def as_coco(sample: dict, categories: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """The detections in a sample of mmdet as COCO results."""
-    found = sample['pred_instances']
-    boxes = found['bboxes'].tolist()
-    scores = found['scores'].tolist()
-    labels = found['labels'].tolist()
-    masks = found.get('masks') or [None] * len(scores)
-    for box, score, label, mask in zip(boxes, scores, labels, masks):
-        fields = coco_fields({'box': box, 'score': score, 'mask': mask})
-        yield {'image_id': sample['img_id'], 'category_id': categories[label], **fields}
-
-
-def ground_truth(dataset: dict) -> COCO:
-    path = annotation_file(dataset)
-    read = read_coco(path)
-    check_categories(read, path)
-    defects = Defects()
-    content = usable_content(Split(read, image_folder(dataset)), defects)
-    if problems := [problem for problem in defects.problems() if problem.is_error]:
-        raise UserError(f'{path} has {problems[0]}; see cpvt check-data')
-    return coco_with_index(content)
-
-
-def metrics_of(cfg: Config, results: Sequence[dict]) -> list[str]:
-    """bbox, segm or both: what the config evaluates and all results have; or else the first that
-    they have."""
-    wanted = set()
-    for evaluator in as_list(cfg.get('test_evaluator')):
-        wanted.update(as_list(evaluator.get('metric')))
-    keys = {'bbox': 'bbox', 'segm': 'segmentation'}
-    present = [name for name, key in keys.items() if all(r.get(key) for r in results)]
-    evaluated = [name for name in present if name in wanted]
-    if evaluated and results:
-        return evaluated
-    return present[:1] or ['segm']
 
 
 class Evaluation(NamedTuple):

@@ -1,22 +1,18 @@
 """The analysis of label maps: IoU and accuracy, confusion, the worst images."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
-from mmengine.config import Config
 from PIL import Image
-from tqdm import tqdm
 
-from ...config.parts import dataset_meta
-from ...data.config_data import mask_reader
 from ...images.label_maps import IGNORED, ious_of_classes, nearest_at, pixel_confusion
 from ...predictions.drawing import draw_legend, draw_segmentation, painted_classes
 from ...tooling import charts, pages
 from ...tooling.command import UserError
-from .common import Analysis, confusion_section, read_predictions, shown_or_blank
+from .common import Analysis, confusion_section, shown_or_blank
 
 CRIMSON = (230, 57, 70)
 HEAD = ['class', 'IoU', 'Acc', 'precision', 'true pixels', 'predicted pixels']
@@ -36,22 +32,35 @@ class ComparedImage(NamedTuple):
         return 1 - accuracy(self.confusion)
 
 
-def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> Analysis:
-    """Analyse the predictions of a semantic segmentor; `worst` images are shown."""
-    meta = dataset_meta(cfg, {})
-    classes = list(meta['classes'])
+def analyse_label_maps(
+    images: Iterable[ComparedImage],
+    count: int,
+    classes: Sequence[str],
+    palette: Sequence[tuple[int, int, int]],
+    worst: int,
+    known: Optional[Sequence[int]] = None,
+) -> Analysis:
+    """Analyse the label maps of a semantic segmentor.
+
+    Args:
+        images: predicted and true ones.
+        count: of the images in the data set.
+        classes: names.
+        palette: their colours.
+        worst: how many images are shown.
+        known: labels of the classes that the data have; None: all.
+    """
     matrix = np.zeros((len(classes), len(classes)), np.int64)
     ranked: list[ComparedImage] = []
     seen = set()
-    infos, load = mask_reader(dataset, cfg.default_scope)
-    for image in compared_label_maps(path, infos, load, len(classes)):
+    for image in images:
         matrix += image.confusion
         seen.add(image.path)
         ranked = sorted([*ranked, image], key=lambda image: -image.error)[:worst]
 
-    overall, by_class = metrics_of_classes(matrix, classes)
+    overall, by_class = metrics_of_classes(matrix, classes, known)
     shown = {name: f'{100 * value:.2f}' for name, value in overall.items()}
-    about = f'images of the data set with a result: {len(seen)} of {len(infos)}'
+    about = f'images of the data set with a result: {len(seen)} of {count}'
     note = 'IoU and accuracy (the share of true pixels that is found) as mmseg computes them.'
     table = pages.html_table(HEAD, [list(row.values()) for row in by_class])
     sections = [
@@ -60,36 +69,34 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
         confusion_section('Confusion', matrix, classes, 'Pixels of each class.'),
     ]
     if ranked:
-        sections.append(worst_section(ranked, classes, meta['palette']))
+        sections.append(worst_section(ranked, classes, palette))
     numbers = {**overall, 'classes': by_class, 'confusion': matrix.tolist()}
     return Analysis({'labels': numbers}, sections)
 
 
-def compared_label_maps(
-    path: Path, infos: dict, load: Callable[..., np.ndarray], classes: int
-) -> Iterator[ComparedImage]:
-    """The results in a file, compared with the label maps of a data set, see `mask_reader`."""
-    progress = tqdm(read_predictions(path), 'comparing segmentation masks', leave=False, delay=3)
-    for sample in progress:
-        found = sample['pred_sem_seg']['data']
-        image = Path(sample['img_path']).resolve()
-        labels = np.asarray(found).reshape(found.shape[-2:])
-        truth = load(infos[image])
-        if labels.shape != truth.shape:
-            height, width = labels.shape
-            raise UserError(
-                f'the prediction for {image.name} has {height} x {width} pixels, but its '
-                f'segmentation mask has {truth.shape[0]} x {truth.shape[1]}'
-            )
-        confusion = pixel_confusion(truth, labels, classes)
-        yield ComparedImage(image, labels.astype(np.uint16), truth, confusion)
+def compared_label_map(
+    path: Path, labels: np.ndarray, truth: np.ndarray, classes: int
+) -> ComparedImage:
+    """A predicted label map (H, W) next to the true one.
+
+    Raises:
+        UserError: they differ in size.
+    """
+    if labels.shape != truth.shape:
+        height, width = labels.shape
+        raise UserError(
+            f'the prediction for {path.name} has {height} x {width} pixels, but its '
+            f'segmentation mask has {truth.shape[0]} x {truth.shape[1]}'
+        )
+    confusion = pixel_confusion(truth, labels, classes)
+    return ComparedImage(path, labels.astype(np.uint16), truth, confusion)
 
 
 def metrics_of_classes(
-    matrix: np.ndarray, classes: Sequence[str]
+    matrix: np.ndarray, classes: Sequence[str], known: Optional[Sequence[int]] = None
 ) -> tuple[dict[str, float], list[dict]]:
     """mIoU, mAcc and aAcc of a confusion matrix, and a row for each class; nan for classes that do
-    not occur."""
+    not occur, and for those that are not known."""
     hits = matrix.diagonal()
     true_pixels = matrix.sum(1)
     predicted_pixels = matrix.sum(0)
@@ -97,6 +104,8 @@ def metrics_of_classes(
     with np.errstate(invalid='ignore'):
         recall = hits / true_pixels
         precision = hits / predicted_pixels
+    if known is not None:
+        iou[[label for label in range(len(classes)) if label not in known]] = math.nan
     overall = {'mIoU': nan_mean(iou), 'mAcc': nan_mean(recall), 'aAcc': accuracy(matrix)}
     columns = [x.tolist() for x in (iou, recall, precision, true_pixels, predicted_pixels)]
     return overall, [dict(zip(HEAD, row)) for row in zip(classes, *columns)]

@@ -38,6 +38,7 @@ settings.load_profile('repeatable')
 
 IN_EMPTY_FOLDERS = {
     'data',
+    'evaluate',
     'exported',
     'images',
     'predict',

@@ -258,7 +258,7 @@ class CPVTPyramid(nn.Module):
         Both are zero in the padding of the batch.
         """
         x = stage.patch_embed(x)
-        grid = self.stage_grid(stage.index, x, batch)
+        grid = self.stage_grid(stage.number, x, batch)
         x = stage.pos_embed(x, grid)  # PVT: a table
         pegs = stage.pegs()
         if -1 in pegs:
@@ -323,7 +323,7 @@ class Stage(NamedTuple):
     """The parts of a stage, in the order of the data flow.
 
     Attributes:
-        index: of the stage, from 0.
+        number: of the stage, from 0.
         patch_embed: from the image or the stage before to tokens.
         pos_embed: what adds position before the blocks.
         blocks: one after another.
@@ -332,7 +332,7 @@ class Stage(NamedTuple):
         more_pegs: the others, by the block that each follows; -1: before the first.
     """
 
-    index: int
+    number: int
     patch_embed: nn.Module
     pos_embed: nn.Module
     blocks: Any  # a ModuleList, whose type names no items

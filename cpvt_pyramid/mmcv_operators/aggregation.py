@@ -50,7 +50,7 @@ def ms_deform_attn_forward(
     """
     shapes = value_spatial_shapes.tolist()
     inputs = [widened(x) for x in (value, sampling_locations, attention_weights)]
-    return attention_at_points(*inputs, shapes).to(value.dtype)
+    return attention_at_points(shapes, *inputs).to(value.dtype)
 
 
 def ms_deform_attn_backward(
@@ -69,7 +69,7 @@ def ms_deform_attn_backward(
     shapes = value_spatial_shapes.tolist()
 
     def attention(*inputs: Tensor) -> Tensor:
-        return attention_at_points(*inputs, shapes)
+        return attention_at_points(shapes, *inputs)
 
     inputs = (value, sampling_locations, attention_weights)
     grads = plain_gradients(attention, inputs, grad_output)
@@ -78,7 +78,7 @@ def ms_deform_attn_backward(
 
 
 def attention_at_points(
-    value: Tensor, locations: Tensor, weights: Tensor, shapes: Sequence[tuple[int, int]]
+    shapes: Sequence[tuple[int, int]], value: Tensor, locations: Tensor, weights: Tensor
 ) -> Tensor:
     batch, queries, heads, _, points, _ = locations.shape
     channels = value.shape[-1]

@@ -380,7 +380,7 @@ class SemanticSegmentor(nn.Module):
         for head in (self.decode_head, self.auxiliary_head):
             if head is not None:
                 old = head.conv_seg
-                head.conv_seg = nn.Conv2d(old.in_channels, num_classes, 1).to(old.weight.device)
+                head.conv_seg = nn.Conv2d(old.in_channels, num_classes, 1).to(old.weight)
                 head.start_classifier()
 
 

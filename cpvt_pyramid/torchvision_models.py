@@ -169,7 +169,7 @@ class MMDetectionRetinaNet(RetinaNet):
         head = self.head.classification_head
         old = head.cls_logits
         count = head.num_anchors * num_classes
-        new: Any = nn.Conv2d(old.in_channels, count, 3, padding=1).to(old.weight.device)
+        new: Any = nn.Conv2d(old.in_channels, count, 3, padding=1).to(old.weight)
         nn.init.normal_(new.weight, std=0.01)
         nn.init.constant_(new.bias, -math.log(99))  # all scores are 0.01
         head.cls_logits = new

@@ -204,6 +204,12 @@ def test_classifiers_are_replaced_and_the_rest_stays():
     }
 
 
+def test_new_classifiers_have_the_precision_of_the_model():
+    model = build('upernet').bfloat16()
+    model.replace_classifiers(3)
+    model.loss(torch.rand(2, 3, 64, 64).bfloat16(), torch.zeros(2, 64, 64).long()).backward()
+
+
 def test_torch_alone_is_needed():
     code = """
 import sys

@@ -150,7 +150,7 @@ class Page:
             (found,) = model.predict([model.prepare(picture.image)], score_thr)
             drawn = jpeg_of(found.draw())
         lines = [str(note.message) for note in notes]
-        if line := line_about_threshold(score_thr, model.least_score):
+        if line := line_about_threshold(score_thr, model):
             lines.append(line)
         if isinstance(found, Detections) and found.is_full:
             lines.append(line_about_limit('this image', found.limit or 0))

@@ -54,7 +54,7 @@ def run_infer(options: InferOptions) -> int:
         if options.workers is not None:
             workers = options.workers
         ready = open_model(**model_options, threads=1 if options.tile else max(workers, 1))
-    if line := line_about_threshold(options.score_thr, ready.least_score):
+    if line := line_about_threshold(options.score_thr, ready):
         print(line)
     named, folder = name_results(found, options.out_dir)
     results_options: dict[str, Any] = {

@@ -163,7 +163,8 @@ def open_model(
     Args:
         files: see `resolve_model`.
         device: 'cpu', or what PyTorch, onnxruntime or OpenVINO call a device.
-        score_thr: leave out boxes with a lower score; None takes the model's own threshold.
+        score_thr: leave out boxes with a lower score; None takes the model's own threshold. Of
+            other results than boxes it has no effect; see `line_about_threshold`.
         shorter_side: of the input in pixels, of an exported or trained model; None takes its own.
         backend: of an exported model, 'onnxruntime' or 'openvino'.
         threads: that will call `predict` of an exported model at the same time.
@@ -222,5 +223,4 @@ def open_model(
             dtype=dtype,
             score_thr=score_thr,
         )
-    check_score_thr(score_thr, model.kind)
     return model

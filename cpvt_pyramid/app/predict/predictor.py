@@ -80,7 +80,7 @@ class Predictor:
             threads=workers,
             dtype=dtype,
         )
-        if line := line_about_threshold(score_thr, self.model.least_score):
+        if line := line_about_threshold(score_thr, self.model):
             warnings.warn(line, stacklevel=2)
         self._arguments = {
             'model': model,

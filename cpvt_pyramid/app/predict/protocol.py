@@ -147,13 +147,18 @@ def check_score_thr(score_thr: Optional[float], kind: Kind = 'detections') -> No
         )
 
 
-def line_about_threshold(score_thr: Optional[float], least_score: float) -> str:
+def line_about_threshold(score_thr: Optional[float], model: Model) -> str:
     """That a threshold for scores has no effect, because a model itself leaves out more; empty if
-    it has one."""
-    if score_thr is None or score_thr >= least_score:
+    it has one.
+
+    Raises:
+        UserError: the results of the model have no scores.
+    """
+    check_score_thr(score_thr, model.kind)
+    if score_thr is None or score_thr >= model.least_score:
         return ''
     return (
-        f'score_thr {score_thr:g} has the effect of {least_score:g}, below which the model itself '
-        'leaves out boxes: that is model.test_cfg.score_thr (of two stages, '
+        f'score_thr {score_thr:g} has the effect of {model.least_score:g}, below which the model '
+        'itself leaves out boxes: that is model.test_cfg.score_thr (of two stages, '
         'model.test_cfg.rcnn.score_thr) of its config, with which it can be exported again'
     )

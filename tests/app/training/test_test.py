@@ -19,6 +19,7 @@ from mmengine.evaluator import BaseMetric
 from mmengine.registry import METRICS as METRICS_OF_MM
 from mmengine.registry import init_default_scope
 from PIL import Image
+from small_data import CLASSES
 from support import ROOT, assert_same, in_processes, load_tool, save_tiff
 
 from cpvt_pyramid.app.config.load import load_config
@@ -84,6 +85,34 @@ def test_evaluation(untrained, kind, tta, capsys):
         assert len(joint['labels']) and torch.equal(joint['labels'], alone['labels'])
         torch.testing.assert_close(joint['bboxes'], alone['bboxes'], rtol=0, atol=1e-2)
     assert list(Path('work_dirs', kind, 'test').glob('*/*.json'))
+
+
+@pytest.mark.parametrize('kind', METRICS)
+def test_a_config_has_the_same_metrics_on_its_data_and_on_a_data_yaml(
+    untrained, kind, sample_dataset, capsys
+):
+    """By OpenMMLab, and as any other model."""
+    detects = kind == 'detector'
+    if detects:
+        text = 'format: coco\nval: coco/val2017\n'
+        text += 'annotations: {val: coco/annotations/instances_val2017.json}\n'
+    else:
+        ade = 'ade/ADEChallengeData2016'
+        names = dict(enumerate(('background', *CLASSES), 1))
+        text = f'format: masks\nval: {ade}/images/validation\nnames: {names}\n'
+        text += f'annotations: {ade}/annotations/validation\nignored: [0, 255]\n'
+    Path('data.yaml').write_text(f'path: {sample_dataset}\n{text}')
+    shown = []
+    for more in ([], ['data.yaml']):
+        assert test_tool.main([*untrained[kind], *more]) == 0
+        said = capsys.readouterr().out
+        shown.append({n: float(v) for n, v in re.findall(r'^(\S+) +(-?[\d.e-]+)$', said, re.M)})
+    _, names, unit = METRICS[kind]
+    theirs, ours = shown
+    for name, own in names.items():
+        value = theirs[f'coco/bbox_{name}' if detects else name]
+        if value != -1:
+            assert ours.get(own, 0) * unit / 100 == pytest.approx(value, abs=6e-4 * unit)
 
 
 @pytest.mark.parametrize('kind', METRICS)

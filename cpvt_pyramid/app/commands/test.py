@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal, Optional
 
 from ..tooling.command import UserError, check_at_least, imports_of, run_command
+from ..tooling.files import check_file, check_new
 
 
 def test(
@@ -62,6 +63,8 @@ def test(
         cfg_options: override settings of a config, for example test_dataloader.num_workers=8.
         launcher: for the test data of a config: what started the processes.
     """
+    check_output('--out', out, ('.pkl', '.pickle'))
+    check_output('--report', report, ('.html',))
     from ..predict.opening import resolve_model
 
     files, words = resolve_model(model, data)
@@ -98,6 +101,16 @@ def test(
         cfg_options=cfg_options,
         launcher=launcher,
     )
+
+
+def check_output(option: str, path: Optional[str], endings: tuple[str, ...]) -> None:
+    """Check that a new file can be written to the path of an option, if it is given."""
+    if path is None:
+        return
+    if not path.endswith(endings):
+        raise UserError(f'{option} must end in {" or ".join(endings)}, got {path}')
+    check_file(path)
+    check_new(path, option=option)
 
 
 def check_unused(given: Mapping[str, object], why: str) -> None:

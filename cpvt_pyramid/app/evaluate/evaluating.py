@@ -11,7 +11,7 @@ from ..predict.protocol import Model, Prepared, TooLarge, predict_all
 from ..predict.sessions import SessionError
 from ..predictions.kinds import Prediction
 from ..tooling.command import UserError, one_line
-from ..tooling.files import check_file, check_new, write_text
+from ..tooling.files import write_text
 from ..tooling.pages import html_page
 from ..tooling.progress import progress
 from .report.common import WORST
@@ -36,11 +36,6 @@ def evaluate_model(files: ModelFiles, source: Path, options: EvaluationOptions) 
     Raises:
         UserError: the model or the data cannot be read, or do not fit each other.
     """
-    if options.report is not None:
-        if options.report.suffix != '.html':
-            raise UserError(f'--report must end in .html, got {options.report}')
-        check_file(options.report)
-        check_new(options.report, option='--report')
     model = open_model(
         files,
         device=options.device,

@@ -15,7 +15,7 @@ from ..data.config_data import check_before_run
 from ..predict.openmmlab.grouping import divide_batches
 from ..predict.openmmlab.loading import fetch_checkpoint, load_whole_model
 from ..tooling.command import UserError, rank, tracebacks_in
-from ..tooling.files import check_file, check_new, make_folder
+from ..tooling.files import make_folder
 from .dump import DumpHook
 from .processes import connect, leave_processes, use_launcher
 from .runner import CommandRunner, write_config
@@ -35,14 +35,6 @@ def run_test(
     launcher: str = 'none',
 ) -> None:
     """Evaluate a checkpoint; see `cpvt test` for the arguments."""
-    if out and not out.endswith(('.pkl', '.pickle')):
-        raise UserError(f'--out must end in .pkl or .pickle, got {out}')
-    if report and not report.endswith('.html'):
-        raise UserError(f'--report must end in .html, got {report}')
-    for option, path in (('--out', out), ('--report', report)):
-        if path:
-            check_file(path)
-            check_new(path, option=option)
     cfg = load_config(config, cfg_options)
     check.check_settings(cfg, 'test_dataloader', 'test_evaluator')
     check.check_data(cfg, 'test')

@@ -11,9 +11,14 @@ from cpvt_pyramid.__main__ import main
 NAME = 'retinanet_pvt_v2_b2_coco'
 CONFIG = 'retinanet_cpvt_s'
 # In each command, MODEL stands for the model or config.
-PREDICTING = ('infer MODEL photo.jpg', 'app MODEL', 'export MODEL --out new.onnx')
+PREDICTING = (
+    'infer MODEL photo.jpg',
+    'app MODEL',
+    'export MODEL --out new.onnx',
+    'test MODEL data.yaml',
+)
 OF_FILES = ('verify MODEL', 'quantize MODEL photo.jpg')
-OF_CONFIGS = ('train MODEL', 'test MODEL weights.pth')
+OF_CONFIGS = ('train MODEL',)
 
 
 @pytest.fixture

@@ -277,6 +277,12 @@ def test_a_model_that_loses_too_much_is_not_written(photos, capsys):
 def test_a_model_that_8_bits_make_slower_is_told_in_the_last_line(photos, capsys, monkeypatch):
     write_segmentor()
     in_bfloat16 = 'use model.onnx here with --backend openvino --dtype bfloat16'
+    opened = quantization.ExportedModel
+
+    def in_float32(*arguments: object, dtype: str = 'float32', **options: object) -> object:
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(quantization, 'ExportedModel', in_float32)  # no processor is asked
     for times, ending in (
         (Latency(84.0, 100.0, None, (50, 50), 1), '0.84 times as fast: use model.onnx here'),
         (Latency(100.0, 84.0, None, (50, 50), 1), 'model-int8.report.json'),

@@ -28,9 +28,3 @@ def toned(image: np.ndarray, number: int) -> np.ndarray:
     ranges = np.array([tone[channel % len(tone)] for channel in range(len(image))])
     low, high = ranges.T[..., None, None]  # (C, 1, 1)
     return image * (high - low) + low
-
-
-def toned_image(image: np.ndarray, number: int) -> np.ndarray:
-    """`toned` of an image (H, W, 3) uint8."""
-    channels = np.moveaxis(image, -1, 0) / 255
-    return np.rint(255 * np.moveaxis(toned(channels, number), 0, -1)).astype(np.uint8)

@@ -27,7 +27,7 @@ from tests.models.samples import random_data
 
 MM = (ROOT / 'docs/mm.md').read_text()
 README = (ROOT / 'README.md').read_text()
-EDITED, SEGMENTOR, FINE_TUNING = re.findall(r'```python\n(.*?)```', MM, re.S)
+EDITED, KEYS, SEGMENTOR, FINE_TUNING = re.findall(r'```python\n(.*?)```', MM, re.S)
 (DETECTOR,) = (
     code for code in re.findall(r'```python\n(.*?)```', README, re.S) if '_base_' in code
 )

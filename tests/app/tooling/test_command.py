@@ -46,12 +46,16 @@ def test_signals_unwind_and_give_the_status(signum, said, status, tmp_path, caps
 
 
 def test_an_interrupt_during_imports_is_no_traceback(tmp_path):
+    config = tmp_path / 'x.py'
+    config.touch()
+    (tmp_path / 'x.pth').touch()
     for module in ('argparse', 'mmengine'):
         folder = tmp_path / module
         folder.mkdir()
         (folder / f'{module}.py').write_text('raise KeyboardInterrupt')
         paths = f'{folder}:{ROOT}'
-        ended = run(sys.executable, ROOT / 'tools/test.py', 'x.py', 'x.pth', PYTHONPATH=paths)
+        named = config, config.with_suffix('.pth')
+        ended = run(sys.executable, ROOT / 'tools/test.py', *named, PYTHONPATH=paths)
         assert ended.returncode == 130 and ended.stderr.count('\n') <= 1, module
 
 

@@ -38,13 +38,12 @@ SHARED = Kind('files of annotations that several images share', left_out=KEPT)
 NO_TEXT_NAME = Kind('files whose names are not UTF-8: left out', WARNING, NOTHING)
 MISSING_IMAGE = Kind('images that are missing')
 TORN_IMAGE = Kind('images that are not complete images')
-UNREAD_IMAGE = Kind('images that OpenCV, with which training reads them, cannot read')
+OTHER_IMAGE = Kind(
+    'images that readers do not agree on; they must have 8 bits a channel, be grey or RGB, and '
+    'hide nothing (docs/predict.md)'
+)
 LARGE_IMAGE = Kind('images too large for OpenCV, with which training reads them')
 LARGE_FOR_INFER = Kind('images too large for cpvt infer without --tile', WARNING, NOTHING)
-UNTURNED_IMAGE = Kind(
-    'images that an EXIF tag turns, but not OpenCV, with which training reads them; save them '
-    'upright'
-)
 TURNED_IMAGE = Kind(
     'images that an EXIF tag turns; their annotations must be upright, too', WARNING, NOTHING
 )
@@ -146,7 +145,11 @@ LIST_WITHOUT_XML = Kind('images in a list without an annotation file', WARNING, 
 
 NO_LABELS = Kind('images without a segmentation mask')
 LONELY_MASK = Kind('segmentation masks without an image', WARNING, NOTHING)
-TORN_MASK = Kind('segmentation masks that are not complete images')
+TORN_MASK = Kind(
+    'segmentation masks that are not complete images of one page, or of a kind that Pillow, with '
+    'which training reads them, cannot read, such as 64 bits or LERC; convert them: gdal_translate '
+    '-ot Byte MASK NEW.png'
+)
 LARGE_MASK = Kind('segmentation masks too large for Pillow, with which training reads them')
 FRACTIONS = Kind('segmentation masks of fractions; write them as whole numbers of 8 bits')
 MASK_OF_OTHER_SIZE = Kind('segmentation masks of another size than their image')

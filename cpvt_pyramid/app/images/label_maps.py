@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .formats import open_image
-from .rasters import ReadError, labels_of_raster
+from .gate import is_tiff, read_only_page
+from .rasters import ReadError
 
 IGNORED = 255  # label of pixels that do not count
 CHANNELS = 3  # of a colour
@@ -53,12 +54,15 @@ class StoredLabels(NamedTuple):
 
 
 def read_label_map(path: Path) -> StoredLabels:
-    """Read a label map; in a TIFF, one of any size.
+    """Read a label map, with Pillow as mmseg does.
 
     Raises:
-        ReadError: not a complete image.
+        ReadError: not a complete image, or one of several pages or a kind that Pillow does not
+            read.
     """
     try:
+        if is_tiff(path):
+            read_only_page(path)
         with open_image(path) as image:
             palette = NO_PALETTE
             if image.mode == '1':
@@ -72,11 +76,10 @@ def read_label_map(path: Path) -> StoredLabels:
             else:
                 values = np.asarray(image.convert('RGB'))
             return StoredLabels(values, palette, image.format == 'JPEG')
+    except ReadError:
+        raise
     except Exception as error:  # Pillow raises many kinds on a truncated file, or on a large one
-        labels = labels_of_raster(path)
-        if labels is None:
-            raise ReadError('not a complete image') from error
-        return StoredLabels(labels)
+        raise ReadError(f'not an image that Pillow reads, as training does: {error}') from error
 
 
 def pixel_confusion(truth: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:

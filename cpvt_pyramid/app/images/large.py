@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Protocol
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from .formats import open_image
+from .gate import TooManyPixels, read_header
 from .rasters import (
     ReadError,
     check_bands,
@@ -25,11 +25,9 @@ from .rasters import (
 from .reading import (
     OVERVIEW,
     check_readable,
-    is_tiff,
-    orientation_of,
     picture,
+    pixel_limit,
     read_image,
-    warn_of_raster,
 )
 
 if TYPE_CHECKING:
@@ -90,17 +88,12 @@ class RasterImage:
         self.raster = raster
         self.bands = bands
         self.shape: tuple[int, int] = raster.shape
-        self.brightest = 0  # value that was read
 
     def read(self, start: int, stop: int) -> np.ndarray:
         window = (start, stop), (0, self.shape[1])
         if self.bands is not None:
             return read_image_bands(self.raster, self.bands, window=window)
-        lines = read_rgb(self.raster, window=window)
-        self.brightest = max(self.brightest, int(lines.max()))
-        if stop == self.shape[0]:
-            warn_of_raster(self.path, self.raster, self.brightest)
-        return lines
+        return read_rgb(self.raster, window=window)
 
     def overview(self) -> np.ndarray:
         from rasterio.enums import Resampling
@@ -110,10 +103,8 @@ class RasterImage:
         if self.bands is not None:
             every = len(self.bands), *shape
             return picture(read_image_bands(self.raster, self.bands, out_shape=every))
-        is_palette = self.raster.colorinterp[0].name == 'palette'
-        resampling = Resampling.nearest if is_palette else Resampling.average
         count = 3 if self.raster.count >= 3 else 1
-        return read_rgb(self.raster, out_shape=(count, *shape), resampling=resampling)
+        return read_rgb(self.raster, out_shape=(count, *shape), resampling=Resampling.average)
 
 
 def overview_step(shape: tuple[int, int]) -> int:
@@ -140,22 +131,17 @@ def open_large(path: Path, bands: Optional[Sequence[int]] = None) -> Iterator[La
 
 
 def needs_parts(path: Path) -> bool:
-    """Whether an image is too large for `read_image`, or large and may be stored in tiles that GDAL
-    reads alike."""
+    """Whether an image is too large for `read_image`, or large and may be stored in tiles.
+
+    Raises:
+        ReadError: the gate refuses it.
+    """
     try:
-        with open_image(path) as image:
-            return (
-                image.format in IN_PARTS
-                and math.prod(image.size) > WHOLE_PIXELS
-                and image.mode != 'CMYK'
-                and orientation_of(image) == 1
-            )
-    except Image.DecompressionBombError:
+        header = read_header(path)
+    except TooManyPixels:
         return True
-    except UnidentifiedImageError:
-        return is_tiff(path)  # such as one of three bands of 16 bits
-    except Exception:  # Pillow raises many kinds; `read_image` tells what is wrong
-        return False
+    pixels = math.prod(header.size)
+    return pixels > pixel_limit() or (header.format in IN_PARTS and pixels > WHOLE_PIXELS)
 
 
 def georeference_of(image: LargeImage) -> dict[str, Any]:

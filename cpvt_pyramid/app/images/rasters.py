@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # it would read.
 DRIVERS = [driver for driver, _ in FORMATS.values()]
 LONGEST = 10**6  # pixels of a side; a header can claim more, in a file of a few bytes
-TOO_DEEP = 'an image must have 8 or 16 bits a channel, got 32; scale it to 8 bits first'
+OPAQUE = 255  # of an alpha channel
 PNG_START = b'\x89PNG\r\n\x1a\n'
 SAMPLE = 1024  # pixels of the longer side, to which a raster is reduced where it is only checked
 
@@ -89,41 +89,40 @@ def check_png(path: Path) -> None:
 
 
 def check_picture(image: 'DatasetReader') -> None:
-    """Raise a ReadError unless `read_rgb` can read an open image."""
-    if not set(image.dtypes) <= {'uint8', 'uint16'}:
-        raise ReadError(TOO_DEEP)
+    """Raise a ReadError unless `read_rgb` can read an open image: of 8 bits, grey or RGB."""
+    names = [color.name for color in image.colorinterp]
+    colors = names[:-1] if names[-1] == 'alpha' else names
     is_cmyk = image.photometric is not None and image.photometric.name == 'cmyk'
-    if image.count > 4 or is_cmyk:
-        colors = 'CMYK' if is_cmyk else str(image.count)
+    has_other_depth = {*image.dtypes} != {'uint8'} or any(
+        int(image.tags(band, ns='IMAGE_STRUCTURE').get('NBITS', 8)) != 8 for band in image.indexes
+    )
+    if len(colors) not in (1, 3) or names[0] == 'palette' or is_cmyk or has_other_depth:
+        got = 'CMYK' if is_cmyk else f'{len(names)} of {image.dtypes[0]} ({", ".join(names)})'
         raise ReadError(
-            f'must have up to 4 bands, grey, RGB or with a palette, got {colors}; convert it, for '
-            'example with gdal_translate -b, or train with LoadBands (docs/bands.md)'
+            f'must have bands of 8 bits, grey or RGB, got {got}; convert it, for example with '
+            'gdal_translate -b 1 -b 2 -b 3, or declare its bands (docs/bands.md)'
         )
 
 
 def read_rgb(image: 'DatasetReader', **options: Any) -> np.ndarray:
-    """An array (h, w, 3) uint8 from an open image of up to 4 bands, see `check_picture`; `options`
-    are those of rasterio's `read`, without `indexes`."""
-    if image.count >= 3:
-        values = image.read((1, 2, 3), **options)
-    else:
-        values = image.read((1,), **options)
-    if image.colorinterp[0].name == 'palette':
-        table = np.zeros((256, 3), np.uint8)
-        for index, color in image.colormap(1).items():
-            table[index] = color[:3]
-        return table[values[0]]
-    if values.dtype == np.uint16:
-        values = (values >> 8).astype(np.uint8)
-    bits = int(image.tags(1, ns='IMAGE_STRUCTURE').get('NBITS', 8))
-    if bits < 8:
-        values = values * np.uint8(255 // (2**bits - 1))
+    """An array (h, w, 3) uint8 from an open image, see `check_picture`; `options` are those of
+    rasterio's `read`, without `indexes`.
+
+    Raises:
+        ReadError: an alpha channel hides pixels.
+    """
+    bands = (1, 2, 3) if image.count >= 3 else (1,)
+    values = image.read(bands, **options)
+    if image.count > len(bands):
+        shape = options.pop('out_shape', None)
+        if shape is not None:
+            options['out_shape'] = shape[1:]
+        if image.read(image.count, **options).min() < OPAQUE:
+            raise ReadError(
+                'its alpha channel hides pixels; convert it with gdal_translate -b 1 -b 2 -b 3'
+            )
     lines = np.moveaxis(values, 0, -1)
     return np.ascontiguousarray(np.broadcast_to(lines, (*lines.shape[:2], 3)))
-
-
-def is_sixteen_bit(image: 'DatasetReader') -> bool:
-    return 'uint16' in image.dtypes
 
 
 # Bands
@@ -177,9 +176,6 @@ def check_bands(image: 'DatasetReader', bands: Sequence[int]) -> None:
         raise ReadError(f'samples must be real numbers, got {image.dtypes[0]}')
 
 
-# TIFFs that Pillow does not read
-
-
 def size_of_raster(path: Path) -> Optional[tuple[int, int]]:
     """Height and width of a TIFF, of any bands, that GDAL reads to its end; None of others."""
     if path.suffix.lower() not in ('.tif', '.tiff'):
@@ -191,14 +187,3 @@ def size_of_raster(path: Path) -> Optional[tuple[int, int]]:
         return size
     except (OSError, UserError):
         return None
-
-
-def labels_of_raster(path: Path) -> Optional[np.ndarray]:
-    """A label map of any size in a TIFF that GDAL reads to its end: three or four bands as colours
-    (H, W, 3), or else the first band (H, W); None of other files."""
-    if size_of_raster(path) is None:
-        return None
-    with open_raster(path) as image:
-        if image.count in (3, 4):
-            return np.moveaxis(image.read([1, 2, 3]), 0, -1)
-        return image.read(1)

@@ -68,6 +68,7 @@ IMPORT_NAMES = {
     'onedl-mmengine': 'mmengine',
     'onedl-mmsegmentation': 'mmseg',
     'opencv-python': 'cv2',
+    'opencv-python-headless': 'cv2',
     'pillow': 'PIL',
     'pyyaml': 'yaml',
     'scikit-image': 'skimage',

@@ -467,7 +467,8 @@ def check_pairs(
             return size, [*seen, (defects.NO_LABELS, '')], Counter()
         if not how.files:
             return size, seen, Counter()
-        values = values_in(root / pair.mask, bool(data.description.colors))
+        in_colors = bool(data.description.colors)
+        values = values_in(root / pair.mask, in_colors, how.masks_by_pillow)
         if isinstance(values, Kind):
             return size, [*seen, (values, '')], Counter()
         return size, seen + value_findings(values, data, size), Counter(values.counts)

@@ -44,7 +44,12 @@ def check_dataset(
     if not is_known(cfg, dataset):
         return None
     pipeline = dataset.get('pipeline') or []
-    how = how._replace(by_opencv=are_read_by_opencv(pipeline), scales=smallest_scales(pipeline))
+    steps = {kind_of(step) for step in transforms_in(pipeline)}
+    how = how._replace(
+        by_opencv=are_read_by_opencv(pipeline),
+        masks_by_pillow='LoadTileAnnotations' not in steps,
+        scales=smallest_scales(pipeline),
+    )
     found = Defects(masks=needs_masks(cfg, split, pipeline))
     if is_coco(dataset):
         data = coco_split(cfg, split, dataset, found)

@@ -12,9 +12,9 @@ import cv2
 import numpy as np
 from tqdm.contrib.concurrent import thread_map
 
-from ..images.gate import OtherImage, TooManyPixels, command_for, read_header
+from ..images.gate import OtherImage, TooManyPixels, conversion_of, read_header
 from ..images.rasters import ReadError, open_raster, read_bands, size_of_raster
-from ..images.reading import check_complete, decode, picture, pixel_limit, read_image
+from ..images.reading import check_whole_file, decode, picture, pixel_limit, read_image
 from ..tooling.command import one_line
 from ..tooling.threads import usable_cores
 from . import defects
@@ -33,6 +33,8 @@ class Reading(NamedTuple):
         files: whether files are opened at all; otherwise they only have to exist.
         pixels: whether pixels are decoded; otherwise only headers are read.
         by_opencv: training decodes them with OpenCV. Otherwise it reads bands with GDAL.
+        masks_by_pillow: training reads segmentation masks with Pillow. Otherwise it reads the first
+            band with GDAL.
         scales: to which training and tests resize, with their aspect ratio, as (long, short). None:
             that is not known.
     """
@@ -40,6 +42,7 @@ class Reading(NamedTuple):
     files: bool = True
     pixels: bool = True
     by_opencv: bool = True
+    masks_by_pillow: bool = True
     scales: Optional[Sequence[tuple[float, float]]] = None
 
 
@@ -57,12 +60,12 @@ def inspect(path: Path, how: Reading = ALL) -> tuple[Optional[Size], list[Findin
     try:
         header = read_header(path)
         if how.pixels:
-            check_complete(path, header)
+            check_whole_file(path, header)
             decode(path, header)
     except TooManyPixels:
         return inspect_large(path)
     except OtherImage as error:
-        return None, [(defects.OTHER_IMAGE, f': {error.what}; {command_for(path)}')]
+        return None, [(defects.OTHER_IMAGE, f': {error.what}; {conversion_of(path)}')]
     except (OSError, MemoryError) as error:
         return None, [(defects.TORN_IMAGE, f': {one_line(error)}')]
     found: list[Finding] = []

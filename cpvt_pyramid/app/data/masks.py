@@ -16,7 +16,7 @@ from PIL import Image
 
 from ..images.formats import open_image
 from ..images.label_maps import IGNORED, StoredLabels, read_label_map
-from ..images.rasters import ReadError
+from ..images.rasters import ReadError, first_band
 from ..predictions.drawing import class_palette
 from ..tooling.command import UserError
 from . import defects
@@ -135,10 +135,16 @@ class Values(NamedTuple):
     is_jpeg: bool
 
 
-def stored_labels(path: Path) -> Union[StoredLabels, Kind]:
-    """A mask of whole numbers or colours, or the kind of defect that it has."""
+def stored_labels(path: Path, by_pillow: bool = True) -> Union[StoredLabels, Kind]:
+    """A mask of whole numbers or colours, or the kind of defect that it has.
+
+    Args:
+        path: its file.
+        by_pillow: read it with Pillow, as mmseg does; otherwise with GDAL, as
+            `LoadTileAnnotations` does.
+    """
     try:
-        stored = read_label_map(path)
+        stored = read_label_map(path) if by_pillow else StoredLabels(first_band(path))
     except ReadError:
         return defects.LARGE_MASK if is_too_large(path) else defects.TORN_MASK
     return stored if stored.is_whole else defects.FRACTIONS
@@ -155,9 +161,9 @@ def is_too_large(path: Path) -> bool:
         return False
 
 
-def values_in(path: Path, in_colors: bool) -> Union[Values, Kind]:
-    """What occurs in a mask, or the kind of defect that it has."""
-    stored = stored_labels(path)
+def values_in(path: Path, in_colors: bool, by_pillow: bool = True) -> Union[Values, Kind]:
+    """What occurs in a mask, or the kind of defect that it has; see `stored_labels`."""
+    stored = stored_labels(path, by_pillow)
     if isinstance(stored, Kind):
         return stored
     pixels = stored.color_codes() if in_colors or stored.is_color else stored.values

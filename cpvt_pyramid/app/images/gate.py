@@ -65,7 +65,7 @@ class OtherImage(ReadError):
 
     def __init__(self, path: Path, what: str, bands: bool = False) -> None:
         self.what = what
-        advice = f'convert it: {command_for(path)}'
+        advice = f'convert it: {conversion_of(path)}'
         if bands:
             advice += ', or declare its bands (docs/bands.md)'
         super().__init__(f'{what}; {RULE}; {advice}')
@@ -75,7 +75,7 @@ class TooManyPixels(ReadError):
     """An image with more pixels than are read as a whole."""
 
 
-def command_for(path: Path) -> str:
+def conversion_of(path: Path) -> str:
     """A command of ImageMagick that converts an image to one that is taken.
 
     The first page or frame; upright; without alpha; RGB of 8 bits.
@@ -273,7 +273,7 @@ def _check_samples(path: Path, page: dict[int, Any]) -> bool:
     formats = {*as_tuple(page.get(SAMPLE_FORMAT, 1))} - {1, 4}
     samples = int(page.get(SAMPLES, 1))
     extra = as_tuple(page.get(EXTRA_SAMPLES, ()))
-    photometric = page.get(PHOTOMETRIC)
+    photometric = int(page.get(PHOTOMETRIC, -1))
     compression = page.get(COMPRESSION, 1)
     if formats:
         words = NO_SAMPLE_FORMATS.get(min(formats), 'unknown')

@@ -176,6 +176,16 @@ def check_bands(image: 'DatasetReader', bands: Sequence[int]) -> None:
         raise ReadError(f'samples must be real numbers, got {image.dtypes[0]}')
 
 
+def first_band(path: Path) -> np.ndarray:
+    """The values (H, W) of the first band, as the file has them.
+
+    Raises:
+        ReadError: not a complete image.
+    """
+    with open_raster(path) as image:
+        return image.read(1)
+
+
 def size_of_raster(path: Path) -> Optional[tuple[int, int]]:
     """Height and width of a TIFF, of any bands, that GDAL reads to its end; None of others."""
     if path.suffix.lower() not in ('.tif', '.tiff'):

@@ -63,7 +63,7 @@ def load_image(source: Source) -> np.ndarray:
         header = read_header(path)
         if header.size[0] * header.size[1] > pixel_limit():
             raise TooManyPixels
-        check_complete(path, header)
+        check_whole_file(path, header)
         return decode(path, header)
     except TooManyPixels as error:
         raise ReadError(too_large_text()) from error
@@ -86,7 +86,7 @@ def rgb_of_pillow(image: Image.Image) -> np.ndarray:
     return np.array(ImageOps.exif_transpose(image).convert('RGB'))
 
 
-def check_complete(path: Path, header: Header) -> None:
+def check_whole_file(path: Path, header: Header) -> None:
     """Raise a ReadError unless a file is complete, where OpenCV reads damaged files in part."""
     if header.format == 'PNG':
         check_png(path)
@@ -122,7 +122,7 @@ def decode(path: Path, header: Header) -> np.ndarray:
                 raise OtherImage(path, 'an image whose alpha channel hides pixels', bands=True)
         pixels = cv2.imdecode(content, cv2.IMREAD_COLOR)
     except cv2.error as error:
-        if 'Insufficient memory' in str(error):
+        if error.code == cv2.Error.StsNoMem:
             raise MemoryError from error
         raise ReadError('not a complete image: OpenCV cannot read it') from error
     if pixels is None:
@@ -234,4 +234,9 @@ def _resized(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if values.shape[:2] == tuple(size):
         return values
     cv2 = import_cv2()
-    return cv2.resize(values, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
+    try:
+        return cv2.resize(values, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
+    except cv2.error as error:
+        if error.code == cv2.Error.StsNoMem:
+            raise MemoryError from error
+        raise

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..images.inputs import VIDEO_OVERLAY, NamedInput
 from ..images.rasters import ReadError
-from ..images.reading import check_readable
+from ..images.reading import check_readable, import_cv2
 from ..predictions.kinds import Prediction
-from ..tooling.command import UserError, optional_package
+from ..tooling.command import UserError
 from ..tooling.files import atomic_write
 from ..tooling.progress import progress
 from .protocol import Model, predict_all
@@ -27,10 +27,6 @@ LATE_SECONDS, LATE_SHARE = 0.5, 0.05
 TURNS = {90: 3, 180: 2, 270: 1}
 # How files begin that are lists of other files, which FFmpeg would read, whatever their names.
 LISTS = b'#EXTM3U', b'ffconcat', b'<'
-
-
-def import_cv2() -> Any:
-    return optional_package('cv2', 'a video', 'opencv-python-headless')
 
 
 def write_video(model: Model, entry: NamedInput, results: Results, batch_size: int) -> None:

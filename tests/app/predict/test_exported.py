@@ -24,9 +24,9 @@ from PIL import Image
 from support import ROOT, film, run
 
 from cpvt_pyramid.app.commands.infer import main
+from cpvt_pyramid.app.images.gate import ORIENTATION
 from cpvt_pyramid.app.images.inputs import OWNERS
 from cpvt_pyramid.app.images.rasters import ReadError
-from cpvt_pyramid.app.images.reading import ORIENTATION
 from cpvt_pyramid.app.predict import Predictor, infer, running, sessions
 from cpvt_pyramid.app.predict.exported import INPUT_BYTES, ExportedModel
 from cpvt_pyramid.app.predict.infer import note_about_limit
@@ -353,7 +353,7 @@ BARE = f"""
 import sys
 import warnings
 sys.path.insert(0, {str(ROOT)!r})
-for name in ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'timm', 'cv2',
+for name in ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'timm',
              'matplotlib', 'onnx', 'openvino', 'scipy', 'rasterio'):
     sys.modules[name] = None
 """
@@ -362,9 +362,8 @@ for name in ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'timm
 def test_exported_models_run_without_torch(model, folder):
     Path('more').mkdir()
     Path('more/notes.txt').touch()
-    deep = Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30))
-    deep.save('more/b.png')
     path = str(model('box'))
+    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save('more/b.png')
     done = run(
         sys.executable,
         '-c',
@@ -372,9 +371,8 @@ def test_exported_models_run_without_torch(model, folder):
         f"print(main(['infer', {path!r}, 'in/a.png', 'more', '--out-dir', 'bare']))\n"
         f'sys.exit(main(["verify", {path!r}]))',
     )
-    first, second = done.stderr.splitlines()  # a warning is one line
-    assert first.startswith('cpvt infer: more: left out what is no image') and 'notes.txt' in first
-    assert second.startswith('cpvt infer: more/b.png: its values fill at most 12 of 16 bits')
+    (line,) = done.stderr.splitlines()  # a warning is one line
+    assert line.startswith('cpvt infer: more: left out what is no image') and 'notes.txt' in line
     assert '\n0\n' in done.stdout and ': passed, ' in done.stdout and done.returncode == 0
     assert main(['box.onnx', 'in/a.png', '--out-dir', 'full']) == 0
     for text in ('bare', 'full'):

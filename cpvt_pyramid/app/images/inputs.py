@@ -42,6 +42,7 @@ RESULTS = (
     VIDEO_OVERLAY,
     GEOJSON,
 )
+COCO = 'coco.json'  # in the folder of results: all objects of a run
 OWNERS = 'inputs.json'  # in the folder of results: the input of each name, relative to the folder
 LISTED = 10  # files in a warning
 LONGEST = 220  # bytes of a name; file systems allow 255 for a file

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -20,6 +20,7 @@ from .opening import ModelFiles, open_model, resolve_model
 from .options import InferOptions
 from .protocol import line_about_threshold
 from .results import Results
+from .run_record import claimed, record_of
 from .running import RunOptions, write_results
 from .tiles import ALIGN, spans
 
@@ -34,6 +35,12 @@ def run_infer(options: InferOptions) -> int:
         )
     check_folder(options.out_dir)
     found = find_inputs(words, out_dir=options.out_dir)
+    with claimed(options.out_dir, record_of(options, files), options.overwrite):
+        return write_predictions(options, files, found)
+
+
+def write_predictions(options: InferOptions, files: ModelFiles, found: Mapping[Path, str]) -> int:
+    """Write the results of inputs, see `find_inputs`; returns the exit status."""
     if options.tile is not None:
         check_tiles(found, options.tile, options.tile_overlap)
 

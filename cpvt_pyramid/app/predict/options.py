@@ -32,6 +32,8 @@ class InferOptions:
         format: write the predictions in this format, too.
         no_pictures: write no NAME.overlay.jpg or .mp4, to be faster with a small model.
         skip_existing: leave out images and videos that have results of an earlier run.
+        overwrite: remove the results of another model, or of other options, from the folder. By
+            default they are refused: run.json there says what the results are of.
         workers: threads that read images ahead of the model, as many that write results, and as
             many that run an exported model on a CPU; by default one for each core.
         tile: process images in overlapping tiles of this side in pixels, for example 1024, without
@@ -60,6 +62,7 @@ class InferOptions:
     format: Optional[Format] = None
     no_pictures: bool = False
     skip_existing: bool = False
+    overwrite: bool = False
     workers: Optional[int] = None
     tile: Optional[int] = None
     overlap: Optional[int] = None

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..images.formats import open_image
 from ..images.inputs import (
+    COCO,
     GEOJSON,
     OVERLAY,
     RESULTS_OF_IMAGES,
@@ -231,7 +232,7 @@ class Results:
         for entry in done:
             _, name = entry
             found.append(self.objects[name] if name in self.objects else self.read(entry))
-        write_coco(self.folder / 'coco.json', found, self.classes)
+        write_coco(self.folder / COCO, found, self.classes)
 
     def read(self, entry: NamedInput) -> ImageObjects:
         """What an earlier run, or another process, has written for an image."""

@@ -20,7 +20,8 @@ from .drawing import painted_classes
 from .records import bounding_box, coco_fields, mask_of, run_lengths
 
 LONGITUDE_LATITUDE = 'urn:ogc:def:crs:OGC:1.3:CRS84'
-PLAIN = {*IMAGE_ENDINGS} - {*FORMATS['TIFF'].endings}  # images without a georeference
+# Endings of images without a georeference.
+PLAIN = {*IMAGE_ENDINGS} - {*FORMATS['TIFF'].endings, *FORMATS['JPEG2000'].endings}
 
 
 def objects_of_labels(labels: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import geopandas
 import numpy as np
 import pytest
+import rasterio
 import torch
 from mmengine.structures import BaseDataElement, PixelData
 from PIL import Image
@@ -24,6 +25,7 @@ from cpvt_pyramid.app.data.images import ALL
 from cpvt_pyramid.app.predict import Detections, LabelMap
 from cpvt_pyramid.app.predict.openmmlab.samples import INSTANCE_OFFSET, to_prediction
 from cpvt_pyramid.app.predict.results import Results
+from cpvt_pyramid.app.predictions.formats import features_of_objects, write_geojson
 from cpvt_pyramid.app.tooling.command import UserError
 
 CLASSES = ('cat, small', 'Hündchen', 'never')
@@ -228,3 +230,18 @@ def test_panoptic_segments():
     found = {coco.cats[a['category_id']]['name']: coco.annToMask(a) for a in coco.anns.values()}
     np.testing.assert_array_equal(found[CLASSES[1]], MASKS[0])
     np.testing.assert_array_equal(found[CLASSES[2]], ~MASKS[0])
+
+
+def test_a_jpeg_2000_has_the_places_of_a_geotiff(tmp_path):
+    """Such as those of Sentinel-2."""
+    pixels = np.random.default_rng(0).integers(0, 255, (3, 64, 64), np.uint8)
+    place = {'crs': 'EPSG:32632', 'transform': from_origin(5e5, 5.3e6, 10, 10)}
+    item = {'class': 'tree', 'label': 0, 'score': 0.9, 'box': [10, 20, 30, 40]}
+    written = []
+    for name, driver in (('scene.tif', 'GTiff'), ('scene.jp2', 'JP2OpenJPEG')):
+        options = {'driver': driver, 'width': 64, 'height': 64, 'count': 3, 'dtype': 'uint8'}
+        with rasterio.open(tmp_path / name, 'w', **options, **place) as file:
+            file.write(pixels)
+        write_geojson(tmp_path / 'a.geojson', tmp_path / name, features_of_objects([item]))
+        written.append((tmp_path / 'a.geojson').read_text())
+    assert written[0] == written[1] and '5299800.0' in written[0]

@@ -1,0 +1,120 @@
+"""What a run of `cpvt infer` did, in run.json of its folder: only the same run goes on there."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Optional
+
+from ..images.inputs import COCO, OWNERS, RESULTS
+from ..tooling.command import UserError
+from ..tooling.files import locked, make_folder, write_text
+from .opening import ModelFiles
+from .options import InferOptions
+
+RUN = 'run.json'
+LOCK = '.run.lock'
+INPUTS = 'inputs'  # a key of run.json; runs of other inputs may share a folder
+# Options that change results, besides the model's files. Others change how fast they are there, or
+# which further files are written.
+OPTIONS = ('score_thr', 'shorter_side', 'dtype', 'backend', 'tile', 'overlap', 'cfg_options')
+
+
+def record_of(options: InferOptions, files: ModelFiles) -> dict[str, Any]:
+    """What run.json says of a run."""
+    record: dict[str, Any] = {}
+    for name, value in files._asdict().items():
+        if value is not None:
+            record[name] = str(value)
+            record |= hashes_of(name, Path(value))
+    for name in OPTIONS:
+        value = getattr(options, name)
+        record[name] = value if value is None or isinstance(value, (int, float, str)) else [*value]
+    record[INPUTS] = [*options.inputs]
+    return record
+
+
+def hashes_of(name: str, path: Path) -> dict[str, str]:
+    """The SHA-256 of a file of the model, and of the weights next to OpenVINO's .xml."""
+    found = {}
+    for suffix, file in (('', path), ('_weights', path.with_suffix('.bin'))):
+        is_part = not suffix or path.suffix == '.xml'
+        if is_part and file.is_file():
+            with file.open('rb') as content:
+                digest = hashlib.sha256()
+                while part := content.read(2**20):
+                    digest.update(part)
+            found[f'{name}{suffix}_sha256'] = digest.hexdigest()
+    return found
+
+
+@contextmanager
+def claimed(out_dir: str, record: dict[str, Any], overwrite: bool) -> Iterator[None]:
+    """A context in which no other run writes into a folder, which has results of this run alone.
+
+    Args:
+        out_dir: the folder, which is created.
+        record: see `record_of`.
+        overwrite: remove the results of another run.
+
+    Raises:
+        UserError: another run is at work there, or has left results.
+    """
+    folder = make_folder(out_dir)
+    try:
+        lock = locked(folder / LOCK)
+    except BlockingIOError:
+        raise UserError(
+            f'another cpvt infer writes into {folder} now; give another --out-dir'
+        ) from None
+    try:
+        earlier = read_record(folder)
+        changed = differing(earlier, record) if earlier is not None else []
+        if changed and not overwrite:
+            raise UserError(
+                f'{folder} has results of another run ({", ".join(changed)}); give another '
+                '--out-dir, or --overwrite, which removes them'
+            )
+        if changed:
+            remove_results(folder)
+        write_text(folder / RUN, json.dumps(record, indent=1))
+        yield
+    finally:
+        if lock is not None:
+            with suppress(OSError):  # Windows
+                (folder / LOCK).unlink()
+            lock.release()
+
+
+def read_record(folder: Path) -> Optional[dict[str, Any]]:
+    """What run.json in a folder says; None if there is none that can be read."""
+    try:
+        return dict(json.loads((folder / RUN).read_text(encoding='utf-8')))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def differing(earlier: dict[str, Any], record: dict[str, Any]) -> list[str]:
+    """In words, what differs between two runs."""
+    names = [name for name in {**earlier, **record} if name != INPUTS]
+    changed = [name for name in names if earlier.get(name) != record.get(name)]
+    return [words_for(name, earlier.get(name), record.get(name)) for name in changed]
+
+
+def words_for(name: str, before: Any, now: Any) -> str:
+    if name.endswith('_sha256'):
+        return f'another file of the {name.partition("_")[0]} model'
+    option = name if name in ModelFiles._fields else f'--{name.replace("_", "-")}'
+    return f'{option} {before}, now {now}'
+
+
+def remove_results(folder: Path) -> None:
+    """Remove what an earlier run wrote, and nothing else."""
+    with suppress(OSError, ValueError, TypeError):
+        owners = dict(json.loads((folder / OWNERS).read_text(encoding='utf-8')))
+        for name in owners:
+            for ending in RESULTS:
+                (folder / f'{name}{ending}').unlink(missing_ok=True)
+    for name in (OWNERS, COCO, RUN):
+        (folder / name).unlink(missing_ok=True)

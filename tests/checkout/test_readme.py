@@ -151,7 +151,7 @@ def options_of(tool: str, words: list[str]) -> dict:
 
 def test_badges():
     project = pyproject()['project']
-    torch, _ = project['optional-dependencies']['torch']
+    torch, *_ = project['optional-dependencies']['torch']
     for name, value in (
         ('python', project['requires-python'].removeprefix('>=')),
         ('torch', torch.removeprefix('torch>=')),

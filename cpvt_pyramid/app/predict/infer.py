@@ -3,13 +3,13 @@
 import math
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
 from tqdm import tqdm
 
-from ..images.inputs import find_inputs, is_video, name_results
+from ..images.inputs import NamedInput, find_inputs, is_video, name_results
 from ..predictions.kinds import line_about_limit
 from ..tooling.command import UserError, escaped
 from ..tooling.files import check_folder
@@ -35,15 +35,8 @@ def run_infer(options: InferOptions) -> int:
         )
     check_folder(options.out_dir)
     found = find_inputs(words, out_dir=options.out_dir)
-    with claimed(options.out_dir, record_of(options, files), options.overwrite):
-        return write_predictions(options, files, found)
-
-
-def write_predictions(options: InferOptions, files: ModelFiles, found: Mapping[Path, str]) -> int:
-    """Write the results of inputs, see `find_inputs`; returns the exit status."""
     if options.tile is not None:
         check_tiles(found, options.tile, options.tile_overlap)
-
     model_options: dict[str, Any] = {
         'files': files,
         'device': options.device,
@@ -61,11 +54,12 @@ def write_predictions(options: InferOptions, files: ModelFiles, found: Mapping[P
         if options.workers is not None:
             workers = options.workers
         ready = open_model(**model_options, threads=1 if options.tile else max(workers, 1))
+    if options.tile is not None and ready.kind == 'segments':
+        raise UserError(f'{options.model} is panoptic; run it without --tile')
     if line := line_about_threshold(options.score_thr, ready):
         print(line)
-    named, folder = name_results(found, options.out_dir)
     results_options: dict[str, Any] = {
-        'folder': folder,
+        'folder': Path(options.out_dir),
         'kind': ready.kind,
         'classes': ready.classes,
         'pictures': not options.no_pictures,
@@ -74,7 +68,47 @@ def write_predictions(options: InferOptions, files: ModelFiles, found: Mapping[P
         'most_boxes': ready.most_boxes,
     }
     results = Results(**results_options)
-    results.check(named)
+    results.check([*found.items()])
+
+    def write(todo: list[NamedInput], skip: Callable[[Path, str], None]) -> None:
+        if options.ray:
+            write_on_ray(
+                todo,
+                results,
+                skip,
+                model_options=model_options,
+                results_options=results_options,
+                options=how,
+                address=options.ray,
+                workers=options.ray_workers,
+            )
+        else:
+            write_results(ready, todo, results, how, skip)
+
+    how = RunOptions(options.batch_size, workers, options.tile, options.tile_overlap)
+    with claimed(options.out_dir, record_of(options, files), options.overwrite):
+        return write_named(options, files, found, results, ready.takes_tiles, write)
+
+
+def write_named(
+    options: InferOptions,
+    files: ModelFiles,
+    found: Mapping[Path, str],
+    results: Results,
+    takes_tiles: bool,
+    write: Callable[[list[NamedInput], Callable[[Path, str], None]], None],
+) -> int:
+    """Name the results of inputs, write them, and say what was written.
+
+    Args:
+        found: see `find_inputs`.
+        takes_tiles: whether the model does.
+        write: writes the results of inputs, and calls a function with those that it skips and why.
+
+    Returns:
+        The exit status.
+    """
+    named, folder = name_results(found, options.out_dir)
     todo = list(named)
     if options.skip_existing:
         todo = [entry for entry in named if not results.exist(entry)]
@@ -87,21 +121,9 @@ def write_predictions(options: InferOptions, files: ModelFiles, found: Mapping[P
         line = escaped(f'cpvt infer: skipped {path}: {reason}')
         tqdm.write(f'{line}\n', file=sys.stderr, end='')
 
-    how = RunOptions(options.batch_size, workers, options.tile, options.tile_overlap)
     start = time.monotonic()
-    if options.ray and todo:
-        write_on_ray(
-            todo,
-            results,
-            skip,
-            model_options=model_options,
-            results_options=results_options,
-            options=how,
-            address=options.ray,
-            workers=options.ray_workers,
-        )
-    else:
-        write_results(ready, todo, results, how, skip)
+    if todo or not options.ray:
+        write(todo, skip)
     seconds = time.monotonic() - start
     done = [entry for entry in named if entry[0] not in skipped]
     results.finish(done)
@@ -110,7 +132,7 @@ def write_predictions(options: InferOptions, files: ModelFiles, found: Mapping[P
     if count:
         print(f'found in images: {results.summary()}')
     if results.full:
-        print(note_about_limit(results, files, options.tile, ready.takes_tiles))
+        print(note_about_limit(results, files, options.tile, takes_tiles))
     if count and not options.tile and not options.ray:
         print(f'{count / seconds:.3g} images per second, reading and writing included')
     return int(bool(skipped))

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from ..images.inputs import COCO, OWNERS, RESULTS
 from ..tooling.command import UserError
-from ..tooling.files import locked, make_folder, write_text
+from ..tooling.files import folder_to_fill, locked, write_text
 from .opening import ModelFiles
 from .options import InferOptions
 
@@ -61,16 +61,9 @@ def claimed(out_dir: str, record: dict[str, Any], overwrite: bool) -> Iterator[N
     Raises:
         UserError: another run is at work there, or has left results.
     """
-    folder = make_folder(out_dir)
-    try:
-        lock = locked(folder / LOCK)
-    except BlockingIOError:
-        raise UserError(
-            f'another cpvt infer writes into {folder} now; give another --out-dir'
-        ) from None
-    try:
+    with folder_to_fill(out_dir) as folder, locked_folder(folder):
         earlier = read_record(folder)
-        changed = differing(earlier, record) if earlier is not None else []
+        changed = differences_of(earlier, record) if earlier is not None else []
         if changed and not overwrite:
             raise UserError(
                 f'{folder} has results of another run ({", ".join(changed)}); give another '
@@ -79,6 +72,22 @@ def claimed(out_dir: str, record: dict[str, Any], overwrite: bool) -> Iterator[N
         if changed:
             remove_results(folder)
         write_text(folder / RUN, json.dumps(record, indent=1))
+        try:
+            yield
+        finally:
+            if not (folder / OWNERS).exists():  # nothing was written
+                (folder / RUN).unlink()
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    try:
+        lock = locked(folder / LOCK)
+    except BlockingIOError:
+        raise UserError(
+            f'another cpvt infer writes into {folder} now; give another --out-dir'
+        ) from None
+    try:
         yield
     finally:
         if lock is not None:
@@ -95,7 +104,7 @@ def read_record(folder: Path) -> Optional[dict[str, Any]]:
         return None
 
 
-def differing(earlier: dict[str, Any], record: dict[str, Any]) -> list[str]:
+def differences_of(earlier: dict[str, Any], record: dict[str, Any]) -> list[str]:
     """In words, what differs between two runs."""
     names = [name for name in {**earlier, **record} if name != INPUTS]
     changed = [name for name in names if earlier.get(name) != record.get(name)]

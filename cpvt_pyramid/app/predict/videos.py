@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..tooling.progress import progress
 from .protocol import Model, predict_all
 from .results import Results
 
+VARIABLE = 1.5  # times the mean duration of a frame: with one that lasts longer, a rate varies
 FRAME_RATE = 25.0  # for videos that declare none and have no time stamps
 MOST_TICKS = 65_535  # of a second in MPEG-4
 # How much earlier than its container a video may end: the sound is often longer.
@@ -31,7 +33,9 @@ LISTS = b'#EXTM3U', b'ffconcat', b'<'
 
 def write_video(model: Model, entry: NamedInput, results: Results, batch_size: int) -> None:
     """Write NAME.overlay.mp4, unless without pictures, and, except for semantic segmentors, one
-    JSON line per frame to NAME.detections.jsonl or NAME.segments.jsonl.
+    JSON line per frame to NAME.detections.jsonl or NAME.segments.jsonl, with its time in seconds.
+
+    OpenCV writes videos of one rate. A warning tells of a video whose frames have others.
 
     Raises:
         ReadError: not a video, or one that ends early, which has no results.
@@ -39,6 +43,12 @@ def write_video(model: Model, entry: NamedInput, results: Results, batch_size: i
     path, name = entry
     length = measure_video(path)
     video = open_video(path)
+    if length.is_variable and results.pictures:
+        warnings.warn(
+            f'{path}: the rate of its frames varies; the overlay shows them at the mean rate of '
+            f'{length.rate:.3g} a second (JSON lines have their times)',
+            stacklevel=2,
+        )
     count = 0
     with ExitStack() as stack:
         update = stack.enter_context(progress(length.frames, 'frames', name))
@@ -56,7 +66,8 @@ def write_video(model: Model, entry: NamedInput, results: Results, batch_size: i
                     file = results.folder / f'{name}.{results.kind}.jsonl'
                     draft = stack.enter_context(atomic_write(file))
                     lines = stack.enter_context(draft.open('w'))
-                lines.write(json.dumps({'frame': count, results.kind: found.records()}) + '\n')
+                line = {'frame': count, 'time': round(video.times[count], 3)}
+                lines.write(json.dumps({**line, results.kind: found.records()}) + '\n')
             count += 1
             update(1)
         if count < length.frames:  # an error of the disk
@@ -68,6 +79,7 @@ class VideoLength(NamedTuple):
 
     frames: int
     rate: float  # mean frames per second
+    is_variable: bool = False  # frames are shown for times that differ by more than rounding
 
 
 def measure_video(path: Path) -> VideoLength:
@@ -84,15 +96,12 @@ def measure_video(path: Path) -> VideoLength:
     capture = open_video(path).capture
     declared_frames = capture.get(cv2.CAP_PROP_FRAME_COUNT)
     declared_rate = capture.get(cv2.CAP_PROP_FPS)
-    count = 0
-    first = last = 0.0
+    times = []
     while capture.grab():
-        last = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
-        if not count:
-            first = last
-        count += 1
-    if not count:
+        times.append(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000)
+    if not times:
         raise ReadError('a video without frames')
+    count, first, last = len(times), times[0], times[-1]
     rate = declared_rate if 0 < declared_rate < math.inf else FRAME_RATE
     seconds = count / rate
     if count > 1 and last > first:
@@ -105,7 +114,9 @@ def measure_video(path: Path) -> VideoLength:
                 f'not a complete video: it ends after {seconds:.1f} of {declared:.1f} seconds; to '
                 'use that part, copy it with ffmpeg -i VIDEO -c copy PART'
             )
-    return VideoLength(count, rate)
+    # A time is rounded to a tick of the container, a millisecond or less in those of today.
+    is_variable = count > 2 and float(np.diff(times).max()) > VARIABLE / rate
+    return VideoLength(count, rate, is_variable)
 
 
 class Video:
@@ -118,6 +129,7 @@ class Video:
     def __init__(self, capture: Any) -> None:
         cv2 = import_cv2()
         self.capture = capture
+        self.times: list[float] = []  # of the frames that were read, in seconds
         self.turns = 0
         if capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 0):
             orientation = int(capture.get(cv2.CAP_PROP_ORIENTATION_META))
@@ -128,6 +140,7 @@ class Video:
             has_frame, frame = self.capture.read()
             if not has_frame:
                 return
+            self.times.append(self.capture.get(import_cv2().CAP_PROP_POS_MSEC) / 1000)
             yield np.ascontiguousarray(np.rot90(frame[..., ::-1], self.turns))
 
 

@@ -238,7 +238,7 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
     (
         coco_of(SCENES, 'gif'),
         0,
-        ['images that OpenCV, with which training reads them, cannot read', '(GIF)'],
+        ['images that readers do not agree on', 'GIF'],
     ),
     (
         changed(layouts.yolo_of_splits, replaced('data.yaml', NC)),

@@ -128,13 +128,12 @@ pytestmark = pytest.mark.filterwarnings('ignore:few images to calibrate with')
 
 
 def write_photos(folder: Path) -> None:
-    """Images of several sizes, one grey and one of 16 bits."""
+    """Images of several sizes, one grey and one with a palette."""
     folder.mkdir()
     for seed, size in enumerate([(40, 60), (60, 40), (45, 45), (80, 100), (30, 64), (40, 60)]):
         Image.fromarray(draw(seed, *size)).save(folder / f'{seed}.png')
     Image.fromarray(draw(7, 50, 50)[..., 0]).save(folder / '7.png')
-    deep = draw(8, 50, 50)[..., 0].astype(np.uint16) << 8
-    Image.fromarray(deep).save(folder / '8.png')
+    Image.fromarray(draw(8, 50, 50)).quantize(64).save(folder / '8.png')
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from cpvt_pyramid.app.predict.exported import INPUT_BYTES, ExportedModel
 from cpvt_pyramid.app.predict.infer import note_about_limit
 from cpvt_pyramid.app.predict.opening import ModelFiles
 from cpvt_pyramid.app.predict.results import Results
+from cpvt_pyramid.app.predict.run_record import RUN
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime, OpenVino
 from cpvt_pyramid.app.predict.tiles import Suppression
 from cpvt_pyramid.app.predict.videos import open_video
@@ -73,7 +74,7 @@ def test_files(model, folder, name, options, capsys):
     assert float(speed.split(' images per second')[0]) > 0
     names = {'a': 'a.jpg', 'a-2': 'a.png', 'b': 'b.png', 'c': 'c.png'}
     expected = {f'{n}.{end}' for n in names for end in ('overlay.jpg', kind)}
-    assert files_of('predictions').keys() == expected | {OWNERS}
+    assert files_of('predictions').keys() == expected | {OWNERS, RUN}
     assert json.loads(Path('predictions', OWNERS).read_text())['a-2'] == '../in/a.png'
     for result, file in names.items():
         expected = Predictor(path, **options)(folder / file)
@@ -105,12 +106,12 @@ def test_workers_change_nothing(model, folder, name, size, backend, capsys):
         assert main([str(path), 'in', '--out-dir', f'out-{workers}', *options]) == 1
         said[workers] = capsys.readouterr().err
     assert said[1] == said[3] and said[1].count('skipped') == 2
-    assert len(files_of('out-1')) == 9 and files_of('out-1') == files_of('out-3')
+    assert len(files_of('out-1')) == 10 and files_of('out-1') == files_of('out-3')
 
 
 def test_without_pictures(model, folder, capsys):
     assert main([str(model('box')), 'in/a.png', '--no-pictures']) == 0
-    assert files_of('predictions').keys() == {'a.detections.json', OWNERS}
+    assert files_of('predictions').keys() == {'a.detections.json', OWNERS, RUN}
 
 
 def test_batches_have_one_padded_size(model, monkeypatch):
@@ -528,7 +529,7 @@ def test_images_that_reach_the_limit_of_a_model(backend, model, photos, capsys):
     Path('in').mkdir()
     for i, photo in enumerate(photos):
         Image.fromarray(photo).save(f'in/{i}.png')
-    command = ['--backend', backend, '--no-pictures']
+    command = ['--backend', backend, '--no-pictures', '--overwrite']
     full = str(model('full'))
 
     def note(*words: str) -> list[str]:
@@ -565,7 +566,7 @@ def test_tiles_that_reach_the_limit_of_a_model(model, photos, capsys):
     Path('in').mkdir()
     for i in (0, 2):
         Image.fromarray(np.tile(photos[i], (2, 3, 1))).save(f'in/{i}.png')
-    command = [str(model('full')), 'in', '--no-pictures', '--overlap', '0', '--tile']
+    command = [str(model('full')), 'in', '--no-pictures', '--overwrite', '--overlap', '0', '--tile']
     assert main([*command, '96']) == 0
     line = f'note: in 1 image a tile {LIMIT}tiles smaller than --tile 96, or {AGAIN}, or a higher'
     assert line in capsys.readouterr().out
@@ -694,12 +695,13 @@ def test_an_image_that_needs_too_much_memory(text, model, photos, capsys, monkey
         ('labels', ', or divide the image with --tile 32\n'),
         ('box', '\n'),
     ):
-        assert main([str(model(name)), *(f'in/{name}.png' for name in 'abc')]) == 1
+        inputs = [f'in/{name}.png' for name in 'abc']
+        assert main([str(model(name)), *inputs, '--overwrite']) == 1
         said = capsys.readouterr().err
         assert re.search(f'{told}; reduce the input with --shorter-side{advice}', said), said
         assert said.count('skipped') == 3
     film('film.mp4', [np.zeros((48, 64, 3), np.uint8)] * 3)
-    assert main([str(model('detection', resize=None)), 'film.mp4']) == 1
+    assert main([str(model('detection', resize=None)), 'film.mp4', '--overwrite']) == 1
     said = capsys.readouterr().err  # videos take no tiles
     assert '64 x 48 pixels does not fit into memory' in said and '--tile' not in said
 

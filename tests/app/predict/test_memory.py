@@ -51,8 +51,8 @@ def infer_all_but_one(arguments: list[str], path: str, capsys) -> str:
 
 @pytest.mark.parametrize('workers', ['0', '2'])
 def test_reading(workers, model, images, monkeypatch, capsys):
-    is_large = lambda image, name: 'b.png' in str(name)  # noqa: E731
-    monkeypatch.setattr(reading, '_to_rgb', fails_if(is_large, reading._to_rgb, MemoryError()))
+    is_large = lambda path, header: 'b.png' in str(path)  # noqa: E731
+    monkeypatch.setattr(reading, 'decode', fails_if(is_large, reading.decode, MemoryError()))
     line = infer_all_but_one(
         [str(model('detection')), *images, '--workers', workers], 'b.png', capsys
     )
@@ -62,11 +62,9 @@ def test_reading(workers, model, images, monkeypatch, capsys):
 
 def test_reading_by_gdal(monkeypatch):
     save_tiff(Path('a.tif'), np.zeros((40, 50, 3), np.uint16))
-    for name, bands in (('read_rgb', None), ('read_bands', [1, 2])):
-        with monkeypatch.context() as patch:
-            patch.setattr(reading, name, fails_if(lambda *_: True, None, MemoryError()))
-            with pytest.raises(OSError, match='do not fit into memory'):
-                reading.read_image('a.tif', bands)
+    monkeypatch.setattr(reading, 'read_bands', fails_if(lambda *_: True, None, MemoryError()))
+    with pytest.raises(OSError, match='do not fit into memory'):
+        reading.read_image('a.tif', [1, 2])
 
 
 @pytest.mark.parametrize('workers', ['0', '2'])
@@ -145,7 +143,7 @@ def test_openvino_returns_nothing_if_memory_is_too_small(model, images, monkeypa
     monkeypatch.setattr(OpenVino, 'run', empty_if_large)
     monkeypatch.setattr(running, 'TILE', 64)
     monkeypatch.setattr(running, 'OVERLAP', 32)
-    arguments = [*images, '--backend', 'openvino']
+    arguments = [*images, '--backend', 'openvino', '--overwrite']
     line = infer_all_but_one([str(model('box', resize=None)), *arguments], 'b.png', capsys)
     assert 'an input of 211 x 37 pixels does not fit into memory (' in line
     assert main([str(model('detection', resize=None)), *arguments]) == 0  # in tiles

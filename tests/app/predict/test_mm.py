@@ -9,6 +9,7 @@ from support import load_tool
 
 from cpvt_pyramid.app.config.load import config_in_checkpoint, load_config
 from cpvt_pyramid.app.predict import UserError
+from cpvt_pyramid.app.predict.run_record import RUN
 
 infer = load_tool('infer')
 
@@ -22,6 +23,7 @@ def in_files(photos) -> None:
 
 def assert_same_files(first: str, second: str) -> None:
     one, two = ({p.name: p.read_bytes() for p in Path(f).iterdir()} for f in (first, second))
+    assert one.pop(RUN) != two.pop(RUN)  # which name the model
     assert one == two and len(one) == 2 * 4 + 1
 
 

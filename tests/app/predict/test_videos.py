@@ -60,6 +60,7 @@ def test_rates_are_those_of_the_time_stamps(monkeypatch):
         length = measured(monkeypatch, frames, rate, stamps)
         assert length.frames == len(stamps)
         assert length.rate == pytest.approx(expected)
+        assert length.is_variable == (stamps is variable)
 
 
 def test_a_video_that_ends_early(monkeypatch):
@@ -108,11 +109,14 @@ def test_a_cut_video_is_skipped_each_time(model, capsys):
         assert f'{already} of 2 are already done\n' in said.out
         assert sorted(os.listdir('predictions')) == [
             'inputs.json',
+            'run.json',
             'whole.detections.jsonl',
             'whole.overlay.mp4',
         ]
     lines = Path('predictions/whole.detections.jsonl').read_text().splitlines()
     assert [json.loads(line)['frame'] for line in lines] == list(range(40))
+    times = [json.loads(line)['time'] for line in lines]
+    assert times[0] < 0.1 and all(a < b for a, b in zip(times, times[1:]))
 
 
 def test_an_overlay_lasts_as_long_as_its_video(model, capsys):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.models.meta import without_values
+from cpvt_pyramid.meta import without_values
 
 
 def meta_model(build: Any, *args: Any, **options: Any) -> nn.Module:

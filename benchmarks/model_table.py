@@ -236,23 +236,6 @@ def megabytes(size: int) -> str:
 
 def format_rows() -> Iterator[list[str]]:
     """For each checkpoint format, who uses it and which models it can hold."""
-    owners = {
-        'ours': 'the authors of Twins; timm (`twins_*`); this package',
-        'mmseg': 'mmsegmentation (`PCPVT`, `SVT`)',
-        'mmpretrain': 'mmpretrain (`PCPVT`, `SVT`)',
-        'mmdet': 'mmdetection (`PyramidVisionTransformer`)',
-        'pvt': 'the authors of PVT',
-        'vit': 'the authors of DeiT; timm (`deit_*`, `vit_*`)',
-        'mmpretrain_vit': 'mmpretrain (`VisionTransformer`)',
-        'pvt_v2': 'the authors of PVTv2 and of SegFormer',
-        'timm_pvt_v2': 'timm (`pvt_v2_*`)',
-        'timm_pvt_v2_maps': 'timm (`pvt_v2_*` with `features_only=True`)',
-        'mm_pvt_v2': (
-            'mmdetection (`PyramidVisionTransformerV2`), mmsegmentation (`MixVisionTransformer`)'
-        ),
-        'transformers': 'files of transformers (SegFormer)',
-        'transformers_5': 'the modules of SegFormer in transformers 5',
-    }
     samples = {
         'PCPVT': meta_model(CPVTPyramid, 'pcpvt_nano'),
         'SVT': meta_model(CPVTPyramid, 'svt_small'),
@@ -264,7 +247,7 @@ def format_rows() -> Iterator[list[str]]:
         ),
         'columnar with PEG (CPVT)': meta_model(CPVT, 'cpvt_tiny', peg=PEGConfig(after=range(6))),
     }
-    for key in ('ours', *FORMATS):
+    for key, form in FORMATS.items():
         fitting = []
         for name, model in samples.items():
             try:
@@ -273,7 +256,7 @@ def format_rows() -> Iterator[list[str]]:
                 continue
             fitting.append(name)
         names = 'all' if len(fitting) == len(samples) else ', '.join(fitting)
-        yield [f'`{key}`', owners[key], names]
+        yield [f'`{key}`', form.owners, names]
 
 
 # configs/metafile.yml

@@ -15,8 +15,42 @@ from typing import Any, NamedTuple, Optional, TypeVar, Union
 PATCH_SIZES = (4, 2, 2, 2)  # of each stage, in pixels or in tokens of the stage before
 
 
+# A class of `model.py` by its name, or a class of your own with the same methods.
+Part = Union[str, type]
+
+
+class StageShape(NamedTuple):
+    """A stage of an `Arch`: what its parts are built for. Fields that are not explained have the
+    meaning of those of `Arch`.
+
+    Attributes:
+        number: of the stage, from 0.
+        in_channels: channels of the image, or of the tokens of the stage before.
+        mlp_width: channels between the layers of the MLP.
+        first_block: index of its first block among those of the whole pyramid.
+        patch_size: side of a patch, in pixels or in tokens of the stage before.
+        stride: from one token to the next, in pixels.
+        finer_stride: that of the stage before; 1 in the first.
+    """
+
+    number: int
+    in_channels: int
+    dim: int
+    heads: int
+    mlp_width: int
+    depth: int
+    first_block: int
+    patch_size: int
+    stride: int
+    finer_stride: int
+    sr_ratio: int
+    window: Optional[int]
+    mlp_relu: bool
+
+
 class Arch(NamedTuple):
-    """The shape of a pyramid. Every tuple has one entry per stage, of which there are at most four.
+    """The shape of a pyramid. Every tuple has one entry per stage, of which there are at most four;
+    that of `attention` has one for each block, in turn.
 
     Attributes:
         dims: channels of the tokens.
@@ -24,13 +58,17 @@ class Arch(NamedTuple):
         mlp_ratios: channels between the layers of the MLP / channels of the tokens.
         depths: blocks.
         sr_ratios: sides of the patches that have one key each in global attention.
-        window: side of the windows of blocks 0, 2, 4, ..., in tokens. None: all blocks are global.
         stage_norm: a LayerNorm on each stage's output.
         position: where position comes from, see `CPVTPyramid`.
-        overlap: patches overlap; position comes from the zeros around the map, too.
-        mlp_conv: a zero-padded depthwise convolution in every MLP, from which position comes.
-        linear: attention over 7 x 7 means of the map instead of a sub-sampled map, and a ReLU
-            before the convolution of every MLP, as in PVTv2's code.
+        attention: the attention of the blocks 0, 1, ... of a stage; from the first again where
+            there are more blocks.
+        mlp: the MLP of all blocks.
+        patch_embed: the patch embedding of all stages.
+        window: side of the windows of `WindowAttention`, in tokens.
+        mlp_relu: a ReLU before the convolution of `ConvMLP`, as in PVTv2's code of linear
+            attention.
+        classifier_norm: the classifier has a norm of its own; else it reads the normed output of
+            the last stage.
 
     Examples:
         >>> shallow = ARCHS['pcpvt_small']._replace(depths=(1, 1, 2, 1))
@@ -42,12 +80,14 @@ class Arch(NamedTuple):
     mlp_ratios: tuple[float, ...]
     depths: tuple[int, ...]
     sr_ratios: tuple[int, ...] = (8, 4, 2, 1)
-    window: Optional[int] = None
     stage_norm: bool = False
     position: str = 'peg'
-    overlap: bool = False
-    mlp_conv: bool = False
-    linear: bool = False
+    attention: Union[Part, Sequence[Part]] = 'GlobalAttention'
+    mlp: Part = 'MLP'
+    patch_embed: Part = 'PatchEmbed'
+    window: Optional[int] = None
+    mlp_relu: bool = False
+    classifier_norm: bool = True
 
     @property
     def patch_sizes(self) -> tuple[int, ...]:
@@ -59,13 +99,51 @@ class Arch(NamedTuple):
         """Stride of the map of each stage, in pixels."""
         return tuple(accumulate(self.patch_sizes, mul))
 
+    @property
+    def attentions(self) -> tuple[Part, ...]:
+        """The attentions of a stage's blocks, in turn."""
+        attention = self.attention
+        return (attention,) if isinstance(attention, (str, type)) else tuple(attention)
+
+    def stages(self, in_channels: int) -> list[StageShape]:
+        """The shapes of all stages of a pyramid for images with these channels."""
+        return [
+            StageShape(
+                number=i,
+                in_channels=self.dims[i - 1] if i else in_channels,
+                dim=self.dims[i],
+                heads=self.heads[i],
+                mlp_width=int(self.dims[i] * self.mlp_ratios[i]),
+                depth=self.depths[i],
+                first_block=sum(self.depths[:i]),
+                patch_size=self.patch_sizes[i],
+                stride=self.strides[i],
+                finer_stride=self.strides[i - 1] if i else 1,
+                sr_ratio=self.sr_ratios[i],
+                window=self.window,
+                mlp_relu=self.mlp_relu,
+            )
+            for i in range(len(self.dims))
+        ]
+
 
 _PCPVT: dict[str, Any] = dict(dims=(64, 128, 320, 512), heads=(1, 2, 5, 8), mlp_ratios=(8, 8, 4, 4))
 _PVT: dict[str, Any] = dict(**_PCPVT, position='learned')
-_SVT: dict[str, Any] = dict(mlp_ratios=(4, 4, 4, 4), window=7, stage_norm=True)
-_CONV: dict[str, Any] = dict(
-    heads=(1, 2, 5, 8), stage_norm=True, position='none', overlap=True, mlp_conv=True
+_SVT: dict[str, Any] = dict(
+    mlp_ratios=(4, 4, 4, 4),
+    stage_norm=True,
+    attention=('WindowAttention', 'GlobalAttention'),
+    window=7,
 )
+_CONV: dict[str, Any] = dict(
+    heads=(1, 2, 5, 8),
+    stage_norm=True,
+    position='none',
+    mlp='ConvMLP',
+    patch_embed='OverlapPatchEmbed',
+    classifier_norm=False,
+)
+_LINEAR: dict[str, Any] = dict(attention='LinearAttention', mlp_relu=True)
 _SMALL: dict[str, Any] = dict(dims=(32, 64, 160, 256), **_CONV)  # of the smallest variant
 _LARGE: dict[str, Any] = dict(dims=(64, 128, 320, 512), **_CONV)  # of all others
 _NARROW = (4, 4, 4, 4)  # MLP ratios
@@ -91,7 +169,7 @@ ARCHS = {
     'pvt_v2_b0': Arch(mlp_ratios=_WIDE, depths=(2, 2, 2, 2), **_SMALL),
     'pvt_v2_b1': Arch(mlp_ratios=_WIDE, depths=(2, 2, 2, 2), **_LARGE),
     'pvt_v2_b2': Arch(mlp_ratios=_WIDE, depths=(3, 4, 6, 3), **_LARGE),
-    'pvt_v2_b2_li': Arch(mlp_ratios=_WIDE, depths=(3, 4, 6, 3), linear=True, **_LARGE),
+    'pvt_v2_b2_li': Arch(mlp_ratios=_WIDE, depths=(3, 4, 6, 3), **_LARGE, **_LINEAR),
     'pvt_v2_b3': Arch(mlp_ratios=_WIDE, depths=(3, 4, 18, 3), **_LARGE),
     'pvt_v2_b4': Arch(mlp_ratios=_WIDE, depths=(3, 8, 27, 3), **_LARGE),
     'pvt_v2_b5': Arch(mlp_ratios=_NARROW, depths=(3, 6, 40, 3), **_LARGE),
@@ -147,9 +225,10 @@ def find_arch(arch: Union[str, Row, dict], kind: type[Row]) -> Row:
         ValueError: the name is unknown, or is that of the other kind of model.
     """
     if isinstance(arch, dict):
-        return kind(**arch)
+        arch = kind(**arch)
     if isinstance(arch, kind):
-        return arch
+        # Lists, of a config or of JSON, become tuples.
+        return kind(*(tuple(value) if isinstance(value, list) else value for value in arch))
     if not isinstance(arch, str):
         raise ValueError(
             f'arch must be a name, a row of the class {kind.__name__} or a dict of its fields, got '
@@ -181,13 +260,6 @@ def check_stages(
             raise ValueError(f'arch must have one {field} per stage, got {stages} dims, {entries}')
     for dim, heads in zip(arch.dims, arch.heads):
         check_heads(dim, heads)
-    if arch.linear and arch.window is not None:
-        raise ValueError(
-            f'all attention of an arch with linear=True is linear: window must be None, got '
-            f'{arch.window}'
-        )
-    if arch.window is not None and arch.window < 1:
-        raise ValueError(f'window must be at least 1, or None, got {arch.window}')
     check_out_indices(out_indices, 'stages', stages)
     if not isinstance(frozen_stages, Integral) or not -1 <= frozen_stages <= stages:
         raise ValueError(f'frozen_stages must be from -1 to {stages}, got {frozen_stages}')

@@ -28,10 +28,11 @@ from .model import (
     convolve,
     init_pegs,
     init_weights,
+    name_of_first_conv,
 )
 from .padding.batching import ceil_div
 from .padding.mask import BatchPadding, Padding, check_image, fill_outside, mean_inside
-from .position import PEGConfig, RelativePosition, build_position, parse_position
+from .position import PEGConfig, Site, check_image_size, parse_position
 
 
 class Column(nn.Module):
@@ -69,22 +70,21 @@ class Column(nn.Module):
         self.arch = arch = find_arch(arch, ColumnarArch)
         check_heads(arch.dim, arch.heads)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
-        encoding = parse_position(position, peg, position_options, columnar=True)
-        if encoding.rope is not None:
-            encoding.rope.check(arch.dim // arch.heads)
-        self.rope = encoding.rope
+        encoding = parse_position(position, peg, position_options)
         self.peg_config = encoding.peg
+        image_size = check_image_size(pretrain_img_size)
+        attentions = (SelfAttention,)
+        site = Site(arch.dim, arch.heads, image_size, arch.patch_size, attentions, mode='bicubic')
         # Nothing reads the map of a classifier's last block if there is a class token. A PEG after
         # that block would never train, and neither would its relative position.
         reads_last = self.reads_map or not class_token
         mapped = arch.depth if reads_last else arch.depth - 1  # blocks whose map is read
 
         self.patch_embed = PatchEmbed(in_channels, arch.dim, arch.patch_size, norm=False)
-        self.pos_embed = build_position(
-            encoding.kind, arch.dim, pretrain_img_size, arch.patch_size, 'bicubic'
-        )
+        self.pos_embed = encoding.on_tokens(site)
+        self.rotation = encoding.rotation(site)
         self.cls_token = token(arch.dim) if class_token else None
-        has_position = class_token and encoding.kind == 'learned'
+        has_position = class_token and encoding.has_class_token
         self.cls_pos = token(arch.dim) if has_position else None
         self.pos_drop = build_dropout(drop_rate)
         self.blocks = nn.ModuleList()
@@ -95,11 +95,16 @@ class Column(nn.Module):
             self.blocks.append(Block(arch.dim, attn, mlp, drop_path, with_cp))
         self.pos_block = nn.ModuleDict()
         self.add_pegs(encoding.peg, mapped)
-        if encoding.kind == 'relative':
-            self.add_relative_positions(encoding.reach, mapped)
+        encoding.add_to_scores(self.blocks[:mapped], site)
 
         self.apply(init_weights)
         init_pegs(self, encoding.peg)
+        self.first_conv = name_of_first_conv(self)
+
+    @staticmethod
+    def with_all_parts(arch: ColumnarArch) -> 'Column':
+        """A model with all that a published file of its kind may have, but its classifier."""
+        return Column(arch, position='learned+peg', peg=PEGConfig(after=range(-1, arch.depth)))
 
     def add_pegs(self, peg: Optional[PEGConfig], mapped: int) -> None:
         """Build PEGs for the maps of the first `mapped` blocks, or for the queries and keys of the
@@ -114,12 +119,6 @@ class Column(nn.Module):
         for i in peg.indices(followed, followed):
             block: Any = self.blocks[i + 1]
             block.attn.peg = build_peg(peg, self.arch.dim)
-
-    def add_relative_positions(self, reach: int, mapped: int) -> None:
-        """Build the relative positions of the first `mapped` blocks."""
-        blocks: Any = self.blocks[:mapped]
-        for block in blocks:
-            block.attn.position = RelativePosition(block.attn.head_dim, reach)
 
     def features(
         self, image: Tensor, valid: Optional[Tensor] = None
@@ -181,8 +180,8 @@ class Column(nn.Module):
         class_tokens = int(self.cls_token is not None)
         bias = None if padding is None else bias_of_keys(padding, x.dtype, class_tokens)
         grid = Grid(height, width, padding=padding, class_tokens=class_tokens, key_bias=bias)
-        if self.rope is not None:
-            grid.rotations = self.rope.rotations(grid, self.arch.dim // self.arch.heads, x)
+        if self.rotation is not None:
+            self.rotation.describe(grid, self.arch.dim // self.arch.heads, x)
         return grid
 
     def encode(self, x: Tensor, grid: Grid, after: int) -> Tensor:
@@ -202,6 +201,8 @@ class SelfAttention(Attention):
     """
 
     peg: Optional[nn.Module]
+    queries_are_keys = True
+    keys_have_places = True
 
     def __init__(self, dim: int, heads: int, **drops: float) -> None:
         super().__init__(dim, heads, **drops)
@@ -343,6 +344,12 @@ class DenseCPVT(Column):
             {str(i): Level(self.arch.dim, out_channels, i) for i in self.out_indices}
         )
         self.levels.apply(init_weights)
+
+    @staticmethod
+    def with_all_parts(arch: ColumnarArch) -> 'DenseCPVT':
+        """A model with all levels, and with all that a published file of its kind may have."""
+        peg = PEGConfig(after=range(-1, arch.depth))
+        return DenseCPVT(arch, position='learned+peg', peg=peg)
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """The maps of an image. Arguments and result are those of `CPVTPyramid.forward`."""

@@ -10,9 +10,10 @@ Shapes: B batch, H x W map, C channels, N = H * W tokens, M keys, d = C / heads.
 that leave are such views: call `.contiguous()` before code that reads raw NCHW memory.
 
 Where padding is handled: `stage_maps` makes a `BatchPadding` of `valid`, which has the mask of each
-map (`Padding.outside`), and zeroes the padding of the image. `stage_grid` makes a bias of attention
-scores of it, once for a stage (`Grid.key_bias`, for windows `Grid.windows.key_bias`), and
-`Attention.attend` adds it. What reads its neighbors sets the padding to zero before it does:
+map (`Padding.outside`), and zeroes the padding of the image. Each attention class makes a bias of
+its scores of it, once for a stage (`describe`: `Grid.key_bias`, for windows
+`Grid.windows.key_bias`), and `Attention.attend` adds it. What reads its neighbors sets the padding
+to zero before it does:
 `GlobalAttention.subsample`, `ConvMLP.forward` and `PosCNN.forward`; patch embeddings need not,
 because `forward_stage` zeroes the padding of the map that it returns. The means of
 `LinearAttention` (`Grid.means`) leave it out.
@@ -20,14 +21,14 @@ because `forward_stage` zeroes the padding of the map that it returns. The means
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .archs import Arch, check_rates, check_stages, find_arch
+from .archs import Arch, Part, StageShape, check_rates, check_stages, find_arch
 from .checkpoints.hook import convert_on_load
 from .checkpoints.rgb import check_rgb_weights
 from .corrections import (
@@ -49,14 +50,7 @@ from .grid import (
     weights_of_means,
 )
 from .padding.mask import BatchPadding, Padding, check_image, fill_outside
-from .position import (
-    NoPosition,
-    PEGConfig,
-    build_position,
-    check_rope,
-    parse_position,
-    rotate,
-)
+from .position import NoPosition, PEGConfig, Site, check_image_size, parse_position, rotate
 from .recompute import drops_nothing, gelu_linear, is_plain_linear
 from .versions import is_compiling, is_exporting
 
@@ -154,31 +148,21 @@ class CPVTPyramid(nn.Module):
         self.rgb_weights = rgb_weights
         convert_on_load(self)
         self.arch = arch = find_arch(arch, Arch)
+        parts = find_parts(arch)
         check_stages(arch, out_indices, frozen_stages, window_padding)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
         if position is None:
             position = arch.position
-        encoding = parse_position(position, peg, position_options, columnar=False)
-        check_rope(encoding.rope, arch, drop_border)
-        self.rope = encoding.rope
+        encoding = parse_position(position, peg, position_options)
+        if encoding.peg is not None and encoding.peg.qk_only:
+            raise ValueError('peg.qk_only needs the columnar model (CPVT, DenseCPVT)')
         self.peg_config = encoding.peg
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
-        self.window_padding = window_padding
-        self.drop_border = drop_border
-        self.stage_strides = arch.strides  # of all stages
         self.channels = tuple(arch.dims[i] for i in self.out_indices)
         self.strides = tuple(arch.strides[i] for i in self.out_indices)
-
-        stages = range(max(self.out_indices) + 1)  # those that are built
-        self.patch_embeds = nn.ModuleList(
-            build_patch_embed(arch, i, in_channels, drop_rate) for i in stages
-        )
-        self.pos_embeds = nn.ModuleList(
-            build_position(encoding.kind, arch.dims[i], pretrain_img_size, arch.strides[i])
-            for i in stages
-        )
-        options = BlockOptions(
+        self.attentions = parts.attentions
+        self.options = options = StageOptions(
             drop_rate=drop_rate,
             attn_drop_rate=attn_drop_rate,
             drop_path_rate=drop_path_rate,
@@ -187,13 +171,29 @@ class CPVTPyramid(nn.Module):
             with_cp=with_cp,
             recompute_gelu=recompute_gelu,
         )
-        self.blocks = nn.ModuleList(build_blocks(arch, i, options) for i in stages)
+
+        # Of the stages that are built:
+        self.shapes = shapes = arch.stages(in_channels)[: max(self.out_indices) + 1]
+        image_size = check_image_size(pretrain_img_size)
+        sites = [
+            Site(shape.dim, shape.heads, image_size, shape.stride, parts.attentions, drop_border)
+            for shape in shapes
+        ]
+        self.patch_embeds = nn.ModuleList(
+            parts.patch_embed.of_stage(shape, options) for shape in shapes
+        )
+        self.pos_embeds = nn.ModuleList(encoding.on_tokens(site) for site in sites)
+        self.rotations = [encoding.rotation(site) for site in sites]
+        depth = sum(arch.depths)
+        self.blocks = nn.ModuleList(build_blocks(parts, shape, options, depth) for shape in shapes)
+        for blocks, site in zip(self.blocks, sites):
+            encoding.add_to_scores(blocks, site)
         has_norm = arch.stage_norm if stage_norm is None else stage_norm
         self.norm_list = nn.ModuleList(
-            LayerNorm(arch.dims[i], eps=1e-6) if has_norm else nn.Identity() for i in stages
+            LayerNorm(shape.dim, eps=1e-6) if has_norm else nn.Identity() for shape in shapes
         )
         # The published checkpoints name the PEG after the first block of a stage `pos_block.i`.
-        pegs = [build_pegs(arch, i, encoding.peg) for i in stages]
+        pegs = [build_pegs(shape, encoding.peg, max(arch.depths)) for shape in shapes]
         self.pos_block = nn.ModuleList(of_stage.pop(0, NoPosition()) for of_stage in pegs)
         self.more_pos_block = nn.ModuleList(
             nn.ModuleDict({str(j): peg for j, peg in of_stage.items()}) for of_stage in pegs
@@ -201,10 +201,15 @@ class CPVTPyramid(nn.Module):
 
         self.apply(init_weights)
         init_pegs(self, encoding.peg)
-        parts = (self.patch_embeds, self.pos_embeds, self.blocks, self.norm_list)
-        stage_parts = zip(*parts, self.pos_block, self.more_pos_block)
-        self.built = [modules_of(parts_of_stage) for parts_of_stage in stage_parts]
+        self.first_conv = name_of_first_conv(self)
+        self.built = [modules_of(stage.parts()) for stage in self.stages()]
         self.freeze()
+
+    @staticmethod
+    def with_all_parts(arch: Arch) -> 'CPVTPyramid':
+        """A model with all stages, and with all that a published file of its kind may have."""
+        peg = PEGConfig(after=range(-1, max(arch.depths)))
+        return CPVTPyramid(arch, position='learned+peg', peg=peg, stage_norm=True)
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """The maps of an image.
@@ -258,7 +263,7 @@ class CPVTPyramid(nn.Module):
         Both are zero in the padding of the batch.
         """
         x = stage.patch_embed(x)
-        grid = self.stage_grid(stage.number, x, batch)
+        grid = self.stage_grid(self.shapes[stage.number], x, batch)
         x = stage.pos_embed(x, grid)  # PVT: a table
         pegs = stage.pegs()
         if -1 in pegs:
@@ -269,28 +274,15 @@ class CPVTPyramid(nn.Module):
                 x = pegs[j](x, grid)  # CPVT: after block 0
         return fill_outside(stage.norm(x), grid.padding)
 
-    def stage_grid(self, i: int, x: Tensor, batch: BatchPadding) -> Grid:
-        """The grid of the tokens of stage i, which is the same for all its blocks."""
-        arch = self.arch
+    def stage_grid(self, shape: StageShape, x: Tensor, batch: BatchPadding) -> Grid:
+        """The grid of the tokens of a stage, which is the same for all its blocks."""
         height, width = x.shape[1:3]
-        stride = self.stage_strides[i]
-        padding = batch.at(stride, finer=self.stage_strides[i - 1] if i else 1)
-        if arch.linear:
-            return Grid(height, width, padding=padding, means=weights_of_means(x, padding))
-        step = arch.sr_ratios[i]
-        if padding is not None and self.drop_border:
-            keys: Optional[Padding] = padding.whole_patches(step)
-        else:
-            keys = batch.at(stride * step, finer=stride)
-        bias = None if keys is None else bias_of_keys(keys, x.dtype)
-        grid = Grid(height, width, padding=padding, step=step, key_bias=bias)
-        if arch.window is not None:
-            grid.windows = grid_of_windows(x, padding, arch.window, self.window_padding)
-        if self.rope is not None:
-            head_dim = arch.dims[i] // arch.heads[i]
-            grid.rotations = self.rope.rotations(grid, head_dim, x)
-            if grid.windows is not None:
-                grid.windows.rotations = self.rope.rotations(grid.windows, head_dim, x)
+        grid = Grid(height, width, padding=batch.at(shape.stride, finer=shape.finer_stride))
+        for attention in self.attentions:
+            attention.describe(grid, x, batch, shape, self.options)
+        rope = self.rotations[shape.number]
+        if rope is not None:
+            rope.describe(grid, shape.dim // shape.heads, x)
         return grid
 
     def train(self, mode: bool = True) -> 'CPVTPyramid':
@@ -345,9 +337,13 @@ class Stage(NamedTuple):
         others = {int(name): peg for name, peg in self.more_pegs.items()}
         return {0: self.first_peg, **others}
 
+    def parts(self) -> list[nn.Module]:
+        """All of them, in this order."""
+        return list(self[1:])
 
-class BlockOptions(NamedTuple):
-    """The options of `CPVTPyramid` that its blocks read; see there."""
+
+class StageOptions(NamedTuple):
+    """The options of `CPVTPyramid` that the parts of its stages read; see there."""
 
     drop_rate: float
     attn_drop_rate: float
@@ -357,56 +353,93 @@ class BlockOptions(NamedTuple):
     with_cp: bool
     recompute_gelu: bool
 
-
-def build_patch_embed(arch: Arch, stage: int, in_channels: int, drop: float) -> nn.Module:
-    """The patch embedding of a stage."""
-    embed = OverlapPatchEmbed if arch.overlap else PatchEmbed
-    inputs = arch.dims[stage - 1] if stage else in_channels
-    return embed(inputs, arch.dims[stage], arch.patch_sizes[stage], drop)
+    def drops_of_attention(self) -> dict[str, float]:
+        """The arguments of `Attention` that are rates of dropout."""
+        return dict(attn_drop=self.attn_drop_rate, drop=self.drop_rate)
 
 
-def build_blocks(arch: Arch, stage: int, options: BlockOptions) -> nn.ModuleList:
-    """The blocks of a stage."""
+# Attentions, MLPs and patch embeddings that an `Arch` can name, by the names of their classes.
+PARTS: dict[str, Any] = {}
+PartClass = TypeVar('PartClass', bound=type)
+
+
+def part(cls: PartClass) -> PartClass:
+    """Let rows of `ARCHS` name a class.
+
+    Its method `of_stage` builds it. `reads`, if it has it, names the fields of `Arch` that have no
+    meaning for other classes.
+    """
+    PARTS[cls.__name__] = cls
+    return cls
+
+
+class Parts(NamedTuple):
+    """The classes that an `Arch` names."""
+
+    attentions: tuple[type['Attention'], ...]
+    mlp: type['MLP']
+    patch_embed: Any
+
+
+def find_parts(arch: Arch) -> Parts:
+    """The classes that an `Arch` names.
+
+    Raises:
+        ValueError: one is unknown, or a field is given that none of them reads.
+    """
+    attentions = tuple(find_part(attention) for attention in arch.attentions)
+    parts = Parts(attentions, find_part(arch.mlp), find_part(arch.patch_embed))
+    read = {field for cls in (*attentions, *parts[1:]) for field in getattr(cls, 'reads', ())}
+    for cls in PARTS.values():
+        for field in getattr(cls, 'reads', ()):
+            value = getattr(arch, field)
+            if field not in read and value != arch._field_defaults[field]:
+                raise ValueError(f'{field}={value!r} needs an arch that names {cls.__name__}')
+    return parts
+
+
+def find_part(name: Part) -> Any:
+    """A class that an `Arch` names, or that it holds itself."""
+    if isinstance(name, type):
+        return name
+    if name not in PARTS:
+        raise ValueError(f'unknown part {name!r} of an arch; one of {", ".join(PARTS)}, or a class')
+    return PARTS[name]
+
+
+def build_blocks(
+    parts: Parts, shape: StageShape, options: StageOptions, depth: int
+) -> nn.ModuleList:
+    """The blocks of a stage of a pyramid with `depth` blocks."""
     blocks = nn.ModuleList()
-    first = sum(arch.depths[:stage])
-    last = max(sum(arch.depths) - 1, 1)  # index of the last block of the whole pyramid
-    for j in range(arch.depths[stage]):
-        attn = build_attention(arch, stage, j, options)
-        mlp = build_mlp(arch, stage, options)
-        drop_path = options.drop_path_rate * (first + j) / last
-        blocks.append(Block(arch.dims[stage], attn, mlp, drop_path, options.with_cp))
+    for j in range(shape.depth):
+        attention = parts.attentions[j % len(parts.attentions)]
+        attn = attention.of_stage(shape, options)
+        mlp = parts.mlp.of_stage(shape, options)
+        drop_path = options.drop_path_rate * (shape.first_block + j) / max(depth - 1, 1)
+        blocks.append(Block(shape.dim, attn, mlp, drop_path, options.with_cp))
     return blocks
 
 
-def build_attention(arch: Arch, stage: int, block: int, options: BlockOptions) -> 'Attention':
-    """The attention of a block. In SVT, blocks 0, 2, 4, ... of a stage attend inside windows."""
-    dim = arch.dims[stage]
-    heads = arch.heads[stage]
-    drops = dict(attn_drop=options.attn_drop_rate, drop=options.drop_rate)
-    if arch.linear:
-        return LinearAttention(dim, heads, **drops)
-    if arch.window is not None and block % 2 == 0:
-        return WindowAttention(dim, heads, arch.window, options.window_padding, **drops)
-    return GlobalAttention(dim, heads, arch.sr_ratios[stage], options.drop_border, **drops)
+def build_pegs(shape: StageShape, peg: Optional[PEGConfig], most: int) -> dict[int, nn.Module]:
+    """The PEGs of a stage, by the block that each follows; -1: before the first.
 
-
-def build_mlp(arch: Arch, stage: int, options: BlockOptions) -> 'MLP':
-    """The MLP of the blocks of a stage."""
-    dim = arch.dims[stage]
-    width = int(dim * arch.mlp_ratios[stage])
-    if arch.mlp_conv:
-        return ConvMLP(dim, width, options.drop_rate, options.recompute_gelu, relu=arch.linear)
-    return MLP(dim, width, options.drop_rate, options.recompute_gelu)
-
-
-def build_pegs(arch: Arch, stage: int, peg: Optional[PEGConfig]) -> dict[int, nn.Module]:
-    """The PEGs of a stage, by the block that each follows; -1: before the first."""
+    `most`: blocks of the longest stage, which `peg.after` may name.
+    """
     if peg is None:
         return {}
-    blocks = peg.indices(arch.depths[stage], max(arch.depths))
-    return {j: build_peg(peg, arch.dims[stage]) for j in blocks}
+    return {j: build_peg(peg, shape.dim) for j in peg.indices(shape.depth, most)}
 
 
+def name_of_first_conv(model: nn.Module) -> str:
+    """The name of the weight that reads the image."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            return f'{name}.weight'
+    raise ValueError('the first patch embedding must have a convolution')
+
+
+@part
 class PatchEmbed(nn.Module):
     """One token for each patch of the image, or of the tokens of the stage before.
 
@@ -430,6 +463,11 @@ class PatchEmbed(nn.Module):
         self.norm = LayerNorm(dim) if norm else nn.Identity()
         self.drop = build_dropout(drop)
 
+    @classmethod
+    def of_stage(cls, shape: StageShape, options: StageOptions) -> 'PatchEmbed':
+        """The patch embedding of a stage."""
+        return cls(shape.in_channels, shape.dim, shape.patch_size, options.drop_rate)
+
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, H, W, C), which must be zero in the padding, to (B, H', W', dim), where H' and
         W' are H and W divided by `size`, rounded up."""
@@ -438,6 +476,7 @@ class PatchEmbed(nn.Module):
         return x if self.drop is None else self.drop(x)
 
 
+@part
 class OverlapPatchEmbed(nn.Module):
     """Patches that overlap: a zero-padded convolution, from which position comes, too (PVTv2,
     section 3.2; SegFormer, section 3.1).
@@ -451,6 +490,11 @@ class OverlapPatchEmbed(nn.Module):
         self.proj = nn.Conv2d(in_channels, dim, 2 * size - 1, stride=size, padding=size - 1)
         self.norm = LayerNorm(dim)
         self.drop = build_dropout(drop)
+
+    @classmethod
+    def of_stage(cls, shape: StageShape, options: StageOptions) -> 'OverlapPatchEmbed':
+        """The patch embedding of a stage."""
+        return cls(shape.in_channels, shape.dim, shape.patch_size, options.drop_rate)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, H, W, C), which must be zero in the padding, to (B, H', W', dim), where H' and
@@ -550,6 +594,11 @@ class Attention(nn.Module):
 
     position: Optional[nn.Module]
 
+    # What encodings inside of it may rely on:
+    queries_are_keys = False  # each token is both
+    keys_have_places = False  # a key is at the center of a cell of `Grid.step` tokens
+    sees_map = True  # and not windows alone
+
     def __init__(self, dim: int, heads: int, attn_drop: float = 0.0, drop: float = 0.0) -> None:
         super().__init__()
         self.heads = heads
@@ -557,6 +606,25 @@ class Attention(nn.Module):
         self.attn_drop = build_dropout(attn_drop)
         self.drop = build_dropout(drop)
         self.position = None
+
+    @classmethod
+    def of_stage(cls, shape: StageShape, options: StageOptions) -> 'Attention':
+        """The attention of a block of a stage."""
+        raise NotImplementedError
+
+    @classmethod
+    def describe(
+        cls, grid: Grid, x: Tensor, batch: BatchPadding, shape: StageShape, options: StageOptions
+    ) -> None:
+        """Add what this attention reads to the grid of a stage.
+
+        Args:
+            grid: of the stage, which has the map and its padding.
+            x: tokens (B, H, W, C).
+            batch: the padding of the batch.
+            shape: of the stage.
+            options: of the model.
+        """
 
     def by_head(self, x: Tensor) -> Tensor:
         """Queries, keys or values (B, ..., C), as (B, heads, N, d)."""
@@ -587,6 +655,7 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, bias, rate).transpose(1, 2)
 
 
+@part
 class GlobalAttention(Attention):
     """Every token attends to the whole map, sub-sampled (PVT, section 3.3; Twins' GSA).
 
@@ -595,6 +664,8 @@ class GlobalAttention(Attention):
         drop_border: rows and columns that do not fill a patch are left out, see `CPVTPyramid`. In
             a padded batch, they are there, and `Grid.key_bias` must hide them.
     """
+
+    keys_have_places = True
 
     def __init__(
         self, dim: int, heads: int, sr_ratio: int, drop_border: bool = False, **drops: float
@@ -608,6 +679,22 @@ class GlobalAttention(Attention):
             self.sr = nn.Conv2d(dim, dim, sr_ratio, stride=sr_ratio)
             self.norm = LayerNorm(dim)
         self.proj = nn.Linear(dim, dim)
+
+    @classmethod
+    def of_stage(cls, shape: StageShape, options: StageOptions) -> 'GlobalAttention':
+        border = options.drop_border
+        return cls(shape.dim, shape.heads, shape.sr_ratio, border, **options.drops_of_attention())
+
+    @classmethod
+    def describe(
+        cls, grid: Grid, x: Tensor, batch: BatchPadding, shape: StageShape, options: StageOptions
+    ) -> None:
+        grid.step = shape.sr_ratio
+        if grid.padding is not None and options.drop_border:
+            keys: Optional[Padding] = grid.padding.whole_patches(grid.step)
+        else:
+            keys = batch.at(shape.stride * grid.step, finer=shape.stride)
+        grid.key_bias = None if keys is None else bias_of_keys(keys, x.dtype)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Tokens (B, H, W, C), in the same shape."""
@@ -627,14 +714,27 @@ class GlobalAttention(Attention):
         return self.norm(convolve(self.sr, x))
 
 
+@part
 class LinearAttention(GlobalAttention):
     """Every token attends to 7 x 7 means of the map (PVTv2, section 3.1). Its `Grid` must have
     their weights."""
+
+    keys_have_places = False
 
     def __init__(self, dim: int, heads: int, **drops: float) -> None:
         super().__init__(dim, heads, sr_ratio=1, drop_border=False, **drops)
         self.sr = PointwiseConv2d(dim, dim, 1)
         self.norm = LayerNorm(dim)
+
+    @classmethod
+    def of_stage(cls, shape: StageShape, options: StageOptions) -> 'LinearAttention':
+        return cls(shape.dim, shape.heads, **options.drops_of_attention())
+
+    @classmethod
+    def describe(
+        cls, grid: Grid, x: Tensor, batch: BatchPadding, shape: StageShape, options: StageOptions
+    ) -> None:
+        grid.means = weights_of_means(x, grid.padding)
 
     def subsample(self, x: Tensor, grid: Grid) -> Tensor:
         """Means of each image, (B, 7, 7, C), as `F.adaptive_avg_pool2d` computes them."""
@@ -649,6 +749,7 @@ class LinearAttention(GlobalAttention):
         return F.gelu(self.norm(convolve(self.sr, x)))
 
 
+@part
 class WindowAttention(Attention):
     """Tokens attend to their own window (Twins' LSA, section 3.2). Their `Grid` must have windows.
 
@@ -662,6 +763,11 @@ class WindowAttention(Attention):
             MMSegmentation and Twins' segmentation code.
     """
 
+    reads = ('window',)
+    queries_are_keys = True
+    keys_have_places = True
+    sees_map = False
+
     def __init__(
         self, dim: int, heads: int, window: int, window_padding: str = 'mask', **drops: float
     ) -> None:
@@ -670,6 +776,20 @@ class WindowAttention(Attention):
         self.window_padding = window_padding
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
+
+    @classmethod
+    def of_stage(cls, shape: StageShape, options: StageOptions) -> 'WindowAttention':
+        if shape.window is None or shape.window < 1:
+            raise ValueError(f'window of WindowAttention must be at least 1, got {shape.window}')
+        padding = options.window_padding
+        return cls(shape.dim, shape.heads, shape.window, padding, **options.drops_of_attention())
+
+    @classmethod
+    def describe(
+        cls, grid: Grid, x: Tensor, batch: BatchPadding, shape: StageShape, options: StageOptions
+    ) -> None:
+        assert shape.window is not None
+        grid.windows = grid_of_windows(x, grid.padding, shape.window, options.window_padding)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Tokens (B, H, W, C), in the same shape."""
@@ -698,6 +818,7 @@ class WindowAttention(Attention):
         return torch.cat(parts)
 
 
+@part
 class MLP(nn.Module):
     """Two linear layers with a GELU (erf) between them and dropout after each.
 
@@ -718,6 +839,11 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(width, dim)
         self.drop = build_dropout(drop)
         self.recompute_gelu = recompute_gelu
+
+    @classmethod
+    def of_stage(cls, shape: StageShape, options: StageOptions) -> 'MLP':
+        """The MLP of a block of a stage."""
+        return cls(shape.dim, shape.mlp_width, options.drop_rate, options.recompute_gelu)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Tokens (B, H, W, C) or (B, T, C), in the same shape."""
@@ -740,6 +866,7 @@ class MLP(nn.Module):
         return drops_nothing(self.drop)
 
 
+@part
 class ConvMLP(MLP):
     """An MLP with a zero-padded depthwise convolution before the GELU, from which position comes
     (PVTv2, section 3.2; SegFormer's Mix-FFN, section 3.1).
@@ -747,6 +874,8 @@ class ConvMLP(MLP):
     Args:
         relu: a ReLU before the convolution, as in PVTv2's model with linear attention.
     """
+
+    reads = ('mlp_relu',)
 
     def __init__(
         self,
@@ -759,6 +888,11 @@ class ConvMLP(MLP):
         super().__init__(dim, width, drop, recompute_gelu)
         self.dwconv = depthwise(width, 3, padding=1)
         self.relu = relu
+
+    @classmethod
+    def of_stage(cls, shape: StageShape, options: StageOptions) -> 'ConvMLP':
+        rates = options.drop_rate, options.recompute_gelu
+        return cls(shape.dim, shape.mlp_width, *rates, relu=shape.mlp_relu)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Tokens (B, H, W, C), in the same shape."""

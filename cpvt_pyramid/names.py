@@ -1,4 +1,4 @@
-"""The names of the models' parameters: the one table of the parts of a model.
+"""The names of the models' parameters: the parts of a model, with which they begin.
 
 A name is a part, the indices of its stage and block, and a tensor: `blocks.2.5.mlp.fc1.weight` is
 `mlp.fc1.weight` of block 5 of stage 2. The names are those of Twins' authors and of timm; files of
@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple, Optional
 
 from .archs import Arch
+from .meta import layout_of
 
 
 class ModelPart(NamedTuple):
@@ -19,13 +20,10 @@ class ModelPart(NamedTuple):
         role: 'features': patch embeddings and blocks, in which architectures differ; 'position';
             'norm' of a stage; 'token': the class token; 'classifier'; 'level' of a feature pyramid.
         indices: what follows the part's name: '{i}', a stage or level; '{j}', a block.
-        tensors: the names after the indices, of all parts that have been published. Other models
-            of this package may have others.
     """
 
     role: str
     indices: tuple[str, ...] = ()
-    tensors: tuple[str, ...] = ('weight', 'bias')
 
 
 class Place(NamedTuple):
@@ -37,47 +35,34 @@ class Place(NamedTuple):
     tensor: str
 
 
-def layers(*names: str) -> tuple[str, ...]:
-    """Weight and bias of each layer."""
-    return tuple(f'{name}.{kind}' for name in names for kind in ('weight', 'bias'))
-
-
-GLOBAL = layers('attn.q', 'attn.kv', 'attn.sr', 'attn.norm')
-JOINT = layers('attn.qkv')  # attention in windows, and of the columnar model
-BLOCK = layers('norm1', 'attn.proj', 'norm2', 'mlp.fc1', 'mlp.fc2')
-MLP_CONV = layers('mlp.dwconv')
 PYRAMID = {
-    'patch_embeds': ModelPart('features', ('{i}',), layers('proj', 'norm')),
-    'pos_embeds': ModelPart('position', ('{i}',), ('table',)),
-    'blocks': ModelPart('features', ('{i}', '{j}'), BLOCK + GLOBAL + JOINT + MLP_CONV),
-    'pos_block': ModelPart('position', ('{i}',), layers('proj.0')),
-    'more_pos_block': ModelPart('position', ('{i}', '{j}'), layers('proj.0')),
+    'patch_embeds': ModelPart('features', ('{i}',)),
+    'pos_embeds': ModelPart('position', ('{i}',)),
+    'blocks': ModelPart('features', ('{i}', '{j}')),
+    'pos_block': ModelPart('position', ('{i}',)),
+    'more_pos_block': ModelPart('position', ('{i}', '{j}')),
     'norm_list': ModelPart('norm', ('{i}',)),
     # Of published classifiers:
-    'cls_token': ModelPart('token', (), ('',)),
-    'cls_pos': ModelPart('token', (), ('',)),
+    'cls_token': ModelPart('token'),
+    'cls_pos': ModelPart('token'),
     'norm': ModelPart('classifier'),
     'head': ModelPart('classifier'),
 }
 COLUMN = {
-    'patch_embed': ModelPart('features', (), layers('proj')),
-    'pos_embed': ModelPart('position', (), ('table',)),
-    'cls_token': ModelPart('token', (), ('',)),
-    'cls_pos': ModelPart('token', (), ('',)),
-    'blocks': ModelPart('features', ('{j}',), BLOCK + JOINT),
-    'pos_block': ModelPart('position', ('{j}',), layers('proj.0')),
+    'patch_embed': ModelPart('features'),
+    'pos_embed': ModelPart('position'),
+    'cls_token': ModelPart('token'),
+    'cls_pos': ModelPart('token'),
+    'blocks': ModelPart('features', ('{j}',)),
+    'pos_block': ModelPart('position', ('{j}',)),
     'norm': ModelPart('classifier'),
     'head': ModelPart('classifier'),
-    'levels': ModelPart(
-        'level',
-        ('{i}',),
-        (*layers('up.0', 'up.1', 'up.3'), 'proj.weight', *layers('norm1'), 'conv.weight')
-        + layers('norm2'),
-    ),
+    'levels': ModelPart('level', ('{i}',)),
 }
+# What published classifiers have besides a backbone.
+OF_CLASSIFIERS = ('cls_token', 'cls_pos', 'norm.weight', 'norm.bias', 'head.weight', 'head.bias')
 # Position inside a block, of attentions.
 IN_ATTENTION = re.compile(r'attn\.(position|peg)\.')
-LEVELS = 4  # of a feature pyramid
 INDEX = re.compile(r'-1|0|[1-9][0-9]*')  # -1: before the first block
 
 
@@ -113,6 +98,29 @@ def role_of(name: str) -> Optional[str]:
     return part.role
 
 
+def template_of(name: str) -> str:
+    """A name with `{i}` and `{j}` in the place of its indices.
+
+    Examples:
+        >>> template_of('blocks.2.5.mlp.fc1.weight')
+        'blocks.{i}.{j}.mlp.fc1.weight'
+    """
+    for parts in (PYRAMID, COLUMN):
+        place = locate(name, parts)
+        if place is not None:
+            indices = parts[place.part].indices
+            return '.'.join(filter(None, (place.part, *indices, place.tensor)))
+    return name
+
+
+def in_block(name: str) -> Optional[str]:
+    """The block that a parameter belongs to, such as `blocks.2.5`; None: to none."""
+    place = locate(name, PYRAMID) or locate(name, COLUMN)
+    if place is None or place.part != 'blocks':
+        return None
+    return name[: -len(place.tensor) - 1]
+
+
 def model_parts(arch: Any) -> dict[str, ModelPart]:
     """The parts of a model with this architecture, an `Arch` or a `ColumnarArch`."""
     return PYRAMID if isinstance(arch, Arch) else COLUMN
@@ -127,50 +135,26 @@ def is_left_out(name: str, model: Any, others: Collection[str]) -> bool:
         model: a `CPVTPyramid` or a columnar model.
         others: all names of the file.
     """
-    parts = model_parts(model.arch)
-    place = locate(name, parts)
-    if place is None or place.tensor not in parts[place.part].tensors:
-        return False
-    role = parts[place.part].role
-    if role == 'token':  # of DeiT and of PVT, which have tables
+    role = role_of(name)
+    if role == 'token' and name in OF_CLASSIFIERS:  # of DeiT and of PVT, which have tables
         has_table = any(other.endswith('.table') for other in others)
         return has_table and getattr(model, 'cls_token', None) is None
-    if role == 'classifier':
-        has_norm = not getattr(model.arch, 'mlp_conv', False)  # or its maps have, in PVTv2 and MiT
-        return not hasattr(model, place.part) and (place.part == 'head' or has_norm)
-    if role == 'level':
-        return is_of_other_level(place, model)
-    return is_of_later_stage(place, model)
+    if role == 'classifier' and name in OF_CLASSIFIERS:
+        part = name.split('.')[0]
+        has_norm = getattr(model.arch, 'classifier_norm', True)
+        return not hasattr(model, part) and (part == 'head' or has_norm)
+    return name in layout_of(model.with_all_parts, model.arch) and is_of_unbuilt_part(name, model)
 
 
-def is_of_other_level(place: Place, model: Any) -> bool:
-    """True for a level of a feature pyramid that the model, which has one, does not build."""
-    levels = getattr(model, 'levels', None)
-    return levels is not None and place.stage in range(LEVELS) and str(place.stage) not in levels
-
-
-def is_of_later_stage(place: Place, model: Any) -> bool:
-    """True for a tensor of a stage of the architecture that is not built."""
-    arch = model.arch
-    if not isinstance(arch, Arch) or place.stage not in range(len(model.blocks), len(arch.dims)):
+def is_of_unbuilt_part(name: str, model: Any) -> bool:
+    """True for a tensor of a stage or a level that the model does not build."""
+    place = locate(name, model_parts(model.arch))
+    if place is None or place.stage is None:
         return False
-    if place.part != 'blocks':
-        return True
-    assert place.stage is not None and place.block is not None
-    in_stage = 0 <= place.block < arch.depths[place.stage]
-    return in_stage and place.tensor in block_tensors(arch, place.stage, place.block)
-
-
-def block_tensors(arch: Arch, stage: int, block: int) -> tuple[str, ...]:
-    """The names of the tensors of a block of a pyramid."""
-    tensors = BLOCK
-    if arch.window and block % 2 == 0:
-        tensors += JOINT
-    else:
-        tensors += layers('attn.q', 'attn.kv')
-        if arch.linear or arch.sr_ratios[stage] > 1:
-            tensors += layers('attn.sr', 'attn.norm')
-    return tensors + MLP_CONV if arch.mlp_conv else tensors
+    if place.part == 'levels':
+        levels = getattr(model, 'levels', None)
+        return levels is not None and str(place.stage) not in levels
+    return place.stage >= len(model.blocks)
 
 
 def layer_of(model: Any, name: str) -> int:

@@ -271,9 +271,9 @@ class PyramidClassifier(Classifier, CPVTPyramid):
             raise ValueError("a pyramid has no class token; global_pool must be 'avg' or ''")
         found = find_arch(arch, Arch)
         if stage_norm is None:
-            stage_norm = found.overlap
+            stage_norm = not found.classifier_norm
         super().__init__(found, global_pool=global_pool, stage_norm=stage_norm, **options)
-        if found.overlap:
+        if not found.classifier_norm:
             self.norm = nn.Identity()
 
     @property

@@ -218,8 +218,8 @@ def load_trained(
         >>> scaling = dict(image_mean=[0.4] * 4, image_std=[0.2] * 4)
         >>> model = load_trained('upernet_svt_s_ade20k', **bands, **scaling)  # doctest: +SKIP
     """
-    from .checkpoints import local_file, read_checkpoint
-    from .checkpoints.downloads import is_downloaded
+    from .checkpoints.downloads import is_downloaded, local_file
+    from .checkpoints.reading import read_checkpoint
 
     trained = find_trained(name)
     least = 1 if trained.detects else 2

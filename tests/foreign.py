@@ -8,13 +8,22 @@ from tests.models import ports
 from tests.models.ports import randomize, with_eps
 
 _TINY = dict(dims=(8, 16, 32, 64), heads=(1, 2, 4, 8), mlp_ratios=(2, 2, 2, 2), depths=(2, 1, 1, 2))
-_CONV = dict(_TINY, stage_norm=True, position='none', overlap=True, mlp_conv=True)
+_CONV = dict(
+    _TINY,
+    stage_norm=True,
+    position='none',
+    mlp='ConvMLP',
+    patch_embed='OverlapPatchEmbed',
+    classifier_norm=False,
+)
+_SVT = dict(stage_norm=True, attention=('WindowAttention', 'GlobalAttention'), window=7)
+_PVT_V2 = Arch(**_CONV)._replace(mlp_ratios=(4, 4, 2, 2))
 TINY = {
     'pcpvt': Arch(**_TINY),
-    'svt': Arch(**_TINY, window=7, stage_norm=True),
+    'svt': Arch(**_TINY, **_SVT),
     'pvt': Arch(**_TINY, position='learned'),
-    'pvt_v2': Arch(**_CONV)._replace(mlp_ratios=(4, 4, 2, 2)),
-    'pvt_v2_li': Arch(**_CONV)._replace(mlp_ratios=(4, 4, 2, 2), linear=True),
+    'pvt_v2': _PVT_V2,
+    'pvt_v2_li': _PVT_V2._replace(attention='LinearAttention', mlp_relu=True),
     'mit': Arch(**_CONV),
 }
 

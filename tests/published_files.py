@@ -78,6 +78,72 @@ def segformer_of_transformers_5(arch: str) -> dict:
     return tensors
 
 
+def pvt_of_transformers(arch: str) -> dict:
+    """Names and shapes of transformers' `PvtForImageClassification`, written out here."""
+    shapes = {}
+    tensors = {}
+    row = TINY[arch]
+    inputs = 3
+    last = len(row.dims) - 1
+    for i, dim in enumerate(row.dims):
+        embedding = f'pvt.encoder.patch_embeddings.{i}'
+        entries = (224 // row.strides[i]) ** 2 + (i == last)
+        tensors[f'{embedding}.position_embeddings'] = torch.randn(1, entries, dim)
+        shapes[f'{embedding}.projection'] = (dim, inputs, *[row.patch_sizes[i]] * 2)
+        shapes[f'{embedding}.layer_norm'] = (dim,)
+        for j in range(row.depths[i]):
+            block = f'pvt.encoder.block.{i}.{j}'
+            for part in ('query', 'key', 'value'):
+                shapes[f'{block}.attention.self.{part}'] = (dim, dim)
+            if row.sr_ratios[i] > 1:
+                reduction = f'{block}.attention.self.sequence_reduction'
+                shapes[reduction] = (dim, dim, *[row.sr_ratios[i]] * 2)
+                shapes[f'{block}.attention.self.layer_norm'] = (dim,)
+            shapes[f'{block}.attention.output.dense'] = (dim, dim)
+            shapes[f'{block}.layer_norm_1'] = (dim,)
+            shapes[f'{block}.layer_norm_2'] = (dim,)
+            shapes[f'{block}.mlp.dense1'] = (dim * row.mlp_ratios[i], dim)
+            shapes[f'{block}.mlp.dense2'] = (dim, dim * row.mlp_ratios[i])
+        inputs = dim
+    tensors[f'pvt.encoder.patch_embeddings.{last}.cls_token'] = torch.randn(1, 1, dim)
+    shapes['pvt.encoder.layer_norm'] = (dim,)
+    shapes['classifier'] = (5, dim)
+    return tensors | random_tensors(shapes)
+
+
+def pvt_v2_of_transformers(arch: str) -> dict:
+    """Names and shapes of transformers' `PvtV2ForImageClassification`, written out here."""
+    names = {
+        r'patch_embed(\d)': 'patch_embedding',
+        r'block(\d)': 'blocks',
+        r'norm(\d)\.(?=weight|bias)': 'layer_norm.',
+    }
+    layers = {
+        'patch_embedding.norm': 'patch_embedding.layer_norm',
+        '.norm1.': '.layer_norm_1.',
+        '.norm2.': '.layer_norm_2.',
+        '.attn.q.': '.attention.query.',
+        '.attn.sr.': '.attention.spatial_reduction.',
+        '.attn.norm.': '.attention.layer_norm.',
+        '.attn.proj.': '.attention.proj.',
+        '.mlp.fc': '.mlp.dense',
+    }
+    tensors = {}
+    for name, value in official_pvt_v2(arch).items():
+        for pattern, layer in names.items():
+            match = re.match(pattern, name)
+            if match:
+                name = f'pvt_v2.encoder.layers.{int(match[1]) - 1}.{layer}{name[match.end() :]}'
+        for theirs, layer in layers.items():
+            name = name.replace(theirs, layer)
+        if '.attn.kv.' in name:
+            for part, half in zip(('key', 'value'), value.chunk(2)):
+                tensors[name.replace('.attn.kv.', f'.attention.{part}.')] = half
+        else:
+            tensors[name.replace('head.', 'classifier.')] = value
+    return tensors
+
+
 def official_pvt_v2(arch: str) -> dict:
     """Names and shapes of the code of PVTv2's and of SegFormer's authors, written out here."""
     shapes = {}
@@ -94,8 +160,9 @@ def official_pvt_v2(arch: str) -> dict:
             shapes[f'{block}.attn.q'] = (dim, dim)
             shapes[f'{block}.attn.kv'] = (2 * dim, dim)
             shapes[f'{block}.attn.proj'] = (dim, dim)
-            if row.linear or row.sr_ratios[i] > 1:
-                step = 1 if row.linear else row.sr_ratios[i]
+            linear = row.attention == 'LinearAttention'
+            if linear or row.sr_ratios[i] > 1:
+                step = 1 if linear else row.sr_ratios[i]
                 shapes[f'{block}.attn.sr'] = (dim, dim, step, step)
                 shapes[f'{block}.attn.norm'] = (dim,)
             shapes[f'{block}.norm2'] = (dim,)
@@ -136,6 +203,9 @@ SOURCES = {
     'official-pvt_v2_li': ('pvt_v2_li', 'pvt_v2', official_pvt_v2),
     'official-mit': ('mit', 'pvt_v2', official_pvt_v2),
     'transformers-mit': ('mit', 'transformers', segformer_of_transformers),
+    'transformers-pvt': ('pvt', 'transformers_pvt', pvt_of_transformers),
+    'transformers-pvt_v2': ('pvt_v2', 'transformers_pvt_v2', pvt_v2_of_transformers),
+    'transformers-pvt_v2_li': ('pvt_v2_li', 'transformers_pvt_v2', pvt_v2_of_transformers),
     'transformers-5-mit': ('mit', 'transformers_5', segformer_of_transformers_5),
 }
 

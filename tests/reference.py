@@ -13,7 +13,13 @@ from cpvt_pyramid import ARCHS, Arch
 
 # Small enough to try many sizes on, and with every mechanism in it.
 TINY_SVT = Arch(
-    (8, 16, 24, 32), (1, 2, 3, 4), (2, 2, 2, 2), (2, 2, 2, 2), window=7, stage_norm=True
+    (8, 16, 24, 32),
+    (1, 2, 3, 4),
+    (2, 2, 2, 2),
+    (2, 2, 2, 2),
+    stage_norm=True,
+    attention=('WindowAttention', 'GlobalAttention'),
+    window=7,
 )
 
 
@@ -36,7 +42,7 @@ def reference_maps(
     x = image
     maps = []
     for i, patch in enumerate((4, 2, 2, 2)[:stages]):
-        split = overlapping_patches if arch.overlap else patches
+        split = overlapping_patches if arch.patch_embed == 'OverlapPatchEmbed' else patches
         x = split(x, patch, *layer(weights, f'patch_embeds.{i}.proj'))
         x = layer_norm(x, *layer(weights, f'patch_embeds.{i}.norm'), 1e-5)
         if f'pos_embeds.{i}.table' in weights:
@@ -46,9 +52,10 @@ def reference_maps(
         x = peg(x, weights, f'more_pos_block.{i}.-1', zero_padding)
         for j in range(arch.depths[i]):
             of = f'blocks.{i}.{j}'
-            if arch.window and j % 2 == 0:
+            attention = arch.attentions[j % len(arch.attentions)]
+            if attention == 'WindowAttention':
                 attend = partial(windows, size=arch.window, inside=inside)
-            elif arch.linear:
+            elif attention == 'LinearAttention':
                 attend = to_means
             else:
                 attend = partial(everywhere, sr_ratio=arch.sr_ratios[i], inside=inside)

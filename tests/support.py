@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from cpvt_pyramid.app.doctor import installed
-from cpvt_pyramid.checkpoints import LoadReport
+from cpvt_pyramid.checkpoints.fit import LoadReport
 from cpvt_pyramid.checkpoints.loading import fit_checkpoint
 
 ROOT = Path(__file__).parents[1]

@@ -4,17 +4,20 @@ import hashlib
 import io
 import os
 import tempfile
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Union
 
 import torch
 from torch import Tensor, nn
 
+from ..archs import ARCHS, COLUMNAR_ARCHS
 from ..columnar import Column
+from ..meta import without_values
 from ..model import CPVTPyramid
 from ..names import role_of
 from . import formats, reading
-from .fit import arch_of, compare, defect_of, has_mlp_conv, objection_to, shape_of
+from .fit import arch_of, compare, defect_of, objection_to, shape_of
 
 
 def convert_checkpoint(
@@ -41,7 +44,7 @@ def convert_checkpoint(
     if backbone_only:
         classifier = ('classifier', 'token')
         ours = {k: v for k, v in ours.items() if role_of(k) not in classifier}
-    key = to if to in ('ours', *formats.FORMATS) else published_format(ours, to)
+    key = to if to in formats.FORMATS else published_format(ours, to)
     # Parts of a split tensor share its memory; copied, each is saved by itself.
     tensors = {k: v.clone().contiguous() for k, v in formats.to_format(ours, key).items()}
 
@@ -72,7 +75,7 @@ def check_complete(ours: dict[str, Tensor], model: Union[CPVTPyramid, Column]) -
     # Add what its classifier holds.
     if isinstance(model, CPVTPyramid):
         dim = model.channels[-1]
-        has_norm = not model.arch.mlp_conv
+        has_norm = model.arch.classifier_norm
         if has_norm:
             token = torch.zeros(1, 1, dim)
             expected |= {'cls_token': token, 'cls_pos': token}
@@ -84,7 +87,7 @@ def check_complete(ours: dict[str, Tensor], model: Union[CPVTPyramid, Column]) -
         classifier['norm'] = nn.LayerNorm(dim)
     expected |= nn.ModuleDict(classifier).state_dict()
     report = compare(expected, ours)
-    if objection := objection_to(expected, ours, report):
+    if objection := objection_to(model, ours, report):
         raise ValueError(objection)
     held = {name.split('.')[0] for name in ours}
     held |= {part for part, other in (('norm', 'head'), ('cls_token', 'cls_pos')) if other in held}
@@ -105,19 +108,20 @@ def labels_of(ours: dict[str, Tensor]) -> int:
 
 def published_format(ours: dict[str, Tensor], publisher: str) -> str:
     """The format of the model's authors ('official') or of timm ('timm')."""
-    if has_mlp_conv(ours):
-        if publisher == 'official':
-            return 'pvt_v2'
-        family = 'MiT' if str(arch_of(ours)).startswith('mit_') else None
-        key = 'timm_pvt_v2'
-    elif 'pos_embeds.0.table' in ours:
-        family = 'PVT'
-        key = 'pvt'
-    else:
-        return 'vit' if 'pos_embed.table' in ours else 'ours'
-    if family and publisher == 'timm':
-        raise ValueError(f'timm has no {family}; for the names of its authors, use --to official')
-    return key
+    arch = arch_of(ours)
+    published = [
+        key
+        for key, form in formats.FORMATS.items()
+        if any(fnmatch(str(arch), pattern) for pattern in getattr(form, publisher))
+    ]
+    # Our own names last: those of DeiT have no place for PEGs.
+    for key in sorted(published, key=lambda key: key == 'ours'):
+        try:
+            formats.to_format(ours, key)
+        except ValueError:
+            continue
+        return key
+    raise ValueError(f'{publisher} has no {arch}; for the names of its authors, use --to official')
 
 
 def file_content(tensors: dict[str, Tensor], suffix: str) -> bytes:
@@ -149,36 +153,34 @@ def model_of(ours: dict[str, Tensor]) -> Union[CPVTPyramid, Column]:
     arch = arch_of(ours)
     if arch is None:
         raise ValueError(f'no known architecture has these tensors: {reading.listed(list(ours))}')
-    stages = shape_of(ours)
-    table = ours.get('pos_embeds.0.table', ours.get('pos_embed.table'))
-    peg_names = [name.split('.')[1] for name in ours if name.startswith('pos_block.')]
-    pegs = sorted({int(name) for name in peg_names if name.lstrip('-').isdecimal()})
-    patches = 'patch_embeds.0.proj.weight' if stages else 'patch_embed.proj.weight'
-    for name in (patches, 'pos_embeds.0.table', 'pos_embed.table'):
+    is_pyramid = arch in ARCHS
+    with without_values():
+        first_conv = (CPVTPyramid(arch) if is_pyramid else Column(arch)).first_conv
+    tables = [name for name in ours if name.endswith('.table')]
+    for name in (first_conv, *tables[:1]):
         if name in ours and (ours[name].dim() != 4 or not ours[name].numel()):
             shape = tuple(ours[name].shape)
             raise ValueError(f'{name} must have 4 dimensions and values, got {shape}')
+    peg_names = [name.split('.')[1] for name in ours if name.startswith('pos_block.')]
+    pegs = sorted({int(name) for name in peg_names if name.lstrip('-').isdecimal()})
     kinds = []
-    if table is not None:
+    if tables:
         kinds.append('learned')
     if pegs:
         kinds.append('peg')
-    patch = 4 if stages else 16
-    options: dict[str, Any] = dict(position='+'.join(kinds) or 'none')
-    if table is not None:
-        options['pretrain_img_size'] = [patch * side for side in table.shape[1:3]]
-    if stages:
-        return CPVTPyramid(
-            arch,
-            **options,
-            in_channels=ours[patches].shape[1],
-            out_indices=range(len(stages)),
-            stage_norm='norm_list.0.weight' in ours or has_mlp_conv(ours),
-        ).eval()
-    return Column(
-        arch,
-        **options,
-        peg=dict(after=pegs) if pegs else None,
-        in_channels=ours[patches].shape[1],
-        class_token='cls_token' in ours or 'cls_pos' in ours,
-    ).eval()
+    options: dict[str, Any] = dict(
+        position='+'.join(kinds) or 'none',
+        in_channels=ours[first_conv].shape[1] if first_conv in ours else 3,
+    )
+    if is_pyramid:
+        row = ARCHS[arch]
+        stride = row.strides[0]
+        options['out_indices'] = range(len(shape_of(ours)))
+        options['stage_norm'] = 'norm_list.0.weight' in ours or not row.classifier_norm
+    else:
+        stride = COLUMNAR_ARCHS[arch].patch_size
+        options['peg'] = dict(after=pegs) if pegs else None
+        options['class_token'] = 'cls_token' in ours or 'cls_pos' in ours
+    if tables:
+        options['pretrain_img_size'] = [stride * side for side in ours[tables[0]].shape[1:3]]
+    return (CPVTPyramid if is_pyramid else Column)(arch, **options).eval()

@@ -1,15 +1,16 @@
 """Comparing a checkpoint with a model, both under our names."""
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..archs import ARCHS, COLUMNAR_ARCHS, Arch
-from ..names import IN_ATTENTION, role_of
+from ..archs import ARCHS, COLUMNAR_ARCHS
+from ..meta import layout_of_row
+from ..names import IN_ATTENTION, in_block, role_of
 from .files import listed
-from .rgb import FIRST_CONV
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -70,24 +71,27 @@ def tensor_shape(value: object) -> Optional[torch.Size]:
     return value.shape if isinstance(value, Tensor) else None
 
 
-def objection_to(
-    ours: dict[str, Tensor], theirs: dict[str, Tensor], report: LoadReport
-) -> Optional[str]:
-    """Why a checkpoint does not fit the model, and what to do; None if it fits."""
-    others = [a for a, b in zip(shape_of(ours), shape_of(theirs)) if a != b]
-    archs = {arch_of(ours), arch_of(theirs)}
-    if others or report.mismatched and len(archs - {None}) == 2:
+def objection_to(model: Any, theirs: dict[str, Tensor], report: LoadReport) -> Optional[str]:
+    """Why a checkpoint does not fit a model, and what to do; None if it fits.
+
+    Args:
+        model: of this package.
+        theirs: the checkpoint, under the names of the model.
+        report: of the two, by `compare`.
+    """
+    ours = nn.Module.state_dict(model)
+    if depths_differ(ours, theirs) or is_of_other_arch(ours, theirs, report):
         return (
             f'the checkpoint is of another architecture, {describe_arch(theirs)}; the model is '
             f'{describe_arch(ours)}. Set its arch, or load another file'
         )
     if report.mismatched:
         name = report.mismatched[0]
-        return describe_mismatch(name, tuple(ours[name].shape), tuple(theirs[name].shape))
+        return describe_mismatch(model, name, tuple(ours[name].shape), tuple(theirs[name].shape))
     # What gives position, and the stage norms of SVT, a checkpoint may lack, but not in part.
     needed = {part_of(name) for name in theirs if role_of(name) in ('position', 'norm')}
-    if has_mlp_conv(ours):
-        needed.add('norm_list')  # those of PVTv2 and MiT are in every checkpoint
+    if not getattr(model.arch, 'classifier_norm', True):
+        needed.add('norm_list')  # which the classifier reads: it is in every checkpoint
     lacking = [n for n in report.kept if role_of(n) == 'features' or part_of(n) in needed]
     if lacking:
         return f'the checkpoint is of another architecture or damaged: it lacks {listed(lacking)}'
@@ -113,10 +117,10 @@ def part_of(name: str) -> str:
     return inside[0] if inside else name.split('.')[0]
 
 
-def describe_mismatch(name: str, here: tuple[int, ...], there: tuple[int, ...]) -> str:
+def describe_mismatch(model: Any, name: str, here: tuple[int, ...], there: tuple[int, ...]) -> str:
     """Say that a tensor has another shape in the checkpoint than in the model, and what to do."""
     advice = ''
-    if FIRST_CONV.match(name) and there[2:] == here[2:]:
+    if name == model.first_conv and there[2:] == here[2:]:
         advice = f'. in_channels={there[1]} fits the checkpoint'
         if there[1] == 3:
             advice += f"; or set rgb_weights='mean' to make it fit {here[1]} channels"
@@ -144,54 +148,51 @@ def overflows(value: Tensor, dtype: torch.dtype) -> bool:
     return not value.to(dtype).isfinite().all()
 
 
+def is_of_other_arch(
+    ours: dict[str, Tensor], theirs: dict[str, Tensor], report: LoadReport
+) -> bool:
+    """True if shapes differ since the tensors are those of two different variants."""
+    return bool(report.mismatched) and len({arch_of(ours), arch_of(theirs)} - {None}) == 2
+
+
+def depths_differ(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    """True if two pyramids differ in the channels or the number of blocks of a stage of both."""
+    return any(a != b for a, b in zip(shape_of(ours), shape_of(theirs)))
+
+
 def shape_of(tensors: dict[str, Tensor]) -> list[tuple[int, ...]]:
     """The channels and the number of blocks of each stage of a pyramid."""
     stages: list[tuple[int, ...]] = []
-    while (patches := f'patch_embeds.{len(stages)}.proj.weight') in tensors:
+    while (norm := f'blocks.{len(stages)}.0.norm1.weight') in tensors:
         stage = f'blocks.{len(stages)}.'
         blocks = {name.split('.')[2] for name in tensors if name.startswith(stage)}
         # The shape of a damaged tensor may be ().
-        stages.append((*tensors[patches].shape[:1], len(blocks)))
+        stages.append((*tensors[norm].shape[:1], len(blocks)))
     return stages
 
 
-def has_mlp_conv(tensors: dict[str, Tensor]) -> bool:
-    """True for the tensors of models with a convolution in the MLP, PVTv2 and MiT."""
-    return any('.mlp.dwconv.' in name for name in tensors)
-
-
 def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
-    """The key in `ARCHS` or `COLUMNAR_ARCHS` of the model with these tensors, or None."""
-    if 'patch_embed.proj.weight' in tensors:
-        dim = tensors['patch_embed.proj.weight'].shape[:1].numel()
-        depth = len({name.split('.')[1] for name in tensors if name.startswith('blocks.')})
-        for name, column in COLUMNAR_ARCHS.items():
-            if (column.dim, column.depth) == (dim, depth):
-                return name
-        return None
-    stages = shape_of(tensors)
-    if not stages:
-        return None
-    fitting = []
-    for name, arch in ARCHS.items():
-        known = list(zip(arch.dims, arch.depths))
-        if known[: len(stages)] == stages and arch.mlp_conv == has_mlp_conv(tensors):
-            fitting.append(name)
-    # Those that are left differ in less; the checkpoint may lack what they differ in.
-    return max(fitting, key=lambda name: agreement(ARCHS[name], tensors), default=None)
+    """The key in `ARCHS` or `COLUMNAR_ARCHS` of the model with these tensors, or None.
 
-
-def agreement(arch: Arch, tensors: dict[str, Tensor]) -> int:
-    """In how much an architecture agrees with tensors of its dims and depths."""
-    agreeing = 0
-    if 'blocks.0.0.mlp.fc1.bias' in tensors:
-        hidden = tensors['blocks.0.0.mlp.fc1.bias'].shape[:1].numel()
-        agreeing += hidden == arch.dims[0] * arch.mlp_ratios[0]
-    if 'blocks.0.0.attn.sr.weight' in tensors:
-        side = tensors['blocks.0.0.attn.sr.weight'].shape[-1:].numel()
-        agreeing += side == (1 if arch.linear else arch.sr_ratios[0])
-    has_table = 'pos_embeds.0.table' in tensors
-    return agreeing + (has_table == (arch.position == 'learned'))
+    It is the variant with as many blocks in each stage that has most of the tensors.
+    """
+    blocks = {block for name in tensors if (block := in_block(name))}
+    depths = Counter(block.rpartition('.')[0] for block in blocks)  # of blocks.0, blocks.1, ...
+    pyramids = [
+        name
+        for name, arch in ARCHS.items()
+        if depths.items() <= {f'blocks.{i}': depth for i, depth in enumerate(arch.depths)}.items()
+    ]
+    columns = [name for name, arch in COLUMNAR_ARCHS.items() if depths == {'blocks': arch.depth}]
+    found = None
+    most = len(tensors) // 2
+    for name in pyramids + columns:
+        layout = layout_of_row(name)
+        shared = sum(tensor_shape(value) == layout.get(key) for key, value in tensors.items())
+        if shared > most:
+            found = name
+            most = shared
+    return found
 
 
 def describe_arch(tensors: dict[str, Tensor]) -> str:

@@ -1,8 +1,8 @@
-"""The formats of checkpoint files: how each names and shapes the tensors of our models.
+"""Converting tensors between the formats of checkpoint files, in both directions.
 
-A format is a row of `FORMATS`, which is read in both directions: `to_ours` and `to_format`. A file
-is of the format that knows most of its names: `find_formats`. Our names, of `names`, are those of
-the Twins authors and of timm.
+The formats are the rows of `table`. `to_ours` and `to_format` convert. A file is of the format that
+knows most of its names: `find_formats`. Our names are those of the models, as the Twins authors and
+timm have them.
 """
 
 import functools
@@ -10,227 +10,16 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
 from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from ..names import BLOCK, COLUMN, GLOBAL, JOINT, MLP_CONV, PYRAMID, ModelPart, role_of
+from ..meta import names_of_rows
+from ..names import OF_CLASSIFIERS, in_block, role_of, template_of
+from .table import FORMATS
 
-
-class Format(NamedTuple):
-    """How a family of checkpoint files names and shapes the tensors of our models.
-
-    Attributes:
-        tensors: our names of all tensors that it has a place for, where `{i}` is the index of a
-            stage and `{j}` that of a block.
-        names: pairs (ours, theirs). Each is the beginning of a name or, if it starts with a dot, a
-            part inside of it. `{i+1}` and `{j+1}` count from 1.
-        linear: whether its models may have linear attention (PVTv2's `li`).
-        in_proj: whether q and kv of global attention are one tensor, with rows [q; kv].
-        split_kv: whether k and v of global attention are two tensors, `key` and `value`.
-        pointwise: whether the MLP's linear layers are 1x1 convolutions.
-        flat_tables: whether tables are (1, N, C) instead of (1, H, W, C).
-        class_entry: whether the last table has an entry for the class token before the others.
-        prefix: of all names but those of the head, in files of whole classifiers.
-    """
-
-    tensors: tuple[str, ...]
-    names: tuple[tuple[str, str], ...]
-    linear: bool = False
-    in_proj: bool = False
-    split_kv: bool = False
-    pointwise: bool = False
-    flat_tables: bool = False
-    class_entry: bool = False
-    prefix: str = ''
-
-
-def templates(parts: dict[str, ModelPart], **others: Sequence[str]) -> tuple[str, ...]:
-    """The names of the tensors of some parts, all that are published or the given ones."""
-    found = []
-    for name, tensors in others.items():
-        part = parts[name]
-        for tensor in tensors or part.tensors:
-            found.append('.'.join(filter(None, (name, *part.indices, tensor))))
-    return tuple(found)
-
-
-HEAD = templates(PYRAMID, head=())
-TOKENS = templates(PYRAMID, cls_token=(), cls_pos=(), norm=(), head=())
-TWINS = templates(
-    PYRAMID, patch_embeds=(), blocks=BLOCK + GLOBAL + JOINT, pos_block=(), norm_list=(), norm=()
-)
-PVT = templates(PYRAMID, patch_embeds=(), pos_embeds=(), blocks=BLOCK + GLOBAL)
-PVT_V2 = templates(PYRAMID, patch_embeds=(), blocks=BLOCK + GLOBAL + MLP_CONV, norm_list=())
-DEIT = templates(COLUMN, patch_embed=(), pos_embed=(), blocks=())
-OURS = Format(
-    tuple(
-        dict.fromkeys(
-            templates(PYRAMID, **dict.fromkeys(PYRAMID, ()))
-            + templates(COLUMN, **dict.fromkeys(COLUMN, ()))
-        )
-    ),
-    (),
-)
-# Pairs of names that models of the mm packages have in common.
-MM_MLP = (('.mlp.fc1.', '.ffn.layers.0.0.'), ('.mlp.fc2.', '.ffn.layers.1.'))
-MM_PYRAMID = (
-    ('patch_embeds.{i}.proj.', 'patch_embeds.{i}.projection.'),
-    ('pos_block.{i}.proj.0.', 'position_encodings.{i}.proj.'),
-    *MM_MLP,
-)
-FORMATS = {
-    'mmseg': Format(  # mmsegmentation's PCPVT and SVT
-        TWINS,
-        (*MM_PYRAMID, ('blocks.{i}.{j}.', 'layers.{i}.{j}.')),
-        in_proj=True,
-    ),
-    'mmpretrain': Format(  # mmpretrain's PCPVT and SVT
-        TWINS + HEAD,
-        (
-            *MM_PYRAMID,
-            ('blocks.{i}.{j}.', 'stages.{i}.{j}.'),
-            ('norm_list.{i}.', 'norm_after_stage{i}.'),
-            ('head.', 'head.fc.'),
-        ),
-        prefix='backbone.',
-    ),
-    'mm_pvt_v2': Format(  # mmdetection's PyramidVisionTransformerV2, mmsegmentation's MiT
-        PVT_V2,
-        (
-            ('patch_embeds.{i}.proj.', 'layers.{i}.0.projection.'),
-            ('patch_embeds.{i}.norm.', 'layers.{i}.0.norm.'),
-            ('blocks.{i}.{j}.', 'layers.{i}.1.{j}.'),
-            ('norm_list.{i}.', 'layers.{i}.2.'),
-            ('.mlp.fc1.', '.ffn.layers.0.'),
-            ('.mlp.dwconv.', '.ffn.layers.1.'),
-            ('.mlp.fc2.', '.ffn.layers.4.'),
-        ),
-        in_proj=True,
-        pointwise=True,
-    ),
-    'mmdet': Format(  # mmdetection's PyramidVisionTransformer; a stage is [patches, blocks]
-        PVT,
-        (
-            ('patch_embeds.{i}.proj.', 'layers.{i}.0.projection.'),
-            ('patch_embeds.{i}.norm.', 'layers.{i}.0.norm.'),
-            ('pos_embeds.{i}.table', 'layers.{i}.1.0.pos_embed'),
-            ('blocks.{i}.{j}.', 'layers.{i}.1.{j+1}.'),
-            ('.mlp.fc1.', '.ffn.layers.0.'),
-            ('.mlp.fc2.', '.ffn.layers.3.'),
-        ),
-        in_proj=True,
-        pointwise=True,
-        flat_tables=True,
-    ),
-    'pvt_v2': Format(  # the authors of PVTv2 and of SegFormer
-        PVT_V2 + HEAD,
-        (
-            ('patch_embeds.{i}.', 'patch_embed{i+1}.'),
-            ('blocks.{i}.{j}.', 'block{i+1}.{j}.'),
-            ('norm_list.{i}.', 'norm{i+1}.'),
-            ('.mlp.dwconv.', '.mlp.dwconv.dwconv.'),
-        ),
-        linear=True,
-    ),
-    'timm_pvt_v2': Format(  # timm's PVTv2
-        PVT_V2 + HEAD,
-        (
-            ('patch_embeds.0.', 'patch_embed.'),
-            ('patch_embeds.{i}.', 'stages.{i}.downsample.'),
-            ('blocks.{i}.{j}.', 'stages.{i}.blocks.{j}.'),
-            ('norm_list.{i}.', 'stages.{i}.norm.'),
-        ),
-        linear=True,
-    ),
-    'timm_pvt_v2_maps': Format(  # timm's PVTv2 with features_only=True
-        PVT_V2,
-        (
-            ('patch_embeds.0.', 'patch_embed.'),
-            ('patch_embeds.{i}.', 'stages_{i}.downsample.'),
-            ('blocks.{i}.{j}.', 'stages_{i}.blocks.{j}.'),
-            ('norm_list.{i}.', 'stages_{i}.norm.'),
-        ),
-        linear=True,
-    ),
-    'transformers': Format(  # files of transformers' SegFormer
-        PVT_V2 + HEAD,
-        (
-            ('patch_embeds.{i}.proj.', 'encoder.patch_embeddings.{i}.proj.'),
-            ('patch_embeds.{i}.norm.', 'encoder.patch_embeddings.{i}.layer_norm.'),
-            ('blocks.{i}.{j}.', 'encoder.block.{i}.{j}.'),
-            ('norm_list.{i}.', 'encoder.layer_norm.{i}.'),
-            ('.norm1.', '.layer_norm_1.'),
-            ('.norm2.', '.layer_norm_2.'),
-            ('.attn.q.', '.attention.self.query.'),
-            ('.attn.key.', '.attention.self.key.'),
-            ('.attn.value.', '.attention.self.value.'),
-            ('.attn.sr.', '.attention.self.sr.'),
-            ('.attn.norm.', '.attention.self.layer_norm.'),
-            ('.attn.proj.', '.attention.output.dense.'),
-            ('.mlp.fc1.', '.mlp.dense1.'),
-            ('.mlp.dwconv.', '.mlp.dwconv.dwconv.'),
-            ('.mlp.fc2.', '.mlp.dense2.'),
-            ('head.', 'classifier.'),
-        ),
-        split_kv=True,
-        prefix='segformer.',
-    ),
-    'transformers_5': Format(  # the modules of SegFormer since transformers 5
-        PVT_V2 + HEAD,
-        (
-            ('patch_embeds.{i}.proj.', 'stages.{i}.patch_embeddings.proj.'),
-            ('patch_embeds.{i}.norm.', 'stages.{i}.patch_embeddings.layer_norm.'),
-            ('blocks.{i}.{j}.', 'stages.{i}.blocks.{j}.'),
-            ('norm_list.{i}.', 'stages.{i}.layer_norm.'),
-            ('.norm1.', '.layernorm_before.'),
-            ('.norm2.', '.layernorm_after.'),
-            ('.attn.q.', '.attention.q_proj.'),
-            ('.attn.key.', '.attention.k_proj.'),
-            ('.attn.value.', '.attention.v_proj.'),
-            ('.attn.sr.', '.attention.sequence_reduction.sequence_reduction.'),
-            ('.attn.norm.', '.attention.sequence_reduction.layer_norm.'),
-            ('.attn.proj.', '.attention.o_proj.'),
-            ('.mlp.dwconv.', '.mlp.dwconv.dwconv.'),
-            ('head.', 'classifier.'),
-        ),
-        split_kv=True,
-        prefix='segformer.',
-    ),
-    'pvt': Format(  # PVT's authors
-        PVT + TOKENS,
-        (
-            ('patch_embeds.{i}.', 'patch_embed{i+1}.'),
-            ('pos_embeds.{i}.table', 'pos_embed{i+1}'),
-            ('blocks.{i}.{j}.', 'block{i+1}.{j}.'),
-        ),
-        flat_tables=True,
-        class_entry=True,
-    ),
-    'mmpretrain_vit': Format(  # mmpretrain's VisionTransformer
-        DEIT + TOKENS,
-        (
-            ('patch_embed.proj.', 'patch_embed.projection.'),
-            ('blocks.{j}.norm1.', 'layers.{j}.ln1.'),
-            ('blocks.{j}.norm2.', 'layers.{j}.ln2.'),
-            ('blocks.{j}.', 'layers.{j}.'),
-            *MM_MLP,
-            ('norm.', 'ln1.'),
-            ('pos_embed.table', 'pos_embed'),
-            ('head.', 'head.layers.head.'),
-        ),
-        flat_tables=True,
-        class_entry=True,
-        prefix='backbone.',
-    ),
-    'vit': Format(  # DeiT's authors, and timm's ViT
-        DEIT + TOKENS,
-        (('pos_embed.table', 'pos_embed'),),
-        flat_tables=True,
-        class_entry=True,
-    ),
-}
 LINEAR_IN_MLP = re.compile(r'\.mlp\.fc[12]\.')
 FIELD = re.compile(r'\{(\w)(\+1)?\}')
 INDEX = '(?:0|[1-9][0-9]*)'
@@ -269,12 +58,44 @@ def skeleton(name: str) -> str:
     return re.sub('[0-9]+', '#', FIELD.sub('#', name))
 
 
-def names_between(form: Format) -> list[str]:
+@functools.cache
+def templates(key: str) -> tuple[str, ...]:
+    """Our names of all tensors that a format has a place for, as templates."""
+    form = FORMATS[key]
+    found = []
+    for arch, names in names_of_rows().items():
+        of_arch = any(fnmatch(arch, pattern) for pattern in form.archs)
+        for name in names:
+            has_part = '*' in form.parts or name.split('.')[0] in form.parts
+            if of_arch and (has_part or role_of(name) == 'features'):
+                found.append(template_of(name))
+    parts = OF_CLASSIFIERS if '*' in form.parts else form.parts
+    for name in OF_CLASSIFIERS:
+        if name.split('.')[0] in parts or '*' in form.parts:
+            found.append(name)
+    return tuple(dict.fromkeys(found))
+
+
+@functools.cache
+def of_all_blocks(key: str) -> tuple[str, ...]:
+    """The tensors that every block of a format's variants has, as templates."""
+    form = FORMATS[key]
+    blocks: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for arch, names in names_of_rows().items():
+        if any(fnmatch(arch, pattern) for pattern in form.archs):
+            for name in names:
+                if block := in_block(name):
+                    blocks[arch, block].add(template_of(name))
+    return tuple(sorted(set.intersection(*blocks.values())))
+
+
+def names_between(key: str) -> list[str]:
     """Our names of a format's tensors, but for those that it splits or joins: they have its own
     names for them, `attn.attn.in_proj_weight` or `attn.key` and `attn.value`."""
+    form = FORMATS[key]
     names = []
-    windows = any('.attn.qkv.' in name for name in form.tensors)
-    for name in form.tensors:
+    windows = any('.attn.qkv.' in name for name in templates(key))
+    for name in templates(key):
         if form.in_proj and '.attn.kv.' in name:
             continue
         if form.in_proj and '.attn.q.' in name:
@@ -296,12 +117,12 @@ def name_pairs(key: str, whole: bool = False) -> tuple[tuple[str, str], ...]:
     """The templates (ours, theirs) of all names of a format; see `names_between`.
 
     Args:
-        key: of `FORMATS`, or 'ours'.
+        key: of `FORMATS`.
         whole: with the prefix that names have in files of whole classifiers.
     """
-    form = OURS if key == 'ours' else FORMATS[key]
+    form = FORMATS[key]
     pairs = []
-    for ours in names_between(form):
+    for ours in names_between(key):
         first = ours.replace('{i}', '0')
         if any(first.startswith(source) for source, _ in form.names if '.0.' in source):
             pairs.append(first)
@@ -337,10 +158,8 @@ class Known(NamedTuple):
 def known_names() -> dict[str, list[Known]]:
     """The names of all formats, by their skeletons."""
     known = defaultdict(list)
-    for key in ('ours', *FORMATS):
-        for whole in (False, True):
-            if whole and not (key in FORMATS and FORMATS[key].prefix):
-                continue
+    for key, form in FORMATS.items():
+        for whole in (False, True) if form.prefix else (False,):
             for ours, theirs in name_pairs(key, whole):
                 known[skeleton(theirs)].append(Known(key, whole, spelling(theirs, ours)))
     return dict(known)
@@ -351,7 +170,7 @@ class Found(NamedTuple):
 
     Attributes:
         root: what precedes them: the path of the backbone in a larger model, and a dot.
-        key: of `FORMATS`; 'ours'; or 'own' for names of a given model.
+        key: of `FORMATS`, or 'own' for names of a given model.
         whole: see `name_pairs`.
         names: ours, or with 'own' those of the model, by those in the file.
     """
@@ -393,7 +212,7 @@ def find_formats(names: Iterable[str], own: Iterable[str] = (), roots: bool = Tr
                 if ours is not None:
                     found[root, key, whole][name] = ours
                     done.add((key, whole))
-    order = ['own', 'ours', *FORMATS]
+    order = ['own', *FORMATS]
     results = [Found(*place, renamed) for place, renamed in found.items()]
     return sorted(
         results, key=lambda f: (-len(f.names), order.index(f.key), f.whole, len(f.root), f.root)
@@ -465,7 +284,7 @@ def to_ours(tensors: dict[str, Tensor], found: Optional[Found] = None) -> dict[s
             return dict(tensors)
         check_only_one(backbones)
         found = backbones[0]
-    form = FORMATS.get(found.key, OURS)
+    form = FORMATS.get(found.key, FORMATS['ours'])
     renamed = {}
     for name in tensors:
         if name in found.names:
@@ -474,8 +293,7 @@ def to_ours(tensors: dict[str, Tensor], found: Optional[Found] = None) -> dict[s
             renamed[name] = name[len(found.prefix) :]
         elif found.whole and name.startswith(found.root):  # beside the backbone of a classifier
             renamed[name] = name[len(found.root) :]
-    if found.key == 'mmpretrain' and 'norm_list.0.weight' not in renamed.values():
-        # It is the classifier's norm, not that of a stage.
+    if form.norm_of_last_stage and 'norm_list.0.weight' not in renamed.values():
         renamed = {k: re.sub(r'^norm_list\.3\.', 'norm.', v) for k, v in renamed.items()}
     if len(set(renamed.values())) < len(renamed):
         values = list(renamed.values())
@@ -551,8 +369,8 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
 
     Args:
         tensors: under our names.
-        key: of `FORMATS`, or 'ours'. Tensors of a classifier keep our names where a format of
-            backbones has none.
+        key: of `FORMATS`. Tensors of a classifier keep our names where a format of backbones has
+            none.
 
     Raises:
         ValueError: the format has no place for the architecture.
@@ -560,11 +378,11 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
     if key == 'ours':
         return tensors
     form = FORMATS[key]
-    convs = [name for name in tensors if '.mlp.dwconv.' in name]
-    if not convs and any('.mlp.dwconv.' in name for name in form.tensors):
-        raise ValueError(f'the format {key!r} is of models with a convolution in the MLP only')
+    present = {template_of(name) for name in tensors}
+    if lacking := [name for name in of_all_blocks(key) if name not in present]:
+        raise ValueError(f'the format {key!r} is of models with {lacking[0]} only')
     reduction = tensors.get('blocks.0.0.attn.sr.weight')
-    if convs and reduction is not None and reduction.shape[2:] == (1, 1) and not form.linear:
+    if reduction is not None and reduction.shape[2:] == (1, 1) and not form.linear:
         raise ValueError(f'the format {key!r} has no place for linear attention')
     tables = [name for name in tensors if name.endswith('.table')]
     table_with_class_entry = ''
@@ -591,7 +409,7 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
             value = value.flatten(1, 2)
             if name == table_with_class_entry:
                 value = joined({**tensors, name: value}, 'cls_pos', name, dim=1)
-        if key == 'mmpretrain' and 'norm_list.0.weight' not in tensors:
+        if form.norm_of_last_stage and 'norm_list.0.weight' not in tensors:
             between = re.sub(r'^norm\.', 'norm_list.3.', between)  # the classifier's
         if form.split_kv and leaf.startswith('kv.'):
             for part, half in zip(('key', 'value'), value.chunk(2)):

@@ -24,7 +24,7 @@ def convert_on_load(model: nn.Module) -> None:
     """Let `load_state_dict` of a model, alone or in a larger one, read published files.
 
     Args:
-        model: with the attributes `arch` and `rgb_weights` of `CPVTPyramid`.
+        model: with the attributes and the method `with_all_parts` of `CPVTPyramid`.
     """
     add_load_hook(model, convert_state_dict)
 
@@ -74,7 +74,7 @@ def converted(
         if left_out:
             theirs = {name: value for name, value in theirs.items() if name not in left_out}
             remarks.append(f'left out {listed(left_out)}, which the model does not have')
-    theirs, how = inflated(theirs, own, model.rgb_weights)
+    theirs, how = inflated(theirs, model)
     if how:
         remarks.append(how)
     return theirs, remarks

@@ -62,7 +62,7 @@ def fit_checkpoint(module: Backbone, checkpoint: dict) -> tuple[dict[str, Tensor
     for found in backbones_in(tensors, own):
         try:
             theirs, report = convert(module, tensors, found)
-            objection = objection_to(ours, theirs, report)
+            objection = objection_to(module, theirs, report)
         except ValueError as error:
             objection = str(error)
         if objection:
@@ -97,7 +97,7 @@ def convert(
     ignored = [n for n in theirs if n not in ours and is_left_out(n, module, theirs)]
     for name in ignored:
         del theirs[name]
-    theirs, how = inflated(theirs, ours, module.rgb_weights)
+    theirs, how = inflated(theirs, module)
     return theirs, compare(ours, theirs)._replace(inflated=how, ignored=ignored)
 
 

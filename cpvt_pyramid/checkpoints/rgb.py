@@ -1,13 +1,11 @@
 """Converting the first convolution of a checkpoint for RGB to other channels."""
 
-import re
 from collections.abc import Sequence
-from typing import Union
+from typing import Any, Union
 
 import torch
 from torch import Tensor
 
-FIRST_CONV = re.compile(r'patch_embed(s\.0)?\.proj\.weight$')
 RGB = ('red', 'green', 'blue')
 
 
@@ -29,33 +27,31 @@ def check_rgb_weights(rgb_weights: Union[str, Sequence[str], None], in_channels:
         )
 
 
-def inflated(
-    theirs: dict[str, Tensor], ours: dict[str, Tensor], rgb_weights: Union[str, Sequence[str], None]
-) -> tuple[dict[str, Tensor], str]:
+def inflated(theirs: dict[str, Tensor], model: Any) -> tuple[dict[str, Tensor], str]:
     """Fit the first convolution of a checkpoint for RGB to a model's channels.
 
     Filters are scaled by 3 / channels, which keeps the scale of the features: with 'mean', an image
     with equal bands has the features that the RGB model computes for a gray image.
 
     Args:
-        theirs: the checkpoint.
-        ours: the model's tensors.
-        rgb_weights: the filter of each channel. 'mean': the mean of red's, green's and blue's.
-            'repeat': red's, green's, blue's, red's and so on. Names of the bands, such as ('blue',
-            'green', 'red', 'nir'): their own for red, green and blue, the mean for others. None:
-            the checkpoint is not changed.
+        theirs: the checkpoint, under the names of the model.
+        model: which has the attributes `first_conv`, the name of the weight that reads the image;
+            `in_channels`; and `rgb_weights`, the filter of each channel. 'mean': the mean of red's,
+            green's and blue's. 'repeat': red's, green's, blue's, red's and so on. Names of the
+            bands, such as ('blue', 'green', 'red', 'nir'): their own for red, green and blue, the
+            mean for others. None: the checkpoint is not changed.
 
     Returns:
         The checkpoint, and a line that says what was done, or ''.
     """
-    names = [name for name in ours if FIRST_CONV.match(name) and name in theirs]
-    if rgb_weights is None or not names:
+    name = model.first_conv
+    rgb_weights = model.rgb_weights
+    if rgb_weights is None or name not in theirs:
         return theirs, ''
-    name = names[0]
     weight = theirs[name]
     if weight.dim() != 4 or weight.shape[1] != 3:
         return theirs, ''
-    channels = ours[name].shape[1]
+    channels = model.in_channels
     bands = list(rgb_weights)
     if rgb_weights == 'mean':
         bands = ['mean'] * channels

@@ -12,7 +12,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from .. import columnar, model
-from ..checkpoints import LoadReport
+from ..checkpoints.fit import LoadReport
 from ..checkpoints.loading import fit_checkpoint
 from ..padding.mask import check_batch, split_validity
 from ..versions import is_compiling

@@ -4,7 +4,7 @@ from typing import Optional
 
 from mmengine.runner import CheckpointLoader
 
-from ..checkpoints import read_checkpoint
+from ..checkpoints.reading import read_checkpoint
 from ..trained import TRAINED, weights_of
 
 SAFETENSORS = (r'https?://.*\.safetensors$', r'.*\.safetensors$')

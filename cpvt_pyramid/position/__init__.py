@@ -8,19 +8,13 @@ There are three kinds:
   `RelativePosition`. Set `position` of an attention to add one of your own.
 """
 
-from .added import LearnedPosition, NoPosition, SinCosPosition, build_position
+from .added import LearnedPosition, NoPosition, SinCosPosition
 from .attention import RelativePosition, RoPE, rotate
-from .settings import (
-    COLUMNAR_POSITIONS,
-    POSITIONS,
-    PEGConfig,
-    PositionSettings,
-    check_rope,
-    parse_position,
-)
+from .settings import POSITIONS, Encoding, PEGConfig, PositionSettings, parse_position
+from .site import Site, check_image_size
 
 __all__ = [
-    'COLUMNAR_POSITIONS',
+    'Encoding',
     'LearnedPosition',
     'NoPosition',
     'PEGConfig',
@@ -29,8 +23,8 @@ __all__ = [
     'RelativePosition',
     'RoPE',
     'SinCosPosition',
-    'build_position',
-    'check_rope',
+    'Site',
+    'check_image_size',
     'parse_position',
     'rotate',
 ]

@@ -1,16 +1,15 @@
 """Position encodings that are added to tokens before the first block."""
 
 from collections.abc import Sequence
-from numbers import Integral
-from typing import Optional, Union
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..grid import Grid
-from ..padding.batching import ceil_div
 from ..versions import without_autocast
+from .site import Site
 
 
 class LearnedPosition(nn.Module):
@@ -28,6 +27,11 @@ class LearnedPosition(nn.Module):
         super().__init__()
         self.mode = mode
         self.table = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, *size, dim), std=0.02))
+
+    @classmethod
+    def at(cls, site: Site) -> 'LearnedPosition':
+        """The embedding of a stage."""
+        return cls(site.dim, site.map_size, site.mode)
 
     def forward(self, x: Tensor, grid: Optional[Grid] = None) -> Tensor:
         """Tokens (B, H, W, C) with their position added, in the same shape."""
@@ -56,6 +60,11 @@ class SinCosPosition(nn.Module):
             )
         self.dim = dim
 
+    @classmethod
+    def at(cls, site: Site) -> 'SinCosPosition':
+        """The embedding of a stage."""
+        return cls(site.dim)
+
     def forward(self, x: Tensor, grid: Optional[Grid] = None) -> Tensor:
         """Tokens (B, H, W, C) with their position added, in the same shape."""
         height, width = x.shape[1:3]
@@ -78,32 +87,6 @@ class NoPosition(nn.Module):
     def forward(self, x: Tensor, grid: Optional[Grid] = None) -> Tensor:
         """Tokens (B, H, W, C), unchanged."""
         return x
-
-
-def build_position(
-    kind: str, dim: int, image_size: Union[int, Sequence[int]], stride: int, mode: str = 'bilinear'
-) -> nn.Module:
-    """Build the encoding that is added before the first block of a stage.
-
-    Args:
-        kind: a key of `POSITIONS`. Kinds that are not added there give the identity.
-        dim: channels of the tokens.
-        image_size: side, or height and width, in pixels, of the images that a table is for.
-        stride: pixels from one token to the next.
-        mode: of the interpolation of a table.
-    """
-    sides = image_size if isinstance(image_size, (list, tuple)) else (image_size, image_size)
-    if len(sides) != 2 or not all(isinstance(side, Integral) and int(side) > 0 for side in sides):
-        raise ValueError(
-            f'pretrain_img_size (img_size in timm) must be a side in pixels, or a height and a '
-            f'width, got {image_size!r}'
-        )
-    if kind == 'learned':
-        height, width = (ceil_div(int(side), stride) for side in sides)
-        return LearnedPosition(dim, (height, width), mode)
-    if kind == 'sincos':
-        return SinCosPosition(dim)
-    return NoPosition()
 
 
 def resize_table(table: Tensor, size: Sequence[int], mode: str) -> Tensor:

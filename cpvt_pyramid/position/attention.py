@@ -1,7 +1,7 @@
 """Position encodings inside attentions: queries and keys are rotated, or scores get a bias."""
 
 import math
-from typing import Union
+from typing import Any, Union
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..grid import Grid, Rotation
 from ..padding.batching import ceil_div
+from .site import Site
 
 
 class RoPE:
@@ -31,10 +32,33 @@ class RoPE:
         self.base = base
         self.normalized = normalized
 
-    def check(self, head_dim: int) -> None:
-        """Raise a ValueError unless heads can have this number of channels."""
-        if head_dim % 4:
-            raise ValueError(f'channels of a head must be a multiple of 4 for RoPE, got {head_dim}')
+    @classmethod
+    def at(cls, site: Site, **options: Any) -> 'RoPE':
+        """The rotation of a stage.
+
+        Raises:
+            ValueError: its attentions cannot have it.
+        """
+        rope = cls(**options)
+        if not site.all_attentions('keys_have_places'):
+            raise ValueError('rope needs keys at places, which linear attention does not have')
+        if site.drop_border:
+            raise ValueError('rope needs keys for the whole map, which drop_border leaves out')
+        if rope.normalized and not site.all_attentions('sees_map'):
+            raise ValueError(
+                'normalized coordinates need attention over the whole map, and not in windows'
+            )
+        if site.head_dim % 4:
+            raise ValueError(
+                f'channels of a head must be a multiple of 4 for RoPE, got {site.head_dim}'
+            )
+        return rope
+
+    def describe(self, grid: Grid, head_dim: int, like: Tensor) -> None:
+        """Add the rotations of queries and keys to a grid and to that of its windows."""
+        grid.rotations = self.rotations(grid, head_dim, like)
+        if grid.windows is not None:
+            grid.windows.rotations = self.rotations(grid.windows, head_dim, like)
 
     def rotations(self, grid: Grid, head_dim: int, like: Tensor) -> tuple[Rotation, Rotation]:
         """The rotations of queries and keys of `head_dim` channels, see `rotation`."""
@@ -106,6 +130,20 @@ class RelativePosition(nn.Module):
         self.reach = reach
         self.rows = distance_table(reach, dim)
         self.columns = distance_table(reach, dim)
+
+    @classmethod
+    def at(cls, site: Site, reach: int = REACH) -> 'RelativePosition':
+        """The positions of an attention.
+
+        Raises:
+            ValueError: distances would not be whole.
+        """
+        if not (site.all_attentions('queries_are_keys') and site.all_attentions('sees_map')):
+            raise ValueError(
+                "position 'relative' needs whole distances of queries and keys, which the columnar "
+                'models (CPVT, DenseCPVT) have'
+            )
+        return cls(site.head_dim, reach)
 
     def forward(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, heads, T, d), keys, and a bias (B, heads, T, T) of their scores."""

@@ -1,21 +1,43 @@
-"""The arguments of a model that choose its position encoding."""
+"""The position encodings, a row each, and the arguments of a model that choose one."""
 
-from collections.abc import Sequence
-from typing import NamedTuple, Optional, Union
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
-from ..archs import Arch
-from .attention import REACH, RoPE
+from torch import nn
 
-# The encodings, each with the names of its options. Those of a PEG are the fields of `PEGConfig`.
-POSITIONS = {
-    'peg': (),
-    'learned': (),
-    'sincos': (),
-    'none': (),
-    'rope': ('base', 'normalized'),
-    'relative': ('reach',),
+from .added import LearnedPosition, NoPosition, SinCosPosition
+from .attention import RelativePosition, RoPE
+from .site import Site
+
+
+class Encoding(NamedTuple):
+    """A position encoding.
+
+    Attributes:
+        place: 'tokens': added to the tokens before the first block of a stage; 'rotations': of the
+            queries and keys of all attentions of a stage; 'scores': a module inside of each
+            attention, its `position`.
+        build: its class, whose method `at` builds it for a `Site`, or raises a ValueError.
+        options: the names of its options.
+        class_token: whether a class token gets an embedding of its own.
+    """
+
+    place: str
+    build: Any
+    options: tuple[str, ...] = ()
+    class_token: bool = False
+
+
+# By the names that `position` takes. With 'peg' PEGs are the only encoding, whose options are the
+# fields of `PEGConfig`; with 'none' there is none.
+POSITIONS: dict[str, Optional[Encoding]] = {
+    'peg': None,
+    'none': None,
+    'learned': Encoding('tokens', LearnedPosition, class_token=True),
+    'sincos': Encoding('tokens', SinCosPosition),
+    'rope': Encoding('rotations', RoPE, ('base', 'normalized')),
+    'relative': Encoding('scores', RelativePosition, ('reach',)),
 }
-COLUMNAR_POSITIONS = ('relative',)  # whole distances: queries and keys must be the same tokens
 
 
 class PEGConfig(NamedTuple):
@@ -72,63 +94,72 @@ class PEGConfig(NamedTuple):
 
 
 class PositionSettings(NamedTuple):
-    """Where a model gets position from."""
+    """Where a model gets position from.
 
-    kind: str  # a key of `POSITIONS`; 'none' if PEGs are the only encoding
+    Attributes:
+        encoding: of `POSITIONS`. None: PEGs alone, or nothing.
+        options: of the encoding.
+        peg: the PEGs. None: there are none.
+    """
+
+    encoding: Optional[Encoding]
+    options: dict[str, Any]
     peg: Optional[PEGConfig]
-    rope: Optional[RoPE]
-    reach: int = REACH  # of 'relative'
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether a class token gets an embedding of its own."""
+        return self.encoding is not None and self.encoding.class_token
+
+    def on_tokens(self, site: Site) -> nn.Module:
+        """What is added to the tokens before the first block."""
+        return self.build('tokens', site) or NoPosition()
+
+    def rotation(self, site: Site) -> Optional[RoPE]:
+        """The rotation of queries and keys; None: there is none."""
+        return self.build('rotations', site)
+
+    def add_to_scores(self, blocks: Iterable[Any], site: Site) -> None:
+        """Give the attention of each block its encoding, if there is one."""
+        for block in blocks:
+            position = self.build('scores', site)
+            if position is not None:
+                block.attn.position = position
+
+    def build(self, place: str, site: Site) -> Any:
+        """The encoding, if this is its place."""
+        if self.encoding is None or self.encoding.place != place:
+            return None
+        return self.encoding.build.at(site, **self.options)
 
 
 def parse_position(
-    position: str, peg: Union[PEGConfig, dict, None], options: Optional[dict], columnar: bool
+    position: str, peg: Union[PEGConfig, dict, None], options: Optional[dict]
 ) -> PositionSettings:
     """Read the arguments `position`, `peg` and `position_options` of a model.
 
     Raises:
-        ValueError: an unknown name, an encoding that the model cannot have, or settings that
-            nothing reads.
+        ValueError: an unknown name, or settings that nothing reads.
     """
     kind, _, second = position.partition('+')
-    known = [name for name in POSITIONS if columnar or name not in COLUMNAR_POSITIONS]
-    is_pair = second == 'peg' and kind not in ('peg', 'none')
-    if kind not in known or (second and not is_pair):
-        others = '' if columnar else f'; columnar models also have {", ".join(COLUMNAR_POSITIONS)}'
+    is_pair = second == 'peg' and POSITIONS.get(kind) is not None
+    if kind not in POSITIONS or (second and not is_pair):
         raise ValueError(
-            f'unknown position {position!r}; one of {", ".join(known)}, or one of them and a PEG, '
-            f"as in 'learned+peg'{others}"
+            f'unknown position {position!r}; one of {", ".join(POSITIONS)}, or one of them and a '
+            f"PEG, as in 'learned+peg'"
         )
+    encoding = POSITIONS[kind]
     options = dict(options or {})
-    if not options.keys() <= set(POSITIONS[kind]):
-        allowed = ', '.join(POSITIONS[kind]) or 'nothing'
+    known = encoding.options if encoding else ()
+    if not options.keys() <= set(known):
+        allowed = ', '.join(known) or 'nothing'
         raise ValueError(
             f'position_options of position={position!r} can hold {allowed}, got {options}'
         )
-    rope = RoPE(**options) if kind == 'rope' else None
-    reach = options.get('reach', REACH)
     if kind != 'peg' and not is_pair:
         if peg:
             raise ValueError(f'peg={peg} needs a position with a PEG, got position={position!r}')
-        return PositionSettings(kind, None, rope, reach)
+        return PositionSettings(encoding, options, None)
     if not isinstance(peg, PEGConfig):
         peg = PEGConfig(**(peg or {}))
-    if peg.qk_only and not columnar:
-        raise ValueError('peg.qk_only needs the columnar model (CPVT, DenseCPVT)')
-    return PositionSettings('none' if kind == 'peg' else kind, peg, rope, reach)
-
-
-def check_rope(rope: Optional[RoPE], arch: Arch, drop_border: bool) -> None:
-    """Raise a ValueError if the attentions of a pyramid cannot have this encoding."""
-    if rope is None:
-        return
-    if arch.linear:
-        raise ValueError('rope needs keys at places, which linear attention does not have')
-    if drop_border:
-        raise ValueError('rope needs keys for the whole map, which drop_border leaves out')
-    if arch.window and rope.normalized:
-        raise ValueError(
-            f'normalized coordinates need attention over the whole map, got an arch with '
-            f'window={arch.window}'
-        )
-    for dim, heads in zip(arch.dims, arch.heads):
-        rope.check(dim // heads)
+    return PositionSettings(encoding, options, peg)

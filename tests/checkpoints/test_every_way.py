@@ -208,7 +208,7 @@ def unchanged_but(model: nn.Module, before: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize('arch', ['pcpvt', 'svt', 'pvt_v2', 'pvt_v2_li'])
 def test_timm_with_features_only(arch):
     row = TINY[arch]
-    kind = 'pvt_v2_b0' if row.mlp_conv else f'twins_{arch}_small'
+    kind = 'pvt_v2_b0' if row.mlp == 'ConvMLP' else f'twins_{arch}_small'
     options = dict(
         embed_dims=row.dims,
         num_heads=row.heads,
@@ -218,7 +218,7 @@ def test_timm_with_features_only(arch):
     )
     if row.window:
         options['wss'] = (row.window,) * 4
-    if row.linear:
+    if row.attention == 'LinearAttention':
         options['linear'] = True
     theirs = randomize(timm.create_model(kind, features_only=True, **options))
     model = CPVTPyramid(row)

@@ -11,7 +11,7 @@ from support import PINNED_TORCH, ROOT
 from cpvt_pyramid import Arch, CPVTPyramid, DenseCPVT
 from cpvt_pyramid.archs import ColumnarArch
 from cpvt_pyramid.versions import VERSION
-from tests.models.ours import TINY_PVT_V2
+from tests.models.ours import TINY_LINEAR, TINY_PVT_V2
 from tests.models.ports import randomize
 
 SIZES = [(1, 3, 64, 64), (3, 3, 70, 45), (2, 3, 128, 128), (2, 3, 33, 129)]
@@ -30,7 +30,7 @@ MODELS = {
     'svt': lambda: CPVTPyramid(TINY_SVT, out_indices=(0,)),
     'svt of mmseg': lambda: CPVTPyramid(TINY_SVT, out_indices=(0,), window_padding='mmseg'),
     'pvt_v2': lambda: CPVTPyramid(TINY_PVT_V2, out_indices=(0,)),
-    'linear': lambda: CPVTPyramid(TINY_PVT_V2._replace(linear=True), out_indices=(0,)),
+    'linear': lambda: CPVTPyramid(TINY_LINEAR, out_indices=(0,)),
     'column': lambda: DenseCPVT(ColumnarArch(16, 2, 2), out_indices=(1,)),
 }
 

@@ -47,7 +47,9 @@ FAMILIES = [
 TWINS = [name for name in NAMES if name.startswith(('svt', 'pcpvt')) and name != 'pcpvt_nano']
 # Small enough to try everything on, and with every mechanism in them.
 PVT = Arch((8, 16, 24, 32), (1, 2, 3, 4), (2, 2, 2, 2), (2, 1, 2, 2), position='learned')
-SVT = PVT._replace(depths=(2, 2, 2, 3), window=7, position='peg')
+SVT = PVT._replace(
+    depths=(2, 2, 2, 3), position='peg', attention=('WindowAttention', 'GlobalAttention'), window=7
+)
 COLUMN = dict(dim=16, heads=2, depth=4)
 SMALL = {
     'pcpvt_nano': {},

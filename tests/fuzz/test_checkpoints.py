@@ -19,7 +19,7 @@ from safetensors.torch import save as safetensors_bytes
 from support import load_tool
 
 from cpvt_pyramid import CPVTPyramid, load_weights
-from cpvt_pyramid.checkpoints import read_checkpoint
+from cpvt_pyramid.checkpoints.reading import read_checkpoint
 
 FUZZ = settings.get_profile('fuzz')
 convert_weights = load_tool('convert_weights')

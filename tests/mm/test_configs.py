@@ -23,8 +23,8 @@ from support import CONFIGS, ROOT, run
 
 from cpvt_pyramid import ARCHS, CPVTPyramid, mm
 from cpvt_pyramid.checkpoints.formats import to_format
+from cpvt_pyramid.meta import without_values
 from cpvt_pyramid.versions import VERSION
-from tests.models.meta import without_values
 
 MIT = 'https://mmassets.onedl.ai/mmsegmentation/v0.5/pretrain/segformer/'
 
@@ -136,7 +136,7 @@ def downloads(tmp_path, monkeypatch):
     for name, arch in ARCHS.items():
         if name == 'pcpvt_nano':  # its weights are in the package
             continue
-        kinds = 1 if arch.window is None else 2
+        kinds = len(arch.attentions)
         monkeypatch.setitem(ARCHS, name, arch._replace(depths=(kinds,) * len(arch.dims)))
     asked = []
 

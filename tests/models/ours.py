@@ -18,9 +18,11 @@ TINY_PVT_V2 = Arch(
     (2, 1, 2, 1),
     stage_norm=True,
     position='none',
-    overlap=True,
-    mlp_conv=True,
+    mlp='ConvMLP',
+    patch_embed='OverlapPatchEmbed',
+    classifier_norm=False,
 )
+TINY_LINEAR = TINY_PVT_V2._replace(attention='LinearAttention', mlp_relu=True)
 # The encodings that are compared in the CPVT paper's study, and later ones.
 POSITIONS: dict[str, dict] = {
     'peg': dict(),
@@ -63,7 +65,7 @@ def pvt_v2(**options: object) -> nn.Module:
 
 
 def linear(**options: object) -> nn.Module:
-    return randomize(CPVTPyramid(TINY_PVT_V2._replace(linear=True), **options))
+    return randomize(CPVTPyramid(TINY_LINEAR, **options))
 
 
 def classifier(**options: object) -> nn.Module:

@@ -36,9 +36,9 @@ def ports_of(arch: str | Arch) -> tuple[str, ...]:
     a = find(arch)
     if a.position == 'learned':
         return ('mmdet',)
-    if not a.mlp_conv:
+    if a.mlp != 'ConvMLP':
         return ('timm', 'mmseg')
-    if a.linear:
+    if a.attention == 'LinearAttention':
         return ('timm',)
     return ('timm', 'mmdet' if len(set(a.mlp_ratios)) > 1 else 'mmseg')
 
@@ -57,7 +57,7 @@ def build(
         raise ValueError(f'{name} has no {arch}; available in: {", ".join(ports_of(arch))}')
     if name == 'timm':
         model = of_timm(arch, num_classes=0)
-        if not find(arch).mlp_conv:
+        if find(arch).mlp != 'ConvMLP':
             model.norm = nn.Identity()  # the classifier's
     else:
         model = of_mmseg(arch, stage_norm) if name == 'mmseg' else of_mmdet(arch)
@@ -70,7 +70,7 @@ def build(
 
 def tensors_of(name: str, arch: str | Arch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Our state dict under a library's names."""
-    if find(arch).mlp_conv:
+    if find(arch).mlp == 'ConvMLP':
         return to_format(tensors, 'timm_pvt_v2' if name == 'timm' else 'mm_pvt_v2')
     if name == 'timm':  # whose SVT has no stage norms
         return {k: v for k, v in tensors.items() if not k.startswith('norm_list')}
@@ -98,8 +98,8 @@ def of_timm(arch: str | Arch, num_classes: int) -> nn.Module:
     from timm.models.pvt_v2 import PyramidVisionTransformerV2
     from timm.models.twins import Twins
 
-    if find(arch).mlp_conv:
-        linear = find(arch).linear
+    if find(arch).mlp == 'ConvMLP':
+        linear = find(arch).attention == 'LinearAttention'
         return PyramidVisionTransformerV2(
             num_classes=num_classes, linear=linear, **shape(arch)
         ).eval()
@@ -112,7 +112,7 @@ def of_mmseg(arch: str | Arch, stage_norm: bool | None = None) -> nn.Module:
     """mmsegmentation's PCPVT, SVT or MiT."""
     from mmseg.models import backbones
 
-    if find(arch).mlp_conv:
+    if find(arch).mlp == 'ConvMLP':
         a = find(arch)
         return backbones.MixVisionTransformer(
             embed_dims=a.dims[0] // a.heads[0],
@@ -165,7 +165,7 @@ def of_mmdet(arch: str | Arch) -> nn.Module:
     from mmdet.models.backbones import PyramidVisionTransformer, PyramidVisionTransformerV2
 
     a = find(arch)
-    kind = PyramidVisionTransformerV2 if a.mlp_conv else PyramidVisionTransformer
+    kind = PyramidVisionTransformerV2 if a.mlp == 'ConvMLP' else PyramidVisionTransformer
     return kind(
         embed_dims=a.dims[0] // a.heads[0],
         num_layers=list(a.depths),

@@ -3,14 +3,11 @@
     cpvt convert-weights twins_pcpvt_small.pth --to mmseg
     cpvt convert-weights timm://twins_pcpvt_small.in1k --to mmseg
 
-The formats are named after those who write them:
+The formats, and whose files have them:
 
-    Twins            ours (as official, timm), mmseg, mmpretrain
-    PVT              ours, pvt (the authors), mmdet
-    PVTv2 and MiT    ours, pvt_v2 (the authors), timm_pvt_v2, timm_pvt_v2_maps (features_only=True),
-                     mm_pvt_v2 (MMDetection and MMSegmentation)
-    MiT              transformers (4), transformers_5
-    CPVT             ours, vit (DeiT's authors, timm's ViT), mmpretrain_vit
+{formats}
+
+official and timm are what the model's authors and timm publish it in.
 
 Writes STEM_FORMAT-HASH.pth, where the hash is the first 8 digits of the file's SHA-256, after
 checking that it holds the same tensors when it is loaded. Of a detector or segmentor only the
@@ -18,29 +15,20 @@ backbone is converted; a classifier keeps its head.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Optional
+from typing import TYPE_CHECKING, Literal, Optional
 
+from ...checkpoints.table import FORMATS
 from ..tooling.command import UserError, one_line, run_command
 from ..tooling.files import check_folder, folder_to_fill
 
-# Those of `checkpoints.formats`; official and timm: as the model's authors and timm publish it.
-Format = Literal[
-    'ours',
-    'official',
-    'timm',
-    'mmseg',
-    'mmpretrain',
-    'mmdet',
-    'pvt',
-    'mmpretrain_vit',
-    'vit',
-    'pvt_v2',
-    'timm_pvt_v2',
-    'timm_pvt_v2_maps',
-    'mm_pvt_v2',
-    'transformers',
-    'transformers_5',
-]
+assert __doc__ is not None
+__doc__ = __doc__.replace(
+    '{formats}', '\n'.join(f'    {key:<20} {form.owners}' for key, form in FORMATS.items())
+)
+if TYPE_CHECKING:
+    Format = str
+else:
+    Format = Literal[('official', 'timm', *FORMATS)]
 
 
 def convert_weights(

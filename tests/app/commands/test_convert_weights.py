@@ -5,7 +5,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import timm
@@ -207,7 +206,7 @@ def test_help_is_quick():
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.stdout.startswith('usage: cpvt convert-weights ')
     assert ' torch\n' not in ended.stderr
-    assert set(get_args(tool.Format)) == {'ours', 'official', 'timm', *FORMATS}
+    assert all(key in ended.stdout for key in FORMATS)
 
 
 SMALL = of_timm('pcpvt').state_dict()
@@ -245,4 +244,4 @@ def test_help_lists_the_formats(capsys):
     usage, _, text = capsys.readouterr().out.partition('\n\n')
     assert '--to NAME' in usage and 'mmpretrain' not in usage
     named = set(re.findall(r'\w+', text.partition('Writes ')[0]))
-    assert {*get_args(tool.Format)} <= named
+    assert {'official', 'timm', *FORMATS} <= named

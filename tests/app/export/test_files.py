@@ -32,7 +32,16 @@ PHOTOGRAPHS = [np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.
 def small_model(blocks: int = 1) -> Exportable:
     """One stage, of a block with windows and perhaps a global one."""
     torch.manual_seed(0)
-    arch = Arch((16,), (blocks,), (2,), (2,), sr_ratios=(8,), window=7, stage_norm=True)
+    arch = Arch(
+        (16,),
+        (blocks,),
+        (2,),
+        (2,),
+        sr_ratios=(8,),
+        stage_norm=True,
+        attention=('WindowAttention', 'GlobalAttention'),
+        window=7,
+    )
     return exportable(randomize(CPVTPyramid(arch, out_indices=(0,))).eval())
 
 

@@ -94,7 +94,7 @@ def test_every_encoding_trains():
 
     for name in ('rope', 'rope, normalized'):  # options reach the encoding
         model = replace(TINY, **ENCODINGS[name].of_model).build()
-        assert model.backbone.rope.normalized == (name == 'rope, normalized')
+        assert model.backbone.rotation.normalized == (name == 'rope, normalized')
 
 
 def test_biases_by_hand():

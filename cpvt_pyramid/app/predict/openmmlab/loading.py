@@ -20,8 +20,8 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
-from ....checkpoints import read_checkpoint
 from ....checkpoints.downloads import SCHEMES
+from ....checkpoints.reading import read_checkpoint
 from ....trained import load_whole, weights_of
 from ...config.parts import is_local
 from ...tooling.command import UserError, one_line

@@ -228,7 +228,7 @@ def find_arch(arch: Union[str, Row, dict], kind: type[Row]) -> Row:
         arch = kind(**arch)
     if isinstance(arch, kind):
         # Lists, of a config or of JSON, become tuples.
-        return kind(*(tuple(value) if isinstance(value, list) else value for value in arch))
+        return kind._make(tuple(value) if isinstance(value, list) else value for value in arch)
     if not isinstance(arch, str):
         raise ValueError(
             f'arch must be a name, a row of the class {kind.__name__} or a dict of its fields, got '

@@ -87,7 +87,7 @@ def check_complete(ours: dict[str, Tensor], model: Union[CPVTPyramid, Column]) -
         classifier['norm'] = nn.LayerNorm(dim)
     expected |= nn.ModuleDict(classifier).state_dict()
     report = compare(expected, ours)
-    if objection := objection_to(model, ours, report):
+    if objection := objection_to(model, expected, ours, report):
         raise ValueError(objection)
     held = {name.split('.')[0] for name in ours}
     held |= {part for part, other in (('norm', 'head'), ('cls_token', 'cls_pos')) if other in held}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..archs import ARCHS, COLUMNAR_ARCHS
 from ..meta import layout_of_row
@@ -71,15 +71,17 @@ def tensor_shape(value: object) -> Optional[torch.Size]:
     return value.shape if isinstance(value, Tensor) else None
 
 
-def objection_to(model: Any, theirs: dict[str, Tensor], report: LoadReport) -> Optional[str]:
+def objection_to(
+    model: Any, ours: dict[str, Tensor], theirs: dict[str, Tensor], report: LoadReport
+) -> Optional[str]:
     """Why a checkpoint does not fit a model, and what to do; None if it fits.
 
     Args:
         model: of this package.
-        theirs: the checkpoint, under the names of the model.
+        ours: its tensors, and others that the checkpoint may have.
+        theirs: the checkpoint, under the same names.
         report: of the two, by `compare`.
     """
-    ours = nn.Module.state_dict(model)
     if depths_differ(ours, theirs) or is_of_other_arch(ours, theirs, report):
         return (
             f'the checkpoint is of another architecture, {describe_arch(theirs)}; the model is '

@@ -62,7 +62,7 @@ def fit_checkpoint(module: Backbone, checkpoint: dict) -> tuple[dict[str, Tensor
     for found in backbones_in(tensors, own):
         try:
             theirs, report = convert(module, tensors, found)
-            objection = objection_to(module, theirs, report)
+            objection = objection_to(module, ours, theirs, report)
         except ValueError as error:
             objection = str(error)
         if objection:

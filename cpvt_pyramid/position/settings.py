@@ -1,6 +1,6 @@
 """The position encodings, a row each, and the arguments of a model that choose one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 from torch import nn
@@ -119,8 +119,8 @@ class PositionSettings(NamedTuple):
         """The rotation of queries and keys; None: there is none."""
         return self.build('rotations', site)
 
-    def add_to_scores(self, blocks: Iterable[Any], site: Site) -> None:
-        """Give the attention of each block its encoding, if there is one."""
+    def add_to_scores(self, blocks: Any, site: Site) -> None:
+        """Give the attention of each of some blocks its encoding, if there is one."""
         for block in blocks:
             position = self.build('scores', site)
             if position is not None:

@@ -25,10 +25,11 @@ assert __doc__ is not None
 __doc__ = __doc__.replace(
     '{formats}', '\n'.join(f'    {key:<20} {form.owners}' for key, form in FORMATS.items())
 )
+CHOICES = ('official', 'timm', *FORMATS)
 if TYPE_CHECKING:
     Format = str
 else:
-    Format = Literal[('official', 'timm', *FORMATS)]
+    Format = Literal[CHOICES]
 
 
 def convert_weights(

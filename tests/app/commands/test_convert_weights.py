@@ -73,6 +73,10 @@ def test_there_and_back(first, second):
     assert not missing or first == 'mmseg' or second == 'mmseg'
 
 
+# The rows whose places small ones take.
+ROWS = dict(pcpvt='pcpvt_small', svt='svt_small', pvt='pvt_small', pvt_v2='pvt_v2_b1', mit='mit_b1')
+
+
 @pytest.mark.parametrize(
     ('make', 'arch', 'to', 'back', 'key', 'safetensors'),
     [
@@ -87,7 +91,7 @@ def test_there_and_back(first, second):
 )
 def test_other_models(make, arch, to, back, key, safetensors, monkeypatch):
     if arch:
-        monkeypatch.setitem(ARCHS, 'tiny', TINY[arch])
+        monkeypatch.setitem(ARCHS, ROWS[arch], TINY[arch])
     theirs = make(arch)
     theirs = (theirs.bfloat16() if make == of_timm else theirs).state_dict()
     there = convert(save(theirs), to, safetensors=safetensors)
@@ -167,8 +171,8 @@ def test_what_does_not_come_through_is_not_written(monkeypatch):
             'and must have one dtype, got torch.float64 and torch.float32',
         ),
         (NANO, 'pvt', "the format 'pvt' has no place for pos_block.0.proj.0.weight"),
-        (of_mmdet('pvt_tiny').state_dict(), 'timm', 'timm has no PVT'),
-        (of_mmseg('mit_b0').state_dict(), 'timm', 'timm has no MiT'),
+        (of_mmdet('pvt_tiny').state_dict(), 'timm', 'timm has no pvt_tiny'),
+        (of_mmseg('mit_b0').state_dict(), 'timm', 'timm has no mit_b0'),
     ],
 )
 def test_mistakes(tensors, to, complaint, capsys):
@@ -224,7 +228,7 @@ DAMAGED['no classes'] = SMALL | {k: SMALL[k][:0] for k in ('head.weight', 'head.
 
 
 def test_damage_and_strange_names_give_one_line_at_most(capsys, monkeypatch):
-    monkeypatch.setitem(ARCHS, 'tiny', TINY['pcpvt'])
+    monkeypatch.setitem(ARCHS, 'pcpvt_small', TINY['pcpvt'])
     strange = {repr(name): {**SMALL, name: torch.ones(3)} for name in NAMES}
     for name, tensors in (DAMAGED | strange).items():
         status = tool.main([save(tensors), '--to', 'mmseg', '--out-dir', 'out'])

@@ -17,15 +17,13 @@ from .checkpoints.hook import convert_on_load
 from .checkpoints.rgb import check_rgb_weights
 from .corrections import corrected_bfloat16
 from .grid import Grid, bias_of_keys, crop
+from .layers import LayerNorm, build_dropout, convolve
 from .model import (
     MLP,
     Attention,
     Block,
-    LayerNorm,
     PatchEmbed,
-    build_dropout,
     build_peg,
-    convolve,
     init_pegs,
     init_weights,
     name_of_first_conv,

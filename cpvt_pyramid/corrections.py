@@ -31,15 +31,12 @@ from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 from torch.overrides import TorchFunctionMode
 
-from .recompute import acts_alone
+from .recompute import acts_alone, plain_class
 from .versions import cpu_autocast_dtype, is_compiling, is_cpu_autocast
 
 HALF = (torch.bfloat16, torch.float16)  # dtypes in which layer norms have wrong gradients
 FEWEST_CHANNELS = 32  # with fewer, results are wrong on some processors
 RGB = 3  # channels: an image with these is computed by another, right kernel
-
-# Classes of layers that convolve with their weight and bias and do nothing else.
-PLAIN_CONVOLUTIONS: set[type] = {nn.Conv2d}
 
 Pair = Union[int, Sequence[int]]
 
@@ -190,7 +187,7 @@ def is_right(module: nn.Module, input: Tensor) -> bool:
 
     Subclasses, adapters and hooks may run other convolutions: of these nothing is known.
     """
-    if type(module) not in PLAIN_CONVOLUTIONS or not acts_alone(module):
+    if plain_class(module) is not nn.Conv2d or not acts_alone(module):
         return False
     conv = cast(nn.Conv2d, module)
     # A replaced weight may have another shape than the attributes of the module say.

@@ -19,8 +19,11 @@ from torch.nn.modules import module as modules
 
 from .versions import is_compiling
 
-# Classes of layers that apply their weight and bias and do nothing else.
-PLAIN_LINEAR: set[type] = {nn.Linear}
+
+def plain_class(module: nn.Module) -> type:
+    """The class whose calls do what those of a module do: the one that its class `stands_for`, if
+    it says so itself, or its own."""
+    return vars(type(module)).get('stands_for', type(module))
 
 
 def gelu_linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
@@ -99,7 +102,7 @@ def is_plain_linear(layer: nn.Module) -> bool:
     """
     if is_compiling():
         return False
-    return type(layer) in PLAIN_LINEAR and acts_alone(layer)
+    return plain_class(layer) is nn.Linear and acts_alone(layer)
 
 
 def acts_alone(layer: nn.Module) -> bool:

@@ -42,7 +42,13 @@ from .checkpoints.files import listed
 from .checkpoints.formats import to_ours
 from .checkpoints.reading import tensors_of
 from .columnar import Column
-from .model import CPVTPyramid, LayerNorm, init_pegs, init_weights, set_checkpointing
+from .layers import LayerNorm
+from .model import (
+    CPVTPyramid,
+    init_pegs,
+    init_weights,
+    set_checkpointing,
+)
 from .names import layer_of, role_of
 from .position import PEGConfig
 
@@ -484,181 +490,15 @@ for _name, _options in COLUMNS.items():
     VARIANTS[_name] = (ColumnClassifier, _options)
 
 
-@register_model
-def pcpvt_nano(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('pcpvt_nano', pretrained, **options)
+def entry_point(name: str) -> Callable[..., nn.Module]:
+    """The function that timm's registry calls to build a model."""
 
+    def build_variant(pretrained: bool = False, **options: Any) -> nn.Module:
+        return create(name, pretrained, **options)
 
-@register_model
-def pcpvt_small(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('pcpvt_small', pretrained, **options)
+    build_variant.__name__ = build_variant.__qualname__ = name
+    return build_variant
 
 
-@register_model
-def pcpvt_base(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('pcpvt_base', pretrained, **options)
-
-
-@register_model
-def pcpvt_large(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('pcpvt_large', pretrained, **options)
-
-
-@register_model
-def pvt_tiny(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('pvt_tiny', pretrained, **options)
-
-
-@register_model
-def pvt_small(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('pvt_small', pretrained, **options)
-
-
-@register_model
-def pvt_medium(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('pvt_medium', pretrained, **options)
-
-
-@register_model
-def pvt_large(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('pvt_large', pretrained, **options)
-
-
-@register_model
-def svt_small(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('svt_small', pretrained, **options)
-
-
-@register_model
-def svt_base(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('svt_base', pretrained, **options)
-
-
-@register_model
-def svt_large(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('svt_large', pretrained, **options)
-
-
-@register_model
-def cpvt_pvt_v2_b0(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_pvt_v2_b0', pretrained, **options)
-
-
-@register_model
-def cpvt_pvt_v2_b1(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_pvt_v2_b1', pretrained, **options)
-
-
-@register_model
-def cpvt_pvt_v2_b2(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_pvt_v2_b2', pretrained, **options)
-
-
-@register_model
-def cpvt_pvt_v2_b2_li(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_pvt_v2_b2_li', pretrained, **options)
-
-
-@register_model
-def cpvt_pvt_v2_b3(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_pvt_v2_b3', pretrained, **options)
-
-
-@register_model
-def cpvt_pvt_v2_b4(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_pvt_v2_b4', pretrained, **options)
-
-
-@register_model
-def cpvt_pvt_v2_b5(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_pvt_v2_b5', pretrained, **options)
-
-
-@register_model
-def mit_b0(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('mit_b0', pretrained, **options)
-
-
-@register_model
-def mit_b1(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('mit_b1', pretrained, **options)
-
-
-@register_model
-def mit_b2(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('mit_b2', pretrained, **options)
-
-
-@register_model
-def mit_b3(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('mit_b3', pretrained, **options)
-
-
-@register_model
-def mit_b4(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('mit_b4', pretrained, **options)
-
-
-@register_model
-def mit_b5(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('mit_b5', pretrained, **options)
-
-
-@register_model
-def cpvt_tiny(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_tiny', pretrained, **options)
-
-
-@register_model
-def cpvt_tiny_gap(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_tiny_gap', pretrained, **options)
-
-
-@register_model
-def cpvt_tiny_0to5(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_tiny_0to5', pretrained, **options)
-
-
-@register_model
-def cpvt_tiny_0to5_gap(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_tiny_0to5_gap', pretrained, **options)
-
-
-@register_model
-def cpvt_small(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_small', pretrained, **options)
-
-
-@register_model
-def cpvt_small_gap(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_small_gap', pretrained, **options)
-
-
-@register_model
-def cpvt_small_0to5(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_small_0to5', pretrained, **options)
-
-
-@register_model
-def cpvt_small_0to5_gap(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_small_0to5_gap', pretrained, **options)
-
-
-@register_model
-def cpvt_base(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_base', pretrained, **options)
-
-
-@register_model
-def cpvt_base_gap(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_base_gap', pretrained, **options)
-
-
-@register_model
-def cpvt_base_0to5(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_base_0to5', pretrained, **options)
-
-
-@register_model
-def cpvt_base_0to5_gap(pretrained: bool = False, **options: Any) -> nn.Module:
-    return create('cpvt_base_0to5_gap', pretrained, **options)
+for _name in VARIANTS:
+    globals()[_name] = register_model(entry_point(_name))

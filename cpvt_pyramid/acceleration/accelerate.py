@@ -1,26 +1,16 @@
 """The one call that makes a model fast on a CPU, and undoes it."""
 
 import warnings
-from collections.abc import Iterator
-from typing import Optional, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Optional, TypeVar
 
 import torch
 from torch import nn
 
-from ..columnar import SelfAttention
-from ..model import (
-    MLP,
-    Attention,
-    ConvMLP,
-    GlobalAttention,
-    LayerNorm,
-    LinearAttention,
-    PatchEmbed,
-    WindowAttention,
-)
-from ..recompute import is_plain_linear
+from ..model import MLP, Attention, PatchEmbed
+from ..recompute import is_plain_linear, plain_class
 from ..versions import VERSION
-from .attention import GlobalAttentionInParts, LinearAttentionInParts, SelfAttentionInParts
+from .attention import AttentionInParts, in_parts
 from .conv_mlp import FusedConvMLP
 from .library import library
 from .memory import keep_freed_memory
@@ -32,25 +22,22 @@ from .winograd import FEWEST_CHANNELS, WinogradConv2d, takes_tiles
 
 Model = TypeVar('Model', bound=nn.Module)
 
-# The class that takes the place of a class.
+# The class that takes the place of a class; attentions without an `attend` of their own get one
+# that is made for them. `forward` of a fast class calls that of the plain one for layers of other
+# classes: of derived ones, whose weight is parametrized and computed each time that it is read, and
+# of plain ones, by hooks of others that kept the method of an accelerated layer.
 FAST: dict[type, type] = {
-    nn.Linear: OneDNNLinear,
-    LayerNorm: FastLayerNorm,
-    MLP: FusedMLP,
-    ConvMLP: FusedConvMLP,
-    GlobalAttention: GlobalAttentionInParts,
-    LinearAttention: LinearAttentionInParts,
-    SelfAttention: SelfAttentionInParts,
-    WindowAttention: BorderWindowAttention,
+    fast.stands_for: fast
+    for fast in (OneDNNLinear, FastLayerNorm, FusedMLP, FusedConvMLP, BorderWindowAttention)
 }
-# The class that a fast layer had. `forward` of a fast class calls that of the plain one for layers
-# of other classes: of derived ones, whose weight is parametrized and computed each time that it is
-# read, and of plain ones, by hooks of others that kept the method of an accelerated layer.
-PLAIN = {fast: plain for plain, fast in FAST.items()}
-PLAIN |= {PatchConv: nn.Conv2d, WinogradConv2d: nn.Conv2d}
+CONVOLUTIONS = (PatchConv, WinogradConv2d)  # the place and the size of one decide
 
 
-def accelerate(model: Model, enable: bool = True) -> Model:
+def accelerate(
+    model: Model,
+    enable: bool = True,
+    filter_fn: Optional[Callable[[nn.Module, str], bool]] = None,
+) -> Model:
     """Make inference and training of a model faster on a CPU, in place.
 
     It does so in float32 and, where oneDNN has it, in bfloat16: with weights in bfloat16, or with
@@ -96,6 +83,8 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     Args:
         model: a backbone, or a model that has parts to accelerate, such as a detector.
         enable: False undoes it: classes are as they were before.
+        filter_fn: called with each module and its name, says whether that module may change. None:
+            all may.
 
     Returns:
         The model.
@@ -115,7 +104,11 @@ def accelerate(model: Model, enable: bool = True) -> Model:
     keep_freed_memory()
     library()  # compiled now, not by the first image
     # Found before the first class changes, since what an MLP becomes depends on its layers.
-    found = list(replacements(model))
+    found = [
+        (module, fast)
+        for name, module, fast in replacements(model)
+        if filter_fn is None or filter_fn(module, name)
+    ]
     with torch.inference_mode(False):  # a transformed weight serves outside of it, too
         for module, fast in found:
             module.__class__ = fast
@@ -136,30 +129,36 @@ def what_is_missing() -> Optional[str]:
     return None
 
 
-def replacements(model: nn.Module) -> Iterator[tuple[nn.Module, type]]:
-    """The modules that get another class, and that class."""
-    patches: set[object] = set()  # what turns patches into tokens
+def replacements(model: nn.Module) -> Iterator[tuple[str, nn.Module, type]]:
+    """The modules that get another class, each with its name, and that class."""
+    patches: set[nn.Module] = set()  # what turns patches into tokens
     for module in model.modules():
-        if isinstance(module, PatchEmbed):
-            patches.add(module.proj)
-        elif isinstance(module, Attention) and hasattr(module, 'sr'):
-            patches.add(module.sr)
-    for module in model.modules():
-        fast = FAST.get(type(module))
+        if isinstance(module, (PatchEmbed, Attention)):
+            patches.update(part for part in module.children() if type(part) is nn.Conv2d)
+    for name, module in model.named_modules():
+        fast = fast_class(type(module))
         if type(module) is nn.Conv2d and has_plain_weight(module):
             if module in patches and takes_patches(module):
-                yield module, PatchConv
+                yield name, module, PatchConv
             elif takes_tiles(module) and min(module.weight.shape[:2]) >= FEWEST_CHANNELS:
-                yield module, WinogradConv2d
+                yield name, module, WinogradConv2d
         elif isinstance(module, nn.Linear):
             if fast and has_plain_weight(module):
-                yield module, fast
+                yield name, module, fast
         elif isinstance(module, MLP):
             layers = (module.fc1, module.fc2)
             if fast and all(is_plain_linear(fc) and has_plain_weight(fc) for fc in layers):
-                yield module, fast
+                yield name, module, fast
         elif fast and all(is_plain_parameter(parameter) for parameter in module.parameters()):
-            yield module, fast
+            yield name, module, fast
+
+
+def fast_class(kind: Any) -> Optional[type]:
+    """The class that takes the place of a class; None: it is left alone."""
+    if kind in FAST:
+        return FAST[kind]
+    is_plain = issubclass(kind, Attention) and not issubclass(kind, AttentionInParts)
+    return in_parts(kind) if is_plain and kind.attend is Attention.attend else None
 
 
 def has_plain_weight(layer: nn.Module) -> bool:
@@ -168,10 +167,17 @@ def has_plain_weight(layer: nn.Module) -> bool:
     return is_plain_parameter(layer.weight) and has_plain_bias
 
 
+def is_accelerated(module: nn.Module) -> bool:
+    """True if a module has a fast class."""
+    kind = type(module)
+    is_made = 'stands_for' in vars(kind) and issubclass(kind, AttentionInParts)
+    return is_made or kind in FAST.values() or kind in CONVOLUTIONS
+
+
 def restore(module: nn.Module) -> None:
     """Give an accelerated layer the class that it had."""
-    if type(module) not in PLAIN:
+    if not is_accelerated(module):
         return
     if isinstance(module, WinogradConv2d):
         module.forget()
-    module.__class__ = PLAIN[type(module)]
+    module.__class__ = plain_class(module)

@@ -3,6 +3,7 @@
 Shapes: B batch, N queries, M keys, d channels of a head.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -12,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..columnar import SelfAttention
 from ..grid import Grid
-from ..model import Attention, GlobalAttention, LinearAttention
+from ..model import Attention
+from ..recompute import plain_class
 from .kernels import CHANNELS_OF_TILES, fast_attention, has_kernels, has_tiles
 from .processor import fused_attention_is_slow, has_amx
 from .products import affine, cast, common_dtype, contiguous, is_differentiated, summed_outer
@@ -63,16 +64,22 @@ class AttentionInParts(Attention):
         return is_worth_products(q, k)
 
 
-class GlobalAttentionInParts(AttentionInParts, GlobalAttention):
-    pass
+@functools.cache
+def in_parts(kind: Any) -> Any:
+    """The fast class of a class of attention that has no `attend` of its own."""
+    fast = type(f'{kind.__name__}InParts', (AttentionInParts, kind), dict(stands_for=kind))
+    fast.__reduce_ex__ = reduce_in_parts  # type: ignore[method-assign,assignment]
+    return fast
 
 
-class LinearAttentionInParts(AttentionInParts, LinearAttention):
-    pass
+def reduce_in_parts(attention: Attention, protocol: object) -> tuple:
+    """What `pickle` and `copy` make an attention of: its fast class has no name in a module."""
+    return new_in_parts, (plain_class(attention),), vars(attention)
 
 
-class SelfAttentionInParts(AttentionInParts, SelfAttention):
-    pass
+def new_in_parts(kind: Any) -> Attention:
+    """An attention of the fast class of a class, without attributes."""
+    return object.__new__(in_parts(kind))
 
 
 def is_simple(attention: Attention, grid: Grid) -> bool:

@@ -41,8 +41,10 @@ class FusedConvMLP(ConvMLP):
     backward pass recomputes the others.
     """
 
+    stands_for = ConvMLP
+
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        if type(self) is not FusedConvMLP:  # see `accelerate.PLAIN`
+        if type(self) is not FusedConvMLP:  # see `FAST`
             return ConvMLP.forward(self, x, grid)
         fc1, conv, fc2 = self.fc1, self.dwconv, self.fc2
         # In bfloat16 PyTorch's convolution is wrong on a map of one row or column.

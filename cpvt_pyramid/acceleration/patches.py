@@ -8,15 +8,16 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ..corrections import PLAIN_CONVOLUTIONS
 from .products import affine, cast, fast_dtype, gradients
 
 
 class PatchConv(nn.Conv2d):
     """A convolution of patches, computed by one product. It returns a channels-last map."""
 
+    stands_for = nn.Conv2d
+
     def forward(self, input: Tensor) -> Tensor:
-        if type(self) is not PatchConv:  # see `accelerate.PLAIN`
+        if type(self) is not PatchConv:  # see `FAST`
             return nn.Conv2d.forward(self, input)
         dtype = fast_dtype(input, self.weight, self.bias)
         if dtype is None or not takes_patches(self):
@@ -33,9 +34,6 @@ class PatchConv(nn.Conv2d):
         else:
             rows = affine(split_patches(x, k), linear_weight(weight), bias)
         return rows.view(b, height // k, width // k, -1).permute(0, 3, 1, 2)
-
-
-PLAIN_CONVOLUTIONS.add(PatchConv)
 
 
 def takes_patches(conv: nn.Conv2d) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..corrections import CorrectedBFloat16, is_transformed
 from ..grid import Grid
 from ..model import MLP
-from ..recompute import PLAIN_LINEAR, drops_nothing, is_plain_linear
+from ..recompute import drops_nothing, is_plain_linear
 from ..versions import cpu_autocast_dtype, is_compiling
 from .processor import mkl_is_slow, multiplies_bfloat16
 
@@ -115,8 +115,10 @@ def has_values(x: Tensor) -> bool:
 class OneDNNLinear(nn.Linear):
     """`nn.Linear`, computed by oneDNN."""
 
+    stands_for = nn.Linear
+
     def forward(self, input: Tensor) -> Tensor:
-        if type(self) is not OneDNNLinear:  # see `accelerate.PLAIN`
+        if type(self) is not OneDNNLinear:  # see `FAST`
             return nn.Linear.forward(self, input)
         if input.dim() < 2:
             return super().forward(input)
@@ -132,9 +134,6 @@ class OneDNNLinear(nn.Linear):
         return rows.view(*x.shape[:-1], -1)
 
 
-PLAIN_LINEAR.add(OneDNNLinear)
-
-
 class FusedMLP(MLP):
     """An `MLP` computed as one function, part by part.
 
@@ -143,8 +142,10 @@ class FusedMLP(MLP):
     processor's cache, and recomputed in the backward pass.
     """
 
+    stands_for = MLP
+
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        if type(self) is not FusedMLP:  # see `accelerate.PLAIN`
+        if type(self) is not FusedMLP:  # see `FAST`
             return MLP.forward(self, x, grid)
         fc1, fc2 = self.fc1, self.fc2
         if not (drops_nothing(self.drop) and is_plain_linear(fc1) and is_plain_linear(fc2)):

@@ -30,8 +30,10 @@ class BorderWindowAttention(AttentionInParts, WindowAttention):
     between the layers stay in the cache.
     """
 
+    stands_for = WindowAttention
+
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        if type(self) is not BorderWindowAttention:  # see `accelerate.PLAIN`
+        if type(self) is not BorderWindowAttention:  # see `FAST`
             return WindowAttention.forward(self, x, grid)
         if self.fills_windows(x, grid):
             return super().forward(x, grid)

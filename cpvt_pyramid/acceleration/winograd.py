@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
-from ..corrections import PLAIN_CONVOLUTIONS
 from ..padding.batching import ceil_div
 from .products import AT_A_TIME, affine, fast_dtype
 
@@ -66,10 +65,12 @@ class WinogradConv2d(nn.Conv2d):
     leave no other trace. A pass with gradients forgets the transformed weight.
     """
 
+    stands_for = nn.Conv2d
+
     transformed: Optional[Transformed] = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if type(self) is not WinogradConv2d:  # see `accelerate.PLAIN`
+        if type(self) is not WinogradConv2d:  # see `FAST`
             return nn.Conv2d.forward(self, input)
         if fast_dtype(input, self.weight, self.bias) != torch.float32 or not takes_tiles(self):
             return super().forward(input)
@@ -98,9 +99,6 @@ class WinogradConv2d(nn.Conv2d):
         state = self.__dict__.copy()
         state.pop('transformed', None)
         return state
-
-
-PLAIN_CONVOLUTIONS.add(WinogradConv2d)
 
 
 def takes_tiles(conv: nn.Conv2d) -> bool:

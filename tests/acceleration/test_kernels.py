@@ -24,7 +24,8 @@ from cpvt_pyramid.acceleration.kernels import (
     has_kernels,
 )
 from cpvt_pyramid.grid import Grid, grid_of_windows
-from cpvt_pyramid.model import LayerNorm, WindowAttention
+from cpvt_pyramid.layers import LayerNorm
+from cpvt_pyramid.model import WindowAttention
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if has_kernels(dtype)]
 needs_kernels = pytest.mark.skipif(not DTYPES, reason='the kernels need AVX-512 and a compiler')

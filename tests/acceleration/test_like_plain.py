@@ -22,11 +22,11 @@ from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.acceleration.products import FusedMLP, OneDNNLinear
 from cpvt_pyramid.acceleration.winograd import FEWEST_CHANNELS, WinogradConv2d
 from cpvt_pyramid.grid import Grid, grid_of_windows
+from cpvt_pyramid.layers import LayerNorm
 from cpvt_pyramid.model import (
     MLP,
     ConvMLP,
     GlobalAttention,
-    LayerNorm,
     PatchEmbed,
     WindowAttention,
 )
@@ -77,7 +77,7 @@ LAYERS = {
     'attention': (
         lambda: OnMap(GlobalAttention(4, 2, sr_ratio=1)),
         (2, 3, 5, 4),
-        attention.GlobalAttentionInParts,
+        attention.in_parts(GlobalAttention),
     ),
     'windows': (lambda: OnMap(WindowAttention(4, 2, 2)), (2, 3, 5, 4), WindowAttention),
 }

@@ -17,7 +17,8 @@ from support import assert_loaded
 from torch import Tensor, nn
 
 from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, DenseCPVT, PEGConfig, PosCNN, model
-from cpvt_pyramid.model import Block, DropPath
+from cpvt_pyramid.layers import DropPath
+from cpvt_pyramid.model import Block
 from cpvt_pyramid.names import count_layers, layer_of
 from tests.models.ours import (
     BACKBONES,

@@ -23,7 +23,7 @@ from cpvt_pyramid.corrections import (
     safe_conv2d,
     sees_padding_alone,
 )
-from cpvt_pyramid.model import PointwiseConv2d, convolve
+from cpvt_pyramid.layers import PointwiseConv2d, convolve
 from cpvt_pyramid.segmentors import segformer, semantic_fpn, upernet
 from cpvt_pyramid.torchvision_models import faster_rcnn, fcos, retinanet
 from tests.models.ours import pcpvt, pvt_v2

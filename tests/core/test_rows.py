@@ -4,6 +4,7 @@ A row that is added is tested without a change of this file. What the tables hav
 numbers is tested once: rows are made small, and equal ones are tested once.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -14,8 +15,10 @@ from reference import padded
 from torch import Tensor, nn
 
 from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS, CPVT, Arch, CPVTPyramid, DenseCPVT, model
-from cpvt_pyramid.acceleration.accelerate import accelerate, what_is_missing
+from cpvt_pyramid.acceleration.accelerate import accelerate, is_accelerated, what_is_missing
+from cpvt_pyramid.acceleration.attention import AttentionInParts
 from cpvt_pyramid.hub import HubModel
+from cpvt_pyramid.layers import convolve
 from cpvt_pyramid.mm.backbone import CPVTPyramid as Backbone
 from cpvt_pyramid.mm.backbone import DenseCPVT as DenseBackbone
 from cpvt_pyramid.mm.valid_region import with_validity
@@ -200,7 +203,7 @@ class Stem(model.OverlapPatchEmbed):
         self.second = nn.Conv2d(dim, dim, 3, padding=1)
 
     def forward(self, x):
-        return model.convolve(self.second, super().forward(x))
+        return convolve(self.second, super().forward(x))
 
 
 @pytest.mark.parametrize('parts', [dict(attention=Blind), dict(patch_embed=Stem)], ids=str)
@@ -243,6 +246,49 @@ def test_accelerated_it_computes_the_same(build, arch):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
         for a, b in zip([*found[0], *found[1]], [*expected[0], *expected[1]]):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * max(1, b.abs().max().item()))
+
+
+class OfSome(model.GlobalAttention):
+    """A new attention, which attends to every second key."""
+
+    def subsample(self, x, grid):
+        return super().subsample(x, grid)[:, ::2]
+
+    @classmethod
+    def describe(cls, grid, *others):
+        super().describe(grid, *others)
+        if grid.key_bias is not None:
+            height = -(-grid.height // grid.step)
+            bias = grid.key_bias.unflatten(3, (height, -1))[:, :, :, ::2]
+            grid.key_bias = bias.flatten(3)
+
+
+def test_a_new_attention_is_hidden_from_the_padding_and_accelerated(tmp_path):
+    arch = small(ARCHS['pcpvt_small'])._replace(attention=OfSome)
+    same_alone(CPVTPyramid, arch)
+    plain = randomize(CPVTPyramid(arch)).eval()
+    fast = accelerate(copy.deepcopy(plain))
+    kinds = [type(module) for module in fast.modules() if isinstance(module, OfSome)]
+    assert all(kind is not OfSome and issubclass(kind, AttentionInParts) for kind in kinds)
+    image = torch.randn(2, 3, 61, 90)
+    torch.save(fast, tmp_path / 'model.pt')
+    again = torch.load(tmp_path / 'model.pt', weights_only=False)
+    with torch.no_grad():
+        for valid in (None, torch.tensor(SIZES)):
+            for built in (fast, again, copy.deepcopy(fast)):
+                for a, b in zip(built(image, valid), plain(image, valid)):
+                    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    accelerate(fast, enable=False)
+    assert [type(a) for a in fast.modules()] == [type(a) for a in plain.modules()]
+
+
+def test_a_filter_says_what_is_accelerated():
+    fast = CPVTPyramid('pcpvt_nano')
+    accelerate(fast, filter_fn=lambda module, name: name.startswith('blocks.0.'))
+    changed = {name for name, module in fast.named_modules() if is_accelerated(module)}
+    assert changed and all(name.startswith('blocks.0.') for name in changed)
+    accelerate(fast, enable=False)
+    assert not any(is_accelerated(module) for module in fast.modules())
 
 
 @every_model

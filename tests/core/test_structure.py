@@ -14,6 +14,7 @@ LAYERS = (
     # the library
     '',
     'archs',
+    'meta',
     'names',
     'checkpoints',
     'padding',

@@ -12,8 +12,8 @@ Names that are private to PyTorch, all of them in this folder:
   depthwise convolution with its GELU, and the gradient of its weight alone.
 - `torch.ops.aten.mkldnn_linear` (attention): in the backward pass, a product whose input and result
   are tensors of oneDNN, whose softmax takes half as long as PyTorch's.
-- `torch.cpu._is_amx_tile_supported` and `torch.cpu._init_amx` (processor, kernels): whether the
-  processor has AMX, which PyTorch's fused attention uses, and whether this process gets it.
+- `torch.cpu._is_amx_tile_supported` (processor): whether the processor has AMX, which PyTorch's
+  fused attention uses.
 - `torch.ops.mkldnn._is_mkldnn_bf16_supported` (processor): whether there are products in bfloat16.
 - `torch._C._are_functorch_transforms_active`, `torch._C._functorch.is_legacy_batchedtensor`,
   `torch._C._len_torch_dispatch_stack`, `torch._C._len_torch_function_stack` and

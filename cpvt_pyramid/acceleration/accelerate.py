@@ -55,8 +55,8 @@ def accelerate(
     that convolution by them, too. The first call on a machine compiles them, in a few seconds, into
     `~/.cache/cpvt_pyramid` (or `$XDG_CACHE_HOME`). They need Linux, a C++ compiler (`CXX`, or g++)
     and a processor with AVX-512, in bfloat16 one with avx512_bf16. Where the processor has AMX,
-    attention in bfloat16 multiplies by it, for which g++ 11 or clang 12 is needed. Without the
-    kernels PyTorch's functions compute the same; `cpvt doctor` says why.
+    attention in bfloat16 is PyTorch's, which multiplies by it. Without the kernels PyTorch's
+    functions compute the same; `cpvt doctor` says why.
 
     The process keeps blocks of memory of up to 32 MiB that it frees, also after `enable=False`: see
     `acceleration/memory.py`.

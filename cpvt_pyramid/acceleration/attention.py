@@ -16,7 +16,7 @@ from torch import Tensor
 from ..grid import Grid
 from ..model import Attention
 from ..recompute import plain_class
-from .kernels import CHANNELS_OF_TILES, fast_attention, has_kernels, has_tiles
+from .kernels import fast_attention, has_kernels
 from .processor import fused_attention_is_slow, has_amx
 from .products import affine, cast, common_dtype, contiguous, is_differentiated, summed_outer
 
@@ -26,7 +26,7 @@ from .products import affine, cast, common_dtype, contiguous, is_differentiated,
 WORTH_PRODUCTS = {torch.float32: 2**16, torch.bfloat16: 2**14}
 
 # From this number of queries and keys on, PyTorch's fused kernel in bfloat16 packs keys and values
-# for AMX (PyTorch 2.13, `FlashAttentionKernel.cpp`). So does our function, where it has tiles.
+# for AMX (PyTorch 2.13, `FlashAttentionKernel.cpp`). Our function has no AMX.
 PACKED_WITH_AMX = 64
 
 # Scores that are computed at a time, which stay in the cache.
@@ -109,7 +109,7 @@ def takes_kernels(q: Tensor, queries: int, keys: int) -> bool:
         if q.shape[-1] % 2:  # it multiplies pairs of channels
             return False
         if has_amx() and min(queries, keys) >= PACKED_WITH_AMX:
-            return has_tiles() and q.shape[-1] % CHANNELS_OF_TILES == 0
+            return False
     return has_kernels(q.dtype)
 
 

@@ -7,7 +7,6 @@
 // OpenMP's library is not linked: its functions are found in the library that PyTorch has loaded,
 // so that both use the same threads.
 
-#include <cpuid.h>
 #include <immintrin.h>
 
 #include <algorithm>
@@ -16,7 +15,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <type_traits>
 
 namespace {
 
@@ -159,7 +157,6 @@ void layer_norm(const T* x, const float* weight, const float* bias, T* out, int6
 
 constexpr int COLUMNS = 2 * LANES;
 constexpr int ROWS = 12;  // with these, 24 sums of 16 values stay in registers
-constexpr int MOST_ROWS = 16;  // with tiles, see below
 
 template <typename T>
 constexpr int GROUP = 4 / sizeof(T);
@@ -172,7 +169,7 @@ void multiply_add(vec& sum, std::int32_t left, __m512i right, bfloat16) {
   sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(left), (__m512bh)right);
 }
 
-using Products = vec[MOST_ROWS][2];
+using Products = vec[ROWS][2];
 
 // `rows` rows of `groups` groups, `stride` values apart, times a panel.
 template <int rows, typename T>
@@ -198,8 +195,8 @@ inline __attribute__((always_inline)) void multiply_rows(const T* left, int64_t 
 }
 
 template <typename T>
-void multiply_vectors(int64_t rows, const T* left, int64_t stride, const T* panel, int64_t groups,
-                      Products out) {
+void multiply(int64_t rows, const T* left, int64_t stride, const T* panel, int64_t groups,
+              Products out) {
   switch (rows) {
     case 1: return multiply_rows<1>(left, stride, panel, groups, out);
     case 2: return multiply_rows<2>(left, stride, panel, groups, out);
@@ -215,85 +212,6 @@ void multiply_vectors(int64_t rows, const T* left, int64_t stride, const T* pane
     case 12: return multiply_rows<12>(left, stride, panel, groups, out);
   }
 }
-
-// The same products by tiles (AMX)
-//
-// A tile has 16 rows of 64 bytes: 16 rows of 16 groups of the left factor, 16 groups of 16 columns
-// of a panel, or 16 rows of 16 sums.
-
-#if !defined(NO_TILES) && (__GNUC__ >= 11 || __clang_major__ >= 12)
-constexpr bool HAVE_TILES = true;
-#define WITH_TILES __attribute__((target("amx-tile,amx-bf16")))
-
-struct alignas(64) TileConfiguration {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[8] = {64, 64, 64, 64, 64, 64, 64, 64};  // of each tile
-  std::uint8_t more_reserved[16] = {};
-  std::uint8_t rows[8] = {16, 16, 16, 16, 16, 16, 16, 16};
-  std::uint8_t most_reserved[8] = {};
-};
-static_assert(sizeof(TileConfiguration) == 64);
-
-const TileConfiguration all_tiles;
-
-// Compilers do not know which memory tiles are loaded from.
-inline void finish_stores() { asm volatile("" ::: "memory"); }
-
-// While this exists, a thread has tiles. Then it has those that it had before.
-class Tiles {
- public:
-  WITH_TILES explicit Tiles(bool needed) : needed_(needed) {
-    if (!needed_) return;
-    _tile_storeconfig(before_);
-    finish_stores();
-    _tile_loadconfig(&all_tiles);
-  }
-  WITH_TILES ~Tiles() {
-    if (!needed_) return;
-    finish_stores();
-    _tile_loadconfig(before_);
-  }
-  Tiles(const Tiles&) = delete;
-
- private:
-  const bool needed_;
-  // Without initial values, which GCC might store after the processor has stored these.
-  alignas(64) std::uint8_t before_[sizeof(TileConfiguration)];
-};
-
-// 16 rows of `groups` groups, a multiple of 16, times a panel.
-WITH_TILES void multiply_tiles(const bfloat16* left, int64_t stride, const bfloat16* panel,
-                               int64_t groups, Products out) {
-  constexpr int TILE = 16;
-  constexpr int64_t row_bytes = COLUMNS * GROUP<bfloat16> * sizeof(bfloat16);  // of a panel
-  finish_stores();
-  _tile_zero(0);
-  _tile_zero(1);
-  for (int64_t g = 0; g < groups; g += TILE) {
-    const bfloat16* const columns = panel + g * COLUMNS * GROUP<bfloat16>;
-    _tile_loadd(2, left + g * GROUP<bfloat16>, stride * sizeof(bfloat16));
-    _tile_loadd(3, columns, row_bytes);
-    _tile_loadd(4, columns + TILE * GROUP<bfloat16>, row_bytes);
-    _tile_dpbf16ps(0, 2, 3);
-    _tile_dpbf16ps(1, 2, 4);
-  }
-  _tile_stored(0, &out[0][0], sizeof out[0]);
-  _tile_stored(1, &out[0][1], sizeof out[0]);
-  finish_stores();
-}
-
-#else  // the compiler, or its assembler, has no tiles
-constexpr bool HAVE_TILES = false;
-
-class Tiles {
- public:
-  explicit Tiles(bool) {}
-};
-
-void multiply_tiles(const bfloat16*, int64_t, const bfloat16*, int64_t, Products) {}
-#endif
 
 // Attention
 
@@ -374,16 +292,16 @@ struct Workspace {
       : keys(rounded_up(key_count, COLUMNS)),
         key_panels(take<T>(memory, keys * channels)),
         value_panels(take<T>(memory, keys * rounded_up(channels, COLUMNS))),
-        queries(take<T>(memory, MOST_ROWS * channels)),
-        scores(take<float>(memory, MOST_ROWS * keys)),
+        queries(take<T>(memory, ROWS * channels)),
+        scores(take<float>(memory, ROWS * keys)),
         bias(take<float>(memory, keys)),
         end(memory) {}
 
   int64_t keys;        // with those that fill the last panel
   T* key_panels;       // panel, group of channels, key, channel
   T* value_panels;     // panel, group of keys, channel, key
-  T* queries;          // MOST_ROWS, channels
-  float* scores;       // MOST_ROWS, keys; then weights, in the first half of a row if T is bfloat16
+  T* queries;          // ROWS, channels
+  float* scores;       // ROWS, keys; then weights, in the first half of a row if T is bfloat16
   float* bias;         // keys; in units of log(2)
   std::uintptr_t end;
 };
@@ -463,29 +381,19 @@ void pack_bias(const float* bias, int64_t columns, const Area& area, Workspace<T
   std::fill(work.bias + area.size(), work.bias + work.keys, -INFINITY);
 }
 
-// `rows` rows times a panel; with tiles, at most 16 of whole tiles, else at most ROWS.
-template <typename T>
-void multiply(bool tiles, int64_t rows, const T* left, int64_t stride, const T* panel,
-              int64_t groups, Products out) {
-  if constexpr (std::is_same_v<T, bfloat16>) {
-    if (tiles) return multiply_tiles(left, stride, panel, groups, out);
-  }
-  multiply_vectors(rows, left, stride, panel, groups, out);
-}
-
 // Attention of some queries of an area, from number `start` on, to the packed keys and values.
 template <typename T>
 void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& area, int64_t start,
-            int64_t rows, int64_t channels, float scale, bool tiles, Workspace<T>& work) {
+            int64_t rows, int64_t channels, float scale, Workspace<T>& work) {
   for (int64_t r = 0; r < rows; r++) {
     std::memcpy(work.queries + r * channels, queries.at(area, start + r), channels * sizeof(T));
   }
   Products products;
-  vec largest[MOST_ROWS];
-  std::fill(largest, largest + MOST_ROWS, repeated(-INFINITY));
+  vec largest[ROWS];
+  std::fill(largest, largest + ROWS, repeated(-INFINITY));
   const vec factor = repeated(scale * LOG2_E);
   for (int64_t panel = 0; panel < work.keys; panel += COLUMNS) {
-    multiply(tiles, rows, work.queries, channels, work.key_panels + panel * channels,
+    multiply(rows, work.queries, channels, work.key_panels + panel * channels,
              channels / GROUP<T>, products);
     for (int half = 0; half < 2; half++) {
       const int64_t key = panel + half * LANES;
@@ -497,7 +405,7 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
       }
     }
   }
-  vec scales[MOST_ROWS];
+  vec scales[ROWS];
   for (int64_t r = 0; r < rows; r++) {
     float* const scores = work.scores + r * work.keys;
     T* const weights = reinterpret_cast<T*>(scores);
@@ -516,7 +424,7 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
   }
   const T* const weights = reinterpret_cast<const T*>(work.scores);
   for (int64_t panel = 0; panel < channels; panel += COLUMNS) {
-    multiply(tiles, rows, weights, work.keys * GROUP<T>, work.value_panels + panel * work.keys,
+    multiply(rows, weights, work.keys * GROUP<T>, work.value_panels + panel * work.keys,
              work.keys / GROUP<T>, products);
     for (int64_t r = 0; r < rows; r++) {
       T* const to = out.at(area, start + r) + panel;
@@ -541,21 +449,18 @@ int64_t workspace_size(const Sizes& sizes) {
 template <typename T>
 void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
                const Tokens<const T>& values, const Tokens<T>& out, const float* bias,
-               const Sizes& sizes, float scale, bool tiles, std::uintptr_t memory,
-               int64_t threads) {
-  tiles = tiles && std::is_same_v<T, bfloat16> && sizes.channels % COLUMNS == 0;
+               const Sizes& sizes, float scale, std::uintptr_t memory, int64_t threads) {
   const int64_t height = sizes.window ? sizes.window : sizes.height;
   const int64_t width = sizes.window ? sizes.window : sizes.width;
   const int64_t across = ceil_div(sizes.width, width);
   const int64_t windows = ceil_div(sizes.height, height) * across;
   // Of the queries of an area.
-  const int64_t parts = ceil_div(std::min(height, sizes.height) * std::min(width, sizes.width),
-                                 tiles ? MOST_ROWS : ROWS);
+  const int64_t parts =
+      ceil_div(std::min(height, sizes.height) * std::min(width, sizes.width), ROWS);
   const int64_t bytes = workspace_size<T>(sizes);
   const int64_t items = sizes.images * windows * sizes.heads * parts;
   in_threads(items, threads, [&](int64_t first_item, int64_t end, int64_t thread) {
     Workspace<T> work(largest_key_count(sizes), sizes.channels, memory + thread * bytes);
-    const Tiles tiles_of_thread(tiles);
     int64_t packed = -1;
     for (int64_t item = first_item; item < end; item++) {
       const int64_t part = item % parts;
@@ -579,7 +484,7 @@ void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
       const int64_t start = area.size() * part / parts;
       const int64_t stop = area.size() * (part + 1) / parts;
       attend(queries.of(image, head), out.of(image, head), area, start, stop - start,
-             sizes.channels, scale, tiles, work);
+             sizes.channels, scale, work);
     }
   });
 }
@@ -773,13 +678,6 @@ int kernels_have_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 int kernels_have_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
-int kernels_have_tiles() { return HAVE_TILES; }
-int processor_multiplies_tiles() {
-  constexpr unsigned AMX_TILE_AND_BF16 = 1u << 24 | 1u << 22;  // not named alike in all compilers
-  unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
-  return (d & AMX_TILE_AND_BF16) == AMX_TILE_AND_BF16;
-}
 
 #define DEFINE(T, name)                                                                          \
   void layer_norm_##name(const T* x, const float* weight, const float* bias, T* out,             \
@@ -789,9 +687,8 @@ int processor_multiplies_tiles() {
   int64_t attention_memory_##name(const Sizes* sizes) { return workspace_size<T>(*sizes); }      \
   void attention_##name(const Tokens<const T>* queries, const Tokens<const T>* keys,             \
                         const Tokens<const T>* values, const Tokens<T>* out, const float* bias,  \
-                        const Sizes* sizes, float scale, int tiles, void* memory,                \
-                        int64_t threads) {                                                       \
-    attention(*queries, *keys, *values, *out, bias, *sizes, scale, tiles != 0,                   \
+                        const Sizes* sizes, float scale, void* memory, int64_t threads) {        \
+    attention(*queries, *keys, *values, *out, bias, *sizes, scale,                               \
               reinterpret_cast<std::uintptr_t>(memory), threads);                                \
   }                                                                                              \
   void convolve_gelu_##name(const T* x, const T* weights, const T* bias, T* out, int64_t images, \

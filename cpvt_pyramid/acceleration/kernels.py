@@ -9,16 +9,13 @@ Shapes: B batch, H x W map, N queries, M keys, d channels of a head.
 
 import ctypes
 import functools
-from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int64, c_void_p
 from typing import Any, Optional, cast
 
 import torch
 from torch import Tensor
 
 from .library import library
-from .processor import has_amx
-
-CHANNELS_OF_TILES = 32  # heads with a multiple of these are multiplied by tiles
 
 NAMES = {torch.float32: 'float32', torch.bfloat16: 'bfloat16'}
 
@@ -60,7 +57,6 @@ SIGNATURES: dict[str, list[Any]] = {
         c_void_p,
         POINTER(Sizes),
         c_float,
-        c_int,
         c_void_p,
         c_int64,
     ],
@@ -75,29 +71,6 @@ def has_kernels(dtype: torch.dtype) -> bool:
     if functions is None or dtype not in NAMES:
         return False
     return dtype == torch.float32 or bool(functions.kernels_have_bfloat16())
-
-
-@functools.cache
-def has_tiles() -> bool:
-    """True if attention in bfloat16 multiplies tiles (AMX): compiler, processor and operating
-    system have them."""
-    functions = library()
-    if functions is None or not has_kernels(torch.bfloat16) or not functions.kernels_have_tiles():
-        return False
-    if not has_amx() or not functions.processor_multiplies_tiles():
-        return False
-    # The operating system gives tiles to a process that asks for them.
-    return torch.cpu._init_amx() and tiles_are_right()
-
-
-def tiles_are_right() -> bool:
-    """True if attention by tiles is that by vectors. No processor with tiles was at hand when they
-    were written."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 1, 1, 1, 40, 64, generator=generator).bfloat16().unbind()
-    by_vectors = fast_attention(q, k, v, tiles=False).float()
-    by_tiles = fast_attention(q, k, v, tiles=True).float()
-    return torch.allclose(by_tiles, by_vectors, rtol=0.02, atol=0.02)
 
 
 @functools.cache
@@ -133,7 +106,6 @@ def fast_attention(
     v: Tensor,
     bias: Optional[Tensor] = None,
     window: int = 0,
-    tiles: Optional[bool] = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(d) + bias) v, (B, H, W, heads, d), without gradient.
 
@@ -144,7 +116,6 @@ def fast_attention(
         bias: added to the scores of each key, (B, H', W'). None: nothing is.
         window: side of the windows of queries and keys, whose maps are the same. Those at the
             border may be smaller. 0: each query attends to all keys.
-        tiles: multiply tiles where the channels fill them. None: if `has_tiles`.
     """
     images, heads, height, width, channels = q.shape
     # The function in C++ checks nothing: what does not fit ends here.
@@ -166,7 +137,6 @@ def fast_attention(
         None if bias is None else bias.data_ptr(),
         sizes,
         channels**-0.5,
-        has_tiles() if tiles is None else tiles,
         memory.data_ptr(),
         threads,
     )

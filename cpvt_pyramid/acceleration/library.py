@@ -31,10 +31,6 @@ class NoKernels(Exception):
     """Why there are no kernels: a processor, compiler or folder that is missing."""
 
 
-class CompilerFails(NoKernels):
-    """The compiler refuses kernels.cpp."""
-
-
 @functools.cache
 def library() -> Optional[ctypes.CDLL]:
     """The compiled functions of kernels.cpp. None: there are none, see `load_library`."""
@@ -111,53 +107,35 @@ def compile_to(path: Path, compiler: list[str]) -> None:
     """Compile kernels.cpp. Of processes that do so at the same time, the last one wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix='kernels-', dir=path.parent) as folder:
-        try:
-            compiled = compile_in(Path(folder), compiler, OPTIONS)
-        except CompilerFails:
-            # The compiler may know AMX, and an assembler of an older system that it calls not.
-            compiled = compile_in(Path(folder), compiler, [*OPTIONS, '-DNO_TILES'])
+        unlinked = Path(folder, 'kernels.o')
+        compiled = Path(folder, 'kernels.so')
+        # Compiled and linked apart: the linker is not told of OpenMP, whose functions PyTorch has.
+        run_compiler([*compiler, *OPTIONS, '-c', str(SOURCE), '-o', str(unlinked)])
+        run_compiler([*compiler, '-shared', str(unlinked), '-o', str(compiled)])
         content = compiled.read_bytes()
         compiled.write_bytes(content + digest(content))
         compiled.replace(path)
 
 
-def compile_in(folder: Path, compiler: list[str], options: list[str]) -> Path:
-    """Compile kernels.cpp in a folder.
-
-    Args:
-        folder: of the results.
-        compiler: its command.
-        options: those for the compiler, not for the linker.
-
-    Returns:
-        The library.
+def run_compiler(command: list[str]) -> None:
+    """Run a command of the compiler.
 
     Raises:
-        CompilerFails: the compiler ends with an error.
-        NoKernels: it does not end.
+        NoKernels: it ends with an error, or does not end.
     """
-    unlinked = folder / 'kernels.o'
-    compiled = folder / 'kernels.so'
-    # Compiled and linked apart: the linker is not told of OpenMP, whose functions PyTorch has.
-    steps = (
-        [*compiler, *options, '-c', str(SOURCE), '-o', str(unlinked)],
-        [*compiler, '-shared', str(unlinked), '-o', str(compiled)],
-    )
-    for step in steps:
-        try:
-            done = subprocess.run(
-                step,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors='replace',
-                timeout=COMPILER_SECONDS,
-            )
-        except subprocess.TimeoutExpired as error:
-            reason = f'it did not end in {COMPILER_SECONDS} seconds'
-            raise NoKernels(f'{compiler[0]} fails: {reason}') from error
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if 'error' in line]
-            reason = lines[0] if lines else f'status {done.returncode}'
-            raise CompilerFails(f'{compiler[0]} fails: {reason}')
-    return compiled
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors='replace',
+            timeout=COMPILER_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        reason = f'it did not end in {COMPILER_SECONDS} seconds'
+        raise NoKernels(f'{command[0]} fails: {reason}') from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if 'error' in line]
+        reason = lines[0] if lines else f'status {done.returncode}'
+        raise NoKernels(f'{command[0]} fails: {reason}')

@@ -153,7 +153,6 @@ def has_nvidia_gpu() -> bool:
 def kernels() -> Finding:
     """What `accelerate` compiles; this may be the first time."""
     from ..acceleration.accelerate import what_is_missing
-    from ..acceleration.kernels import has_tiles
     from ..acceleration.library import NoKernels, load_library
 
     if reason := what_is_missing():
@@ -162,10 +161,7 @@ def kernels() -> Finding:
         load_library()
     except NoKernels as error:
         return Finding('note', f'inference on a CPU is slower without them: {error}')
-    found = 'compiled, for accelerated models'
-    if has_tiles():
-        found += '; attention in bfloat16 uses AMX'
-    return Finding('ok', found)
+    return Finding('ok', 'compiled, for accelerated models')
 
 
 def mmcv_operators() -> Finding:

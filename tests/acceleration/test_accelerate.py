@@ -117,13 +117,12 @@ def test_bfloat16_is_as_near_to_float32_as_a_plain_model(name, valid, autocast, 
 @pytest.mark.parametrize('name', BACKBONES)
 @torch.no_grad()
 def test_inference_without_kernels(name, valid, missing, monkeypatch):
-    """As on processors without AVX-512, and on those with AMX that this process does not get."""
+    """As on processors without AVX-512, and on those with AMX."""
     if missing == 'kernels':
         monkeypatch.setattr(attention, 'has_kernels', lambda dtype: False)
         monkeypatch.setattr(norms, 'has_kernels', lambda dtype: False)
     else:
         monkeypatch.setattr(attention, 'has_amx', lambda: True)
-        monkeypatch.setattr(attention, 'has_tiles', lambda: False)
         monkeypatch.setattr(attention, 'PACKED_WITH_AMX', 9)
     model = BACKBONES[name]().eval()
     maps = model(images(), valid)

@@ -15,7 +15,7 @@ from support import in_processes
 from torch import nn
 
 from cpvt_pyramid import accelerate
-from cpvt_pyramid.acceleration import library
+from cpvt_pyramid.acceleration import attention, library
 from cpvt_pyramid.acceleration.attention import forward_attention
 from cpvt_pyramid.acceleration.kernels import (
     fast_attention,
@@ -80,7 +80,7 @@ def test_layer_norms_of_large_values_that_differ_little(channels, value):
     heads=st.integers(1, 3),
     queries=st.integers(1, 60),
     keys=st.integers(1, 90),
-    channels=st.integers(1, 80) | st.sampled_from([32, 64]),  # these fill tiles
+    channels=st.integers(1, 80) | st.sampled_from([32, 64]),  # these fill panels
     masked=st.booleans(),
     threads=st.integers(1, 5),
     scale=st.sampled_from([0.1, 1, 20]),
@@ -103,6 +103,17 @@ def test_attention(images, heads, queries, keys, channels, masked, threads, scal
         image_bias = None if bias is None else bias[image]
         alone = fast_attention(*[x[image] for x in rows], image_bias)[:, 0]
         assert torch.equal(alone, found[image])
+
+
+@needs_kernels
+def test_where_there_is_amx(monkeypatch):
+    """PyTorch's attention in bfloat16 uses it, if there are enough queries and keys."""
+    monkeypatch.setattr(attention, 'has_amx', lambda: True)
+    q = torch.randn(1, 1, 1, 64)
+    assert attention.takes_kernels(q, 64, 64)
+    low = q.bfloat16()
+    assert not attention.takes_kernels(low, 64, 64)
+    assert attention.takes_kernels(low, 49, 49) == has_kernels(torch.bfloat16)
 
 
 @needs_kernels

@@ -489,6 +489,92 @@ void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
   });
 }
 
+// Patches
+
+// Sixteen values, of which the first `count` are copied, each in a word: not computed with, so that
+// every bit stays.
+__m512i load_words(const float* x, int64_t count) {
+  return _mm512_maskz_loadu_epi32(first(count), x);
+}
+__m512i load_words(const bfloat16* x, int64_t count) {
+  return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(count), x));
+}
+
+void store_words(float* to, __m512i words, int64_t count) {
+  _mm512_mask_storeu_epi32(to, first(count), words);
+}
+void store_words(bfloat16* to, __m512i words, int64_t count) {
+  _mm512_mask_cvtepi32_storeu_epi16(to, first(count), words);
+}
+
+// Exchange rows and columns of 4 x 16 words: word 4 i + j of the 64 becomes row j, column i.
+void transpose_four(__m512i x[4]) {
+  const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]);
+  const __m512i b = _mm512_unpackhi_epi32(x[0], x[1]);
+  const __m512i c = _mm512_unpacklo_epi32(x[2], x[3]);
+  const __m512i d = _mm512_unpackhi_epi32(x[2], x[3]);
+  // The quarters of the first are columns 0, 4, 8 and 12, those of the second 1, 5, 9 and 13, ...
+  const __m512i columns[4] = {_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c),
+                              _mm512_unpacklo_epi64(b, d), _mm512_unpackhi_epi64(b, d)};
+  __m512i y[4];
+  for (int i = 0; i < 2; i++) {
+    y[i] = _mm512_shuffle_i32x4(columns[2 * i], columns[2 * i + 1], 0x88);
+    y[2 + i] = _mm512_shuffle_i32x4(columns[2 * i], columns[2 * i + 1], 0xdd);
+  }
+  x[0] = _mm512_shuffle_i32x4(y[0], y[1], 0x88);
+  x[1] = _mm512_shuffle_i32x4(y[2], y[3], 0x88);
+  x[2] = _mm512_shuffle_i32x4(y[0], y[1], 0xdd);
+  x[3] = _mm512_shuffle_i32x4(y[2], y[3], 0xdd);
+}
+
+// Copy maps (images, height * side, width * side, n) to patches (images, height, width, n, side,
+// side), or back.
+template <bool back, typename T>
+void copy_patches(T* map, T* patches, int64_t images, int64_t height, int64_t width, int64_t n,
+                  int64_t side, int64_t threads) {
+  const int64_t of_row = width * side * n;  // values of a row of the map
+  const int64_t pixels = side * side;       // of a patch
+  in_threads(images * height * width, threads, [=](int64_t first_patch, int64_t end, int64_t) {
+    __m512i block[LANES];
+    for (int64_t i = first_patch; i < end; i++) {
+      T* const corner = map + i / width * side * of_row + i % width * side * n;
+      T* const patch = patches + i * n * pixels;
+      for (int64_t pixel = 0; pixel < pixels; pixel += LANES) {
+        const int64_t pixel_count = std::min<int64_t>(pixels - pixel, LANES);
+        T* at[LANES];  // the first channel of each pixel
+        for (int64_t j = 0; j < pixel_count; j++) {
+          at[j] = corner + (pixel + j) / side * of_row + (pixel + j) % side * n;
+        }
+        for (int64_t channel = 0; channel < n; channel += LANES) {
+          const int64_t count = std::min<int64_t>(n - channel, LANES);
+          T* const values = patch + channel * pixels + pixel;  // those of the first channel
+          if (back) {
+            for (int64_t j = 0; j < count; j++) {
+              block[j] = load_words(values + j * pixels, pixel_count);
+            }
+            transpose(block);
+            for (int64_t j = 0; j < pixel_count; j++) store_words(at[j] + channel, block[j], count);
+          } else {
+            for (int64_t j = 0; j < pixel_count; j++) block[j] = load_words(at[j] + channel, count);
+            if (pixels == 4) {
+              transpose_four(block);
+              for (int64_t j = 0; 4 * count > LANES * j; j++) {
+                store_words(values + LANES * j, block[j],
+                            std::min<int64_t>(4 * count - LANES * j, LANES));
+              }
+              continue;
+            }
+            transpose(block);
+            for (int64_t j = 0; j < count; j++) {
+              store_words(values + j * pixels, block[j], pixel_count);
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
 // GELU
 
 // x times the share of a normal distribution that is below x. That share is a polynomial in each of
@@ -695,6 +781,14 @@ int kernels_have_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
                             int64_t height, int64_t width, int64_t n, int64_t top,               \
                             int64_t bottom, int64_t threads) {                                   \
     convolve_gelu(x, weights, bias, out, images, height, width, n, top, bottom, threads);        \
+  }                                                                                              \
+  void split_patches_##name(T* map, T* patches, int64_t images, int64_t height, int64_t width,   \
+                            int64_t n, int64_t side, int64_t threads) {                          \
+    copy_patches<false>(map, patches, images, height, width, n, side, threads);                  \
+  }                                                                                              \
+  void join_patches_##name(T* map, T* patches, int64_t images, int64_t height, int64_t width,    \
+                           int64_t n, int64_t side, int64_t threads) {                           \
+    copy_patches<true>(map, patches, images, height, width, n, side, threads);                   \
   }
 
 DEFINE(float, float32)

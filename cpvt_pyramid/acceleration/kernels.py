@@ -1,4 +1,4 @@
-"""Layer norm, attention and convolution by functions of our own, in kernels.cpp.
+"""Layer norm, attention, convolution and copies of patches by functions of our own, in kernels.cpp.
 
 They are compiled when a model is accelerated for the first time on a machine. They need Linux, a
 C++ compiler and a processor with AVX-512, for bfloat16 one with avx512_bf16. Elsewhere PyTorch's
@@ -9,6 +9,7 @@ Shapes: B batch, H x W map, N queries, M keys, d channels of a head.
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int64, c_void_p
 from typing import Any, Optional, cast
 
@@ -61,6 +62,8 @@ SIGNATURES: dict[str, list[Any]] = {
         c_int64,
     ],
     'convolve_gelu': [None, *[c_void_p] * 4, *[c_int64] * 7],
+    'split_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
+    'join_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
 }
 
 
@@ -172,6 +175,40 @@ def fast_convolve_gelu(x: Tensor, kernel: Tensor, bias: Optional[Tensor], rows: 
         torch.get_num_threads(),
     )
     return out
+
+
+def fast_split_patches(x: Tensor, k: int) -> Tensor:
+    """The patches of a map (B, H, W, C), both sides multiples of k, as rows
+    (B * H / k * W / k, C * k * k), without gradient."""
+    images, height, width, channels = x.shape
+    x = x.contiguous()
+    out = x.new_empty(images * (height // k) * (width // k), channels * k * k)
+    copy_patches('split_patches', x, out, k)
+    return out
+
+
+def fast_join_patches(rows: Tensor, shape: Sequence[int], k: int) -> Tensor:
+    """The map (B, H, W, C) of the patches that `fast_split_patches` returns, without gradient."""
+    out = rows.new_empty(shape)
+    copy_patches('join_patches', out, rows.contiguous(), k)
+    return out
+
+
+def copy_patches(name: str, x: Tensor, rows: Tensor, k: int) -> None:
+    """Copy a map (B, H, W, C) to the rows of its patches, or back; both are contiguous."""
+    images, height, width, channels = x.shape
+    # The function in C++ checks nothing: what does not fit ends here.
+    rows.view(images, height // k, width // k, channels, k, k)
+    kernel_function(name, x.dtype)(
+        x.data_ptr(),
+        rows.data_ptr(),
+        images,
+        height // k,
+        width // k,
+        channels,
+        k,
+        torch.get_num_threads(),
+    )
 
 
 def pointer(x: Tensor) -> TokensPointer:

@@ -1,14 +1,19 @@
 """Convolutions whose stride equals their kernel, as one matrix product.
 
+A function of our own copies the map to rows whose values are in the order of the weight's: a weight
+that is permuted in each call takes longer than a small map. Without it PyTorch convolves.
+
 Shapes: B batch, H x W map, C channels, k side of a patch.
 """
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
-from .products import affine, cast, fast_dtype, gradients
+from .kernels import fast_join_patches, fast_split_patches, has_kernels
+from .products import affine, cast, fast_dtype, gradients, is_differentiated
 
 
 class PatchConv(nn.Conv2d):
@@ -20,7 +25,7 @@ class PatchConv(nn.Conv2d):
         if type(self) is not PatchConv:  # see `FAST`
             return nn.Conv2d.forward(self, input)
         dtype = fast_dtype(input, self.weight, self.bias)
-        if dtype is None or not takes_patches(self):
+        if dtype is None or not has_kernels(dtype) or not takes_patches(self):
             return super().forward(input)
         if input.dim() != 4 or input.shape[1] != self.weight.shape[1]:
             return super().forward(input)
@@ -32,7 +37,7 @@ class PatchConv(nn.Conv2d):
         if torch.is_grad_enabled():
             rows = PatchProduct.apply(x, weight, bias)
         else:
-            rows = affine(split_patches(x, k), linear_weight(weight), bias)
+            rows = affine(fast_split_patches(x, k), weight.flatten(1), bias)
         return rows.view(b, height // k, width // k, -1).permute(0, 3, 1, 2)
 
 
@@ -52,35 +57,34 @@ class PatchProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return affine(split_patches(x, weight.shape[-1]), linear_weight(weight), bias)
+        return affine(fast_split_patches(x, weight.shape[-1]), weight.flatten(1), bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         x, weight = ctx.saved_tensors
         k = weight.shape[-1]
-        patches = split_patches(x, k)
+        by_torch = is_differentiated(grad)
+        patches = split_patches(x, k) if by_torch else fast_split_patches(x, k)
         grad_x, grad_weight, grad_bias = gradients(
-            grad, patches, linear_weight(weight), ctx.needs_input_grad
+            grad, patches, weight.flatten(1), ctx.needs_input_grad
         )
         if grad_x is not None:
-            b, height, width, c = x.shape
-            grad_x = grad_x.reshape(b, height // k, width // k, k, k, c).transpose(2, 3)
-            grad_x = grad_x.reshape(x.shape)
+            join = join_patches if by_torch else fast_join_patches
+            grad_x = join(grad_x, x.shape, k)
         if grad_weight is not None:
-            grad_weight = grad_weight.reshape(-1, k, k, x.shape[-1]).permute(0, 3, 1, 2)
+            grad_weight = grad_weight.reshape(weight.shape)
         return grad_x, grad_weight, grad_bias
 
 
 def split_patches(x: Tensor, k: int) -> Tensor:
-    """(B, H, W, C), both sides multiples of k, to rows (B * H / k * W / k, k^2 C)."""
+    """`fast_split_patches` by functions that can be differentiated."""
     b, height, width, c = x.shape
-    x = x.reshape(b, height // k, k, width // k, k, c).transpose(2, 3)
-    return x.reshape(-1, k * k * c)
+    x = x.reshape(b, height // k, k, width // k, k, c).permute(0, 1, 3, 5, 2, 4)
+    return x.reshape(-1, c * k * k)
 
 
-def linear_weight(weight: Tensor) -> Tensor:
-    """The weight (out, in, k, k) of a convolution, as that of a linear layer on patches.
-
-    It is permuted each time, which takes a thousandth of the time of a product with a map.
-    """
-    return weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
+def join_patches(rows: Tensor, shape: Sequence[int], k: int) -> Tensor:
+    """`fast_join_patches` by functions that can be differentiated."""
+    b, height, width, c = shape
+    rows = rows.reshape(b, height // k, width // k, c, k, k).permute(0, 1, 4, 2, 5, 3)
+    return rows.reshape(shape)

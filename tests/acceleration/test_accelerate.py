@@ -22,6 +22,7 @@ from cpvt_pyramid.acceleration import (
     attention,
     conv_mlp,
     norms,
+    patches,
     processor,
     products,
     windows,
@@ -36,6 +37,10 @@ from tests.models.ours import BACKBONES, VALID, images, maps_and_gradients
 from tests.models.ports import randomize
 
 SIZES = [(100, 75), (64, 96), (1, 5)]
+
+
+# Of maps. The patches of the columnar model have 768 values, which are summed in another order.
+ROUNDING = dict(rtol=1.3e-6, atol=2e-5)
 
 
 def tiny(name='pcpvt_nano', **options):
@@ -78,10 +83,10 @@ def test_maps_and_gradients_are_the_same(name, valid, way):
     assert any(type(module) is OneDNNLinear for module in fast.modules())
     maps, grads = maps_and_gradients(model, images(), valid)
     fast_maps, fast_grads = maps_and_gradients(fast, images(), valid)
-    same_maps(fast_maps, maps)
+    same_maps(fast_maps, maps, **ROUNDING)
     assert_same_gradients(fast_grads, grads)
     with torch.no_grad():
-        same_maps(fast.eval()(images(), valid), maps)
+        same_maps(fast.eval()(images(), valid), maps, **ROUNDING)
     set_checkpointing(fast, True)
     assert_same_gradients(maps_and_gradients(fast.train(), images(), valid)[1], grads)
 
@@ -121,12 +126,13 @@ def test_inference_without_kernels(name, valid, missing, monkeypatch):
     if missing == 'kernels':
         monkeypatch.setattr(attention, 'has_kernels', lambda dtype: False)
         monkeypatch.setattr(norms, 'has_kernels', lambda dtype: False)
+        monkeypatch.setattr(patches, 'has_kernels', lambda dtype: False)
     else:
         monkeypatch.setattr(attention, 'has_amx', lambda: True)
         monkeypatch.setattr(attention, 'PACKED_WITH_AMX', 9)
     model = BACKBONES[name]().eval()
     maps = model(images(), valid)
-    same_maps(accelerate(copy.deepcopy(model))(images(), valid), maps)
+    same_maps(accelerate(copy.deepcopy(model))(images(), valid), maps, **ROUNDING)
     low = model.bfloat16()
     plain_maps = low(images().bfloat16(), valid)
     fast_maps = accelerate(low)(images().bfloat16(), valid)

@@ -20,9 +20,12 @@ from cpvt_pyramid.acceleration.attention import forward_attention
 from cpvt_pyramid.acceleration.kernels import (
     fast_attention,
     fast_convolve_gelu,
+    fast_join_patches,
     fast_layer_norm,
+    fast_split_patches,
     has_kernels,
 )
+from cpvt_pyramid.acceleration.patches import join_patches, split_patches
 from cpvt_pyramid.grid import Grid, grid_of_windows
 from cpvt_pyramid.layers import LayerNorm
 from cpvt_pyramid.model import WindowAttention
@@ -191,6 +194,34 @@ def convolution_formula(x, kernel, bias):
         for j in range(3):
             out = out + padded[:, i : i + height, j : j + width] * kernel[:, 0, i, j]
     return out
+
+
+@needs_kernels
+@settings(deadline=None, max_examples=80)
+@given(
+    images=st.integers(1, 3),
+    height=st.integers(1, 4),
+    width=st.integers(1, 4),
+    channels=st.integers(1, 70),
+    side=st.integers(1, 9),
+    threads=st.integers(1, 5),
+    dtype=st.sampled_from(DTYPES or [None]),
+    seed=st.integers(0, 2**31),
+)
+def test_patches(images, height, width, channels, side, threads, dtype, seed):
+    """Every bit is copied, also of values that a processor may take for zero."""
+    integers = torch.int16 if dtype == torch.bfloat16 else torch.int32
+    limits = torch.iinfo(integers)
+    shape = (images, height * side, width * side, channels)
+    generator = torch.manual_seed(seed)
+    bits = torch.randint(limits.min, limits.max, shape, dtype=integers, generator=generator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, 'get_num_threads', lambda: threads)
+        rows = fast_split_patches(bits.view(dtype), side)
+        map_of_rows = fast_join_patches(rows, shape, side)
+    assert torch.equal(rows.view(integers), split_patches(bits, side))
+    assert torch.equal(map_of_rows.view(integers), bits)
+    assert torch.equal(join_patches(rows.view(integers), shape, side), bits)
 
 
 @needs_kernels

@@ -112,8 +112,8 @@ def is_plain_parameter(parameter: object) -> bool:
 
 
 def has_values(x: Tensor) -> bool:
-    """True for a tensor whose memory has its values, as they are: it is neither empty, sparse, nested
-    nor in a layout of oneDNN, nor is it negated when it is read, nor zero without memory."""
+    """True for a tensor whose memory has its values, as they are: it is neither empty, sparse,
+    nested nor in a layout of oneDNN, nor is it negated when it is read, nor zero without memory."""
     return x.layout == torch.strided and not x.is_nested and not x.is_neg() and x.data_ptr() != 0
 
 

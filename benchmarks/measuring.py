@@ -11,13 +11,15 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.costs import count_operations, meta_model
+from benchmarks.parts import PARTS
+from benchmarks.speed_tables import WITHOUT
 from benchmarks.timing import RESOLUTION, Time, show_progress, time_call, torch_threads
 from cpvt_pyramid import ARCHS, CPVTPyramid, accelerate
 from cpvt_pyramid.acceleration.products import is_supported
@@ -63,7 +65,7 @@ class Variant(NamedTuple):
 
     dtype: str  # one of DTYPES
     threads: int
-    model: str  # one of MODELS
+    model: str  # one of MODELS, or `WITHOUT` and a part of acceleration
 
     def __str__(self) -> str:
         return f'{self.model} in {self.dtype}, {amount(self.threads, "thread")}'
@@ -71,6 +73,15 @@ class Variant(NamedTuple):
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Variant:
         return cls(row['dtype'], row['threads'], row['model'])
+
+    @property
+    def is_ours(self) -> bool:
+        return self.model in OURS or self.is_partial
+
+    @property
+    def is_partial(self) -> bool:
+        """Accelerated without a part."""
+        return self.model.startswith(WITHOUT)
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -125,11 +136,19 @@ def measure(
         A row for each variant, which JSON can hold. A variant that fails, or whose results are
         wrong, has the reason there (`failed`) and no times.
     """
-    runners = Runners(case)
+    with Runners(case) as runners:
+        return measure_in_turns(runners, variants, rounds, seconds, memory)
+
+
+def measure_in_turns(
+    runners: Runners, variants: Sequence[Variant], rounds: int, seconds: float, memory: bool
+) -> list[dict[str, Any]]:
+    """`measure` the variants of the case of some runners."""
+    case = runners.case
     references = runners.references()
     gflops = operations(case) / 1e9
     rows: dict[Variant, dict[str, Any]] = {}
-    right: dict[Variant, Runner | OpenVINORunner] = {}
+    right: dict[Variant, AnyRunner] = {}
     for variant in variants:
         show_progress(f'{case}: {variant}')
         row = rows[variant] = {**case._asdict(), **variant._asdict(), 'gflops': gflops}
@@ -154,7 +173,7 @@ def compare(
 ) -> dict[str, Any]:
     """What a row says of results: how much they differ from the nearest of the references."""
     found: dict[str, Any] = {}
-    if variant.dtype != 'float32' and variant.model not in OURS:
+    if variant.dtype != 'float32' and not variant.is_ours:
         # PyTorch sums the gradients of LayerNorm's parameters in bfloat16 on a CPU: they lose up to
         # nine tenths of their value where there are many tokens. Our models correct it.
         norms = {name: results.pop(name) for name in list(results) if is_norm_gradient(name)}
@@ -168,7 +187,7 @@ def compare(
 
 def add_times(
     case: Case,
-    runners: Mapping[Variant, Runner | OpenVINORunner],
+    runners: Mapping[Variant, AnyRunner],
     rows: Mapping[Variant, dict[str, Any]],
     rounds: int,
     seconds: float,
@@ -184,7 +203,7 @@ def add_times(
         show_progress(f'{case}: round {i + 1} of {rounds}')
         for variant, runner in runners.items():
             with torch_threads(variant.threads):
-                times[variant].append(time_call(runner.run))
+                times[variant].append(runner.time())
         for product in products.values():
             product.run()
         if time.perf_counter() - start > seconds:
@@ -250,6 +269,9 @@ class Runner:
         loss_of(self.maps()).backward()
         self.model.zero_grad(set_to_none=True)
 
+    def time(self) -> Time:
+        return time_call(self.run)
+
     def results(self) -> dict[str, Tensor]:
         """The maps, and of a training step the gradients of the image and of all parameters."""
         if self.step == 'inference':
@@ -291,39 +313,93 @@ class OpenVINORunner:
     def run(self) -> None:
         self.request.infer([self.image], share_inputs=True, share_outputs=True)
 
+    def time(self) -> Time:
+        return time_call(self.run)
+
     def results(self) -> dict[str, Tensor]:
         outputs = self.request.infer([self.image])
         return by_name([torch.from_numpy(value) for value in outputs.values()])
 
 
+class RemoteRunner:
+    """A model in a process of its own.
+
+    Args:
+        process: that runs `start_process`, and nothing else.
+        variant: its model.
+    """
+
+    def __init__(self, process: ProcessPoolExecutor, variant: Variant) -> None:
+        self.process = process
+        self.variant = variant
+
+    def run(self) -> None:
+        self.time()
+
+    def time(self) -> Time:
+        return self.process.submit(time_in_process, self.variant).result()
+
+    def results(self) -> dict[str, Tensor]:
+        return self.process.submit(results_in_process, self.variant).result()
+
+
+AnyRunner = Union[Runner, OpenVINORunner, RemoteRunner]
+
+
 class Runners:
     """The models of a case, each built once, all with the same random weights.
 
+    Models without a part of acceleration are in other processes, which end with the context that
+    this is.
+
     Args:
         case: what they do.
+        weights: theirs. None: random ones.
+        is_remote: this is such a process.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(
+        self, case: Case, weights: dict[str, Tensor] | None = None, is_remote: bool = False
+    ) -> None:
         self.case = case
+        self.is_remote = is_remote
+        self.processes: dict[str, ProcessPoolExecutor] = {}  # by the model
         generator = torch.Generator().manual_seed(0)
         self.image = torch.randn(1, 3, case.height, case.width, generator=generator)
-        self.weights = ports.randomize(self.our_model()).state_dict()
+        self.weights = weights or ports.randomize(self.our_model()).state_dict()
         self.modules: dict[tuple[str, torch.dtype], nn.Module] = {}
         self.graphs: dict[str, Any] = {}  # of OpenVINO
 
-    def runner(self, variant: Variant) -> Runner | OpenVINORunner:
+    def __enter__(self) -> Runners:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.shutdown()
+
+    def runner(self, variant: Variant) -> AnyRunner:
         """What runs a variant; those of one model and one dtype of weights share a module."""
         if variant.model in OPENVINO:
             return OpenVINORunner(self.openvino_graph(variant.model), self.image, variant)
+        if variant.is_partial and not self.is_remote:
+            return RemoteRunner(self.process(variant.model), variant)
         key = (variant.model, variant.weight_dtype)
         if key not in self.modules:
             model = self.build(variant.model).to(variant.weight_dtype)
             model.train(self.case.step == 'training')
-            if variant.model in ('accelerated', 'checkpointed'):
+            if variant.is_partial:
+                PARTS[variant.model.removeprefix(WITHOUT)](model)
+            elif variant.model in ('accelerated', 'checkpointed'):
                 accelerate(model)
             self.modules[key] = model
         image = self.image.to(variant.weight_dtype, copy=True)
         return Runner(self.modules[key], image, self.case.step, variant.dtype == 'autocast')
+
+    def process(self, model: str) -> ProcessPoolExecutor:
+        """The process of a model, in all dtypes and numbers of threads."""
+        if model not in self.processes:
+            self.processes[model] = new_process(start_process, self.case, self.weights)
+        return self.processes[model]
 
     def references(self) -> list[dict[str, Tensor]]:
         """The results of our plain model in float32; if it has windows, also with windows that the
@@ -337,8 +413,8 @@ class Runners:
         return found
 
     def build(self, name: str) -> nn.Module:
-        """One of MODELS in PyTorch, not accelerated."""
-        if name in OURS:
+        """A model in PyTorch, not accelerated."""
+        if name in OURS or name.startswith(WITHOUT):
             return self.with_weights(self.our_model(with_cp=name == 'checkpointed'))
         arch = self.case.arch
         model = ports.build(port_of(name, arch), arch, self.weights, has_stage_norm(arch))
@@ -366,6 +442,33 @@ class Runners:
             if name == 'openvino':
                 to_rows(self.graphs[name])
         return self.graphs[name]
+
+
+# In a process of its own
+
+remote: Runners  # those of this process, see `start_process`
+
+
+def start_process(case: Case, weights: dict[str, Tensor]) -> None:
+    global remote
+    remote = Runners(case, weights, is_remote=True)
+
+
+def time_in_process(variant: Variant) -> Time:
+    with torch_threads(variant.threads):
+        return remote.runner(variant).time()
+
+
+def results_in_process(variant: Variant) -> dict[str, Tensor]:
+    with torch_threads(variant.threads):
+        return {name: value.float() for name, value in remote.runner(variant).results().items()}
+
+
+def new_process(function: Callable, *arguments: object) -> ProcessPoolExecutor:
+    """A process that first calls a function."""
+    context = multiprocessing.get_context('forkserver')
+    context.set_forkserver_preload([__name__])  # imported once for all processes
+    return ProcessPoolExecutor(1, context, function, arguments)
 
 
 def has_stage_norm(arch: str) -> bool:
@@ -451,10 +554,8 @@ class Products:
 
 def call_in_process(function: Callable, *arguments: object) -> Any:
     """Call a function in a process that runs nothing else; returns what it returns."""
-    context = multiprocessing.get_context('forkserver')
-    context.set_forkserver_preload([__name__])  # imported once for all processes
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(function, *arguments).result()
+    with new_process(gc.collect) as process:
+        return process.submit(function, *arguments).result()
 
 
 def measure_peak(case: Case, variant: Variant) -> float:
@@ -462,7 +563,7 @@ def measure_peak(case: Case, variant: Variant) -> float:
     from cpvt_pyramid.app.tooling import memory
 
     torch.set_num_threads(variant.threads)
-    runner = Runners(case).runner(variant)
+    runner = Runners(case, is_remote=True).runner(variant)
     runner.run()
     gc.collect()
     malloc_trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)  # of glibc

@@ -17,6 +17,10 @@ turn one image into four maps:
                  inference alone. `autocast` is compared with its bfloat16
     converted    as OpenVINO converts it, without these rows
 
+`--without products` adds our accelerated model without a part of acceleration: without the products
+of linear layers, MLPs and patches, without our own functions (kernels), without our attention, or
+without the memory that a process keeps. It runs in a process of its own.
+
 `bfloat16` are weights and image in bfloat16, `autocast` float32 under `torch.autocast`. A training
 step is a forward pass, the mean cube of all maps, and a backward pass, without an optimizer.
 
@@ -29,6 +33,7 @@ one process (A B C, A B C, ...), with all dtypes and numbers of threads.
                  is what counts; on an idle one both agree, but for threads that wait
     x port       how many times as fast as timm's, or OpenMMLab's if timm's was not measured
     x OpenVINO   than OpenVINO's
+    x whole      than our accelerated model, of models without a part of acceleration
     x float32    than the same model in float32
     x 1 thread   than the same model in one thread
     share        of the best rate of a matrix product in this dtype and number of threads: five
@@ -82,7 +87,8 @@ with imports_of('speed'):
         measure,
         variants_of,
     )
-    from benchmarks.speed_tables import HEAD, lines_of
+    from benchmarks.parts import PARTS
+    from benchmarks.speed_tables import HEAD, WITHOUT, lines_of
     from benchmarks.timing import show_progress
     from cpvt_pyramid import ARCHS
 
@@ -103,6 +109,7 @@ def speed(
     by: Literal['clock', 'processor'] = 'clock',
     no_memory: bool = False,
     markdown: bool = False,
+    without: Sequence[Literal[tuple(PARTS)]] = (),
     json: str | None = None,
 ) -> None:
     """Measure all combinations, printing a table for each architecture, size and step.
@@ -119,10 +126,12 @@ def speed(
         by: what ratios and shares are of
         no_memory: do not measure the memory of training steps
         markdown: print tables in Markdown
+        without: parts of acceleration that are left out, one at a time
         json: write machine, commit and all times to this file, after each table
     """
     check(archs, sizes, threads, rounds, json)
     about = {'machine': machine('cpu'), **version(), 'by': by}
+    models = [*models, *(WITHOUT + part for part in without)]
     done: list[dict] = []
     wrong = []
     for arch, size, step in itertools.product(archs, sizes, steps):

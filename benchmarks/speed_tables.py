@@ -32,6 +32,7 @@ BY = {
 OTHERS = {'timm': 'timm', 'openmmlab': 'OpenMMLab', 'openvino': 'OpenVINO'}  # shown names
 TRAINED_OTHERS = ('timm', 'openmmlab')
 README_SIZE = (512, 512)
+WITHOUT = 'without '  # and a part of acceleration: such a model
 
 Row = Mapping[str, Any]  # what benchmarks.measuring.measure returns
 
@@ -43,6 +44,7 @@ HEAD = (
     'cpu ms',
     'x port',
     'x OpenVINO',
+    'x whole',
     'x float32',
     'x 1 thread',
     'share',
@@ -70,6 +72,7 @@ def line_of(row: Row, rows: Sequence[Row], by: str) -> list[str]:
     others = [
         port,
         find(rows, row, model='openvino', dtype=runtime),
+        find(rows, row, model='accelerated') if row['model'].startswith(WITHOUT) else None,
         find(rows, row, dtype='float32') if row['dtype'] != 'float32' else None,
         find(rows, row, threads=1) if row['threads'] > 1 else None,
     ]

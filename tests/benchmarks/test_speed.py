@@ -3,14 +3,17 @@
 import json
 import math
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
-from benchmarks import measuring, model_table, speed_tables
+from benchmarks import measuring, model_table, parts, speed_tables
 from benchmarks import speed as tool
 from benchmarks.measuring import Case, Runner, Runners, Variant
 from benchmarks.timing import Time
+from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid.acceleration import accelerate as acceleration
 from cpvt_pyramid.app.tooling.sizes import Size
 
 OURS_AND_OTHERS = ['timm', 'plain', 'accelerated', 'openvino']
@@ -54,6 +57,49 @@ def test_what_openvino_converts_has_the_same_maps(tmp_path):
     rows = rows_of(tmp_path, models=models, steps=['inference'], dtypes=['float32'])
     assert [row['model'] for row in rows] == models
     assert all(row['difference'] < 1e-4 and row['clock_seconds'] for row in rows)
+
+
+def test_parts_of_acceleration(tmp_path):
+    """Each left out in a process of its own; the maps are the same."""
+    parts = ['products', 'kernels', 'attention', 'memory']
+    dtypes = ['float32', 'bfloat16']
+    # Of an architecture that the other processes know as it is here.
+    rows = rows_of(tmp_path, archs=['mit_b1'], models=['accelerated'], without=parts, dtypes=dtypes)
+    models = ['accelerated', *(f'without {part}' for part in parts)]
+    assert [row['model'] for row in rows] == 2 * models
+    for row in rows:
+        assert row['difference'] <= measuring.TOLERANCES[row['dtype']] and row['clock_seconds']
+    lines = speed_tables.lines_of(rows, 'clock')
+    of_whole = speed_tables.HEAD.index('x whole')
+    assert [bool(line[of_whole]) for line in lines] == 2 * [False, *4 * [True]]
+
+
+def test_a_part_is_left_out(monkeypatch):
+    """What each of these models has of acceleration."""
+    kept = []
+    monkeypatch.setattr(acceleration, 'keep_freed_memory', lambda: kept.append(True))
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for part, accelerate_without in parts.PARTS.items():
+            patch.setattr(parts.kernels, 'library', parts.kernels.library)  # undone at the end
+            parts.kernels.has_kernels.cache_clear()
+            kept.clear()
+            model = CPVTPyramid('svt_small').eval()
+            accelerate_without(model)
+            classes = {type(module) for module in model.modules()}
+            found[part] = {
+                'products' if parts.OneDNNLinear in classes and parts.FusedMLP in classes else '',
+                'kernels' if parts.kernels.has_kernels(torch.float32) else '',
+                'attention' if any(issubclass(c, parts.AttentionInParts) for c in classes) else '',
+                'memory' if kept else '',
+            }
+            mock.patch.stopall()
+    parts.kernels.has_kernels.cache_clear()
+    here = {'products', 'attention', 'memory'}
+    here |= {'kernels'} if parts.kernels.has_kernels(torch.float32) else set()
+    assert found == {part: (here - {part}) | {''} for part in here} | (
+        {} if 'kernels' in here else {'kernels': here | {''}}
+    )
 
 
 @pytest.mark.parametrize('arch', ['svt_small', 'pvt_v2_b0', 'mit_b0', 'pvt_tiny'])
@@ -197,9 +243,9 @@ def test_tables():
     of_inference = [row for row in rows if row['step'] == 'inference']
     lines = speed_tables.lines_of(of_inference, 'processor')
     found = {tuple(line[:3]): line[3:] for line in lines}
-    ratios = ['4.00', '5.00', '', '', '50%']
+    ratios = ['4.00', '5.00', '', '', '', '50%']
     assert found['float32', '1', 'accelerated'] == ['10.0', '8.0', *ratios, '10', '0e+00', '', '']
-    ratios = ['4.00', '5.00', '1.00', '2.00', '100%']  # whose limit does not rise here
+    ratios = ['4.00', '5.00', '', '1.00', '2.00', '100%']  # whose limit does not rise here
     assert found['autocast', '2', 'accelerated'] == ['5.0', '4.0', *ratios, '10', '0e+00', '', '']
 
 

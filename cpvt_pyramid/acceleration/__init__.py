@@ -10,8 +10,6 @@ Names that are private to PyTorch, all of them in this folder:
   gradients of GELU and softmax, in one pass each.
 - `torch.ops.mkldnn._convolution_pointwise` and `torch.ops.aten.convolution_backward` (conv_mlp): a
   depthwise convolution with its GELU, and the gradient of its weight alone.
-- `torch.ops.aten.mkldnn_linear` (attention): in the backward pass, a product whose input and result
-  are tensors of oneDNN, whose softmax takes half as long as PyTorch's.
 - `torch.cpu._is_amx_tile_supported` (processor): whether the processor has AMX, which PyTorch's
   fused attention uses.
 - `torch.ops.mkldnn._is_mkldnn_bf16_supported` (processor): whether there are products in bfloat16.

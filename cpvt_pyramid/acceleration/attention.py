@@ -1,4 +1,4 @@
-"""Attention by a function of our own, and its gradient by products of oneDNN.
+"""Attention by a function of our own, and its gradient in bfloat16 by products of oneDNN.
 
 Shapes: B batch, N queries, M keys, d channels of a head.
 """
@@ -18,12 +18,12 @@ from ..model import Attention
 from ..recompute import plain_class
 from .kernels import fast_attention, has_kernels
 from .processor import fused_attention_is_slow, has_amx
-from .products import affine, cast, common_dtype, contiguous, is_differentiated, summed_outer
+from .products import add_in_float32, cast, common_dtype, is_differentiated
 
-# From this number of scores of a head in float32, and of all heads of an image in bfloat16, the
-# backward pass by oneDNN's products is faster than that of PyTorch's fused kernel, where that is
-# slow. Not of all images: an image's gradients would depend on the size of its batch.
-WORTH_PRODUCTS = {torch.float32: 2**16, torch.bfloat16: 2**14}
+# From this number of scores of all heads of an image on, the backward pass by products is faster
+# than that of PyTorch's fused kernel, where that is slow. Not of all images: an image's gradients
+# would depend on the size of its batch.
+WORTH_PRODUCTS = 2**14
 
 # From this number of queries and keys on, PyTorch's fused kernel in bfloat16 packs keys and values
 # for AMX (PyTorch 2.13, `FlashAttentionKernel.cpp`). Our function has no AMX.
@@ -127,8 +127,6 @@ class PartsOfAttention(torch.autograd.Function):
         grad = grad.transpose(1, 2)
         if is_differentiated(grad):
             return *attention_gradients(grad, q, k, v, bias), None
-        if takes_batches(q, k):
-            return *gradients_in_batches(grad, q, k, v, bias), None
         return *gradients_in_parts(grad, q, k, v, bias), None
 
 
@@ -138,39 +136,26 @@ Gradients = tuple[Tensor, Tensor, Tensor]  # those of queries, keys and values
 def gradients_in_parts(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]
 ) -> Gradients:
-    """The gradients of attention, some queries of a head at a time."""
-    grad_q = empty_by_token(q)
-    k = scaled(k).contiguous()
-    v = v.contiguous()
-    grad_k = torch.zeros_like(k, dtype=torch.float32)  # sums of many parts
-    grad_v = torch.zeros_like(v, dtype=torch.float32)
-    for b, head, rows in query_parts(q, k):
-        part_q = q[b, head, rows].contiguous()
-        part_grad = grad[b, head, rows].contiguous()
-        weights = attention_weights(part_q, k[b, head], bias, b).to_dense()
-        grad_v[b, head] += summed_outer(weights, part_grad)
-        grad_scores = softmax_gradient(affine(part_grad, v[b, head]), weights)
-        grad_k[b, head] += summed_outer(grad_scores, part_q)
-        grad_q[b, head, rows] = affine(grad_scores, k[b, head].t())
-    return grad_q, scaled(grad_k).to(k.dtype), grad_v.to(v.dtype)
-
-
-def gradients_in_batches(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]
-) -> Gradients:
-    """The gradients of attention, some heads at a time."""
+    """The gradients of attention, some heads at a time, or some queries of a head."""
     found = [empty_by_token(x) for x in (q, k, v)]
     k = scaled(k)
     for part in batches(q, k):
-        part_grad, part_q, part_k, part_v = [x[part].flatten(0, 1) for x in (grad, q, k, v)]
-        weights = batched_weights(part_q, part_k, bias_of_part(bias, part))
-        grad_v = torch.bmm(weights.transpose(1, 2), part_grad)
-        grad_weights = torch.bmm(part_grad, part_v.transpose(1, 2))
-        grad_scores = softmax_gradient(grad_weights, weights)
-        grad_q = torch.bmm(grad_scores, part_k)
-        grad_k = scaled(torch.bmm(grad_scores.transpose(1, 2), part_q))
-        for to, x in zip(found, (grad_q, grad_k, grad_v)):
-            to[part] = x.unflatten(0, q[part].shape[:2])
+        part_q, part_k, part_v, part_grad = [x[part] for x in (q, k, v, grad)]
+        keys = part_k.flatten(0, 1)
+        values = part_v.flatten(0, 1).transpose(1, 2)
+        grad_k: Optional[Tensor] = None
+        grad_v: Optional[Tensor] = None
+        for rows in query_rows(q, k):
+            row_q, row_grad = [x[:, :, rows].flatten(0, 1) for x in (part_q, part_grad)]
+            weights = attention_weights(row_q, keys, bias_of_part(bias, part))
+            grad_scores = softmax_gradient(torch.bmm(row_grad, values), weights)
+            grad_q = torch.bmm(grad_scores, keys)
+            found[0][part][:, :, rows] = grad_q.unflatten(0, part_q.shape[:2])
+            grad_k = add_in_float32(grad_k, torch.bmm(grad_scores.transpose(1, 2), row_q))
+            grad_v = add_in_float32(grad_v, torch.bmm(weights.transpose(1, 2), row_grad))
+        if grad_k is not None and grad_v is not None:
+            found[1][part] = scaled(grad_k).unflatten(0, part_k.shape[:2])
+            found[2][part] = grad_v.unflatten(0, part_v.shape[:2])
     return found[0], found[1], found[2]
 
 
@@ -186,18 +171,7 @@ def softmax_gradient(grad: Tensor, weights: Tensor) -> Tensor:
 
 def is_worth_products(q: Tensor, k: Tensor) -> bool:
     """True if the backward pass is faster by products, where PyTorch's is slow."""
-    scores = q.shape[2] * k.shape[2]
-    if q.dtype == torch.bfloat16:
-        scores *= q.shape[1]
-    return scores >= WORTH_PRODUCTS[q.dtype]
-
-
-def takes_batches(q: Tensor, k: Tensor) -> bool:
-    """True if several heads are computed at a time, by PyTorch's batched products.
-
-    In float32 these are MKL's, which are slow where attention is computed by products.
-    """
-    return q.dtype == torch.bfloat16 and q.shape[2] * k.shape[2] <= SCORES_AT_A_TIME // 2
+    return q.shape[1] * q.shape[2] * k.shape[2] >= WORTH_PRODUCTS
 
 
 Part = tuple[slice, slice]  # images and heads
@@ -212,35 +186,28 @@ def batches(q: Tensor, k: Tensor) -> Iterator[Part]:
         yield slice(image, image + images), slice(head, head + heads)
 
 
+def query_rows(q: Tensor, k: Tensor) -> Iterator[slice]:
+    """Split the queries of a head into rows whose scores stay in the cache."""
+    count = max(SCORES_AT_A_TIME // k.shape[2], 1)
+    for start in range(0, q.shape[2], count):
+        yield slice(start, start + count)
+
+
 def bias_of_part(bias: Optional[Tensor], part: Part) -> Optional[Tensor]:
     images, _ = part
     return None if bias is None else bias[images]
 
 
-def batched_weights(q: Tensor, k: Tensor, bias: Optional[Tensor]) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor, bias: Optional[Tensor]) -> Tensor:
     """Attention weights (n, N, M) of the n heads of some images, of queries (n, N, d) and keys
-    (n, M, d), which are `scaled`. `bias` has a row for each image."""
+    (n, M, d), which are `scaled`. `bias` has a row for each image.
+
+    oneDNN's softmax takes half as long as PyTorch's.
+    """
     scores = torch.bmm(q, k.transpose(1, 2))
     if bias is not None:
         scores.unflatten(0, (len(bias), -1)).add_(bias[:, None, None])
     return scores.to_mkldnn().softmax(-1).to_dense()
-
-
-def attention_weights(q: Tensor, k: Tensor, bias: Optional[Tensor], image: int) -> Tensor:
-    """Attention weights (rows, M) of some queries, as a tensor of oneDNN; the keys are `scaled`.
-
-    oneDNN's softmax takes half as long as PyTorch's.
-    """
-    image_bias = None if bias is None else bias[image]
-    return torch.ops.aten.mkldnn_linear(q.to_mkldnn(), k, contiguous(image_bias)).softmax(-1)
-
-
-def query_parts(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, slice]]:
-    """Split the queries into parts whose scores stay in the cache: image, head and queries."""
-    batch, heads, queries, _ = q.shape
-    rows = max(SCORES_AT_A_TIME // k.shape[2], 1)
-    for b, head, start in itertools.product(range(batch), range(heads), range(0, queries, rows)):
-        yield b, head, slice(start, start + rows)
 
 
 def scaled(k: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
 """Products of oneDNN, and the layers that consist of them.
 
 PyTorch's `F.linear` hands float32 products on a CPU to MKL, and the GELU is a separate pass over
-the widest map of the model. oneDNN, which is part of PyTorch, does both in one pass, and on AMD
-processors its products are 1.1 (Zen 4) to 2 times (Zen 5) as fast.
+the widest map of the model. oneDNN, which is part of PyTorch, does both in one pass, and its
+products are 1.1 (Zen 4) to 2 times (Zen 5) as fast on AMD's processors, and about as fast on
+Intel's (Emerald Rapids). The gradients of weights are products of PyTorch's: oneDNN's take up to
+twice as long there.
 
 Shapes: x is (..., C), weights are (out, in) as in `nn.Linear`.
 """
@@ -19,7 +21,7 @@ from ..grid import Grid
 from ..model import MLP
 from ..recompute import drops_nothing, is_plain_linear
 from ..versions import cpu_autocast_dtype, is_compiling
-from .processor import mkl_is_slow, multiplies_bfloat16
+from .processor import multiplies_bfloat16
 
 # A call of oneDNN's product takes 20 us, one of PyTorch's 5 (Emerald Rapids): up to this number of
 # multiplications, and up to this number of tokens, which MKL multiplies 1.1 to 2 times as fast.
@@ -284,7 +286,7 @@ def gradients(
     if need_x and weight is not None:
         grad_x = product(grad, weight)
     if need_weight and x is not None:
-        grad_weight = summed_outer(grad, x)
+        grad_weight = grad.t() @ x
     if need_bias:
         grad_bias = grad.sum(0)
     return grad_x, grad_weight, grad_bias
@@ -342,17 +344,3 @@ def gelu_gradient(grad: Tensor, x: Tensor) -> Tensor:
     if is_differentiated(grad):
         return torch.ops.aten.gelu_backward(grad, x)
     return torch.ops.aten.gelu_backward.grad_input(grad, x, grad_input=grad)
-
-
-def summed_outer(grad: Tensor, x: Tensor) -> Tensor:
-    """grad.T @ x of rows (T, C): the gradient of a linear layer's weight."""
-    if is_differentiated(grad) or grad.dtype == torch.bfloat16:
-        return grad.t() @ x  # in bfloat16 by oneDNN, without a copy of what is transposed
-    # oneDNN's linear layer is fastest with the smaller side first.
-    if grad.shape[1] < x.shape[1]:
-        return affine(grad.t(), x.t())
-    if not mkl_is_slow():
-        return grad.t() @ x
-    if grad.shape[1] == x.shape[1]:
-        return affine(grad.t(), x.t())
-    return affine(x.t(), grad.t()).t()

@@ -18,8 +18,9 @@ from .products import concatenated, fast_dtype
 # Values of queries, keys and values that are computed at a time, which stay in the cache.
 BAND = 2**20
 
-# In bfloat16 the backward pass of windows of at least this many tokens is computed by products. The
-# number of windows does not count: an image's gradients would depend on the size of its batch.
+# The backward pass of windows of at least this many tokens is computed by products, where PyTorch's
+# is slow. The number of windows does not count: an image's gradients would depend on the size of
+# its batch.
 FEWEST_TOKENS = 32
 
 
@@ -56,7 +57,7 @@ class BorderWindowAttention(AttentionInParts, WindowAttention):
         return fit and torch.is_grad_enabled()
 
     def is_large(self, q: Tensor, k: Tensor) -> bool:
-        return q.dtype == torch.bfloat16 and k.shape[2] >= FEWEST_TOKENS
+        return k.shape[2] >= FEWEST_TOKENS
 
     def attend_in_bands(self, x: Tensor, bias: Optional[Tensor]) -> Tensor:
         """The attention of a map (B, H, W, C) and its linear layers, without gradient."""

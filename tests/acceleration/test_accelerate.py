@@ -57,12 +57,11 @@ def assert_same_gradients(found, expected):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=5e-5 * b.abs().max().item())
 
 
-@pytest.fixture(params=['as it is', 'with a slow MKL, in parts', 'grouped'])
+@pytest.fixture(params=['as it is', 'in parts', 'grouped'])
 def way(request, monkeypatch):
     """What depends on the processor, its threads and the size of a map."""
-    if request.param == 'with a slow MKL, in parts':
+    if request.param == 'in parts':
         monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
-        monkeypatch.setattr(products, 'mkl_is_slow', lambda: True)
         monkeypatch.setattr(windows, 'BAND', 4000)
         monkeypatch.setattr(windows, 'FEWEST_TOKENS', 1)
         monkeypatch.setattr(attention, 'is_worth_products', lambda q, k: True)
@@ -633,32 +632,3 @@ def test_without_onednn(monkeypatch, lacks):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         accelerate(model, False)
-
-
-@pytest.mark.parametrize(
-    'text, name, slow',
-    [
-        ('vendor_id\t: AuthenticAMD\ncpu family\t: 26\n', ('AuthenticAMD', 26), True),
-        ('vendor_id\t: AuthenticAMD\ncpu family\t: 25\n', ('AuthenticAMD', 25), False),
-        ('vendor_id\t: GenuineIntel\ncpu family\t: 6\n', ('GenuineIntel', 6), False),
-        ('CPU implementer\t: 0x41\n', ('', 0), False),
-        (None, ('AuthenticAMD', 26), True),
-    ],
-)
-def test_the_processor(monkeypatch, text, name, slow):
-    def read(*_, **__):
-        if text is None:
-            raise FileNotFoundError
-        return text
-
-    monkeypatch.setattr(processor.Path, 'read_text', read)
-    windows = 'AMD64 Family 26 Model 2 Stepping 1, AuthenticAMD'
-    monkeypatch.setattr(processor.platform, 'processor', lambda: windows)
-    processor.processor.cache_clear()
-    processor.mkl_is_slow.cache_clear()
-    try:
-        assert processor.processor() == name
-        assert processor.mkl_is_slow() == slow
-    finally:
-        processor.processor.cache_clear()
-        processor.mkl_is_slow.cache_clear()

@@ -12,10 +12,13 @@ import torch
 from benchmarks import ROOT
 from cpvt_pyramid.app.tooling.threads import usable_cores
 
-# Vendor, family and models in /proc/cpuinfo, as in Linux's arch/x86/kernel/cpu/amd.c.
+# Vendor, family and models in /proc/cpuinfo, as in Linux's arch/x86/kernel/cpu/amd.c and
+# arch/x86/include/asm/intel-family.h.
 GENERATIONS = (
     ('AuthenticAMD', 25, (range(0x10, 0x20), range(0x60, 0xB0)), 'Zen 4'),
     ('AuthenticAMD', 26, (range(0x00, 0x30), range(0x40, 0x50), range(0x60, 0x80)), 'Zen 5'),
+    ('GenuineIntel', 6, (range(0x8F, 0x90),), 'Sapphire Rapids'),
+    ('GenuineIntel', 6, (range(0xCF, 0xD0),), 'Emerald Rapids'),
 )
 
 
@@ -45,7 +48,7 @@ def processor_name(cpuinfo: str) -> str:
     for line in cpuinfo.partition('\n\n')[0].splitlines():
         key, _, value = line.partition(':')
         found[key.strip()] = value.strip()
-    name = found.get('model name', platform.machine())
+    name = found.get('model name', platform.machine()).replace('(R)', '')
     for vendor, family, models, generation in GENERATIONS:
         is_vendor = (found.get('vendor_id'), found.get('cpu family')) == (vendor, str(family))
         if is_vendor and any(int(found.get('model', -1)) in known for known in models):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple, Union
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -340,7 +341,8 @@ class RemoteRunner:
         return self.process.submit(time_in_process, self.variant).result()
 
     def results(self) -> dict[str, Tensor]:
-        return self.process.submit(results_in_process, self.variant).result()
+        found = self.process.submit(results_in_process, self.variant).result()
+        return {name: torch.tensor(value) for name, value in found.items()}
 
 
 AnyRunner = Union[Runner, OpenVINORunner, RemoteRunner]
@@ -398,7 +400,9 @@ class Runners:
     def process(self, model: str) -> ProcessPoolExecutor:
         """The process of a model, in all dtypes and numbers of threads."""
         if model not in self.processes:
-            self.processes[model] = new_process(start_process, self.case, self.weights)
+            # As arrays: each tensor would need a file descriptor.
+            weights = {name: value.numpy() for name, value in self.weights.items()}
+            self.processes[model] = new_process(start_process, self.case, weights)
         return self.processes[model]
 
     def references(self) -> list[dict[str, Tensor]]:
@@ -449,9 +453,10 @@ class Runners:
 remote: Runners  # those of this process, see `start_process`
 
 
-def start_process(case: Case, weights: dict[str, Tensor]) -> None:
+def start_process(case: Case, weights: dict[str, np.ndarray]) -> None:
     global remote
-    remote = Runners(case, weights, is_remote=True)
+    tensors = {name: torch.tensor(value) for name, value in weights.items()}
+    remote = Runners(case, tensors, is_remote=True)
 
 
 def time_in_process(variant: Variant) -> Time:
@@ -459,9 +464,10 @@ def time_in_process(variant: Variant) -> Time:
         return remote.runner(variant).time()
 
 
-def results_in_process(variant: Variant) -> dict[str, Tensor]:
+def results_in_process(variant: Variant) -> dict[str, np.ndarray]:
     with torch_threads(variant.threads):
-        return {name: value.float() for name, value in remote.runner(variant).results().items()}
+        results = remote.runner(variant).results()
+    return {name: value.float().numpy() for name, value in results.items()}
 
 
 def new_process(function: Callable, *arguments: object) -> ProcessPoolExecutor:

@@ -88,7 +88,7 @@ with imports_of('speed'):
         variants_of,
     )
     from benchmarks.parts import PARTS
-    from benchmarks.speed_tables import HEAD, WITHOUT, lines_of
+    from benchmarks.speed_tables import HEAD, WITHOUT, file_of, lines_of, read, write_tables
     from benchmarks.timing import show_progress
     from cpvt_pyramid import ARCHS
 
@@ -111,6 +111,7 @@ def speed(
     markdown: bool = False,
     without: Sequence[Literal[tuple(PARTS)]] = (),
     json: str | None = None,
+    record: bool = False,
 ) -> None:
     """Measure all combinations, printing a table for each architecture, size and step.
 
@@ -128,6 +129,8 @@ def speed(
         markdown: print tables in Markdown
         without: parts of acceleration that are left out, one at a time
         json: write machine, commit and all times to this file, after each table
+        record: at the end, write them to benchmarks/processors, in place of this processor's, and
+            write the tables of the documentation
     """
     check(archs, sizes, threads, rounds, json)
     about = {'machine': machine('cpu'), **version(), 'by': by}
@@ -148,6 +151,9 @@ def speed(
         for row in rows:
             if row.get('is_wrong'):
                 wrong.append(f'{case}, {Variant.of(row)}: {row["failed"]}')
+    if record and not wrong:
+        write_text(file_of(about['machine']['processor']), as_json(about, done))
+        write_tables(read())
     if wrong:
         raise UserError('wrong results: ' + '; '.join(wrong))
 

@@ -8,6 +8,7 @@ CPUINFO = (
     'processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\n'
     'model name\t: {name}\n\nprocessor\t: 1\nmodel name\t: another\n'
 )
+SAPPHIRE_RAPIDS = 'Intel Xeon Platinum 8480+ (Sapphire Rapids)'
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,15 @@ CPUINFO = (
         ('AuthenticAMD', 25, 17, 'AMD EPYC', 'AMD EPYC (Zen 4)'),
         ('AuthenticAMD', 25, 1, 'AMD EPYC', 'AMD EPYC, cpu family 25, model 1'),  # Zen 3
         ('AuthenticAMD', 26, 80, 'AMD EPYC', 'AMD EPYC, cpu family 26, model 80'),  # newer
-        ('GenuineIntel', 6, 143, 'Intel Xeon', 'Intel Xeon, cpu family 6, model 143'),
+        ('GenuineIntel', 6, 143, 'Intel(R) Xeon(R) Platinum 8480+', SAPPHIRE_RAPIDS),
+        (
+            'GenuineIntel',
+            6,
+            207,
+            'Intel(R) Xeon(R) Processor',
+            'Intel Xeon Processor (Emerald Rapids)',
+        ),
+        ('GenuineIntel', 6, 85, 'Intel Xeon', 'Intel Xeon, cpu family 6, model 85'),  # of two kinds
     ],
 )
 def test_a_processor_has_the_name_that_readers_know(vendor, family, model, name, shown):

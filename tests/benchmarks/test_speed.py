@@ -199,8 +199,9 @@ def test_tables():
     rows = []
     for step in measuring.STEPS:
         case = Case('svt_small', step, 512, 512)
-        for variant in measuring.variants_of(case, list(numbers), measuring.DTYPES, [1, 2]):
-            number = numbers[variant.model]
+        models = [*numbers, 'without memory'] if step == 'inference' else list(numbers)
+        for variant in measuring.variants_of(case, models, measuring.DTYPES, [1, 2]):
+            number = numbers.get(variant.model, 1.5)
             row = {**case._asdict(), **variant._asdict(), 'difference': 0.0}
             row['clock_seconds'] = [
                 0.008 * number / variant.threads,
@@ -212,9 +213,9 @@ def test_tables():
             row['gflops'] = 1.0
             row['product_gflops'] = {'clock': 200.0 * variant.threads, 'processor': 250.0}
             rows.append(row)
-    by_clock = speed_tables.Measured(rows, 'clock', 'commit 1')
+    by_clock = speed_tables.Measured(rows, 'clock', 'Zen', 'Zen, commit 1')
 
-    assert cells(speed_tables.readme_section(by_clock)) == [
+    assert cells(speed_tables.readme_section([by_clock])) == [
         ['one image of 512 x 512, one CPU thread', 'Twins-SVT-S'],
         ['---', '---'],
         ['inference, float32', '10 ms'],
@@ -232,13 +233,17 @@ def test_tables():
         ['in timm', 'x 4.00'],
         ['in OpenMMLab', 'x 3.00'],
     ]
-    found = cells(speed_tables.page_section(by_clock))
-    size = ['Twins-SVT-S', '512 x 512']
+    found = cells(speed_tables.page_section([by_clock]))
+    size = ['Zen', 'Twins-SVT-S', '512 x 512']
     of_one = ['40', '30', '20', '10', '50', '50%', '40', '10', '10', '50', '50%']
     of_two = ['20', '15', '10', '5', '25', '50%', '20', '5', '5', '25', '50%']
     assert found[2:4] == [[*size, '1', *of_one], [*size, '2', *of_two]]
     of_one = ['40', '30', '20', '10', '50%', '10', '10', '40', '30', '20', '10']
     assert found[6] == [*size, '1', *of_one]
+
+    # Without a part, in half of the time that is longer; "all" is the plain model.
+    of_parts = ['', '', '', '1.50', '2.00']
+    assert found[10] == [*size, '1', 'inference', *of_parts, *of_parts]
 
     of_inference = [row for row in rows if row['step'] == 'inference']
     lines = speed_tables.lines_of(of_inference, 'processor')
@@ -247,6 +252,53 @@ def test_tables():
     assert found['float32', '1', 'accelerated'] == ['10.0', '8.0', *ratios, '10', '0e+00', '', '']
     ratios = ['4.00', '5.00', '', '1.00', '2.00', '100%']  # whose limit does not rise here
     assert found['autocast', '2', 'accelerated'] == ['5.0', '4.0', *ratios, '10', '0e+00', '', '']
+
+
+def test_tables_of_several_processors():
+    """Cells of the README are from the least to the largest; the page names the processors."""
+
+    def of_processor(name, milliseconds):
+        rows = []
+        for model, factor in (('timm', 3), ('accelerated', 1)):
+            row = {**Case('mit_b2', 'inference', 512, 512)._asdict(), 'gflops': 1.0}
+            row |= Variant('float32', 1, model)._asdict()
+            row['clock_seconds'] = [factor * milliseconds / 1e3 + (model == 'timm') / 1e3]
+            row['product_gflops'] = {'clock': 200.0}
+            rows.append(row)
+        return speed_tables.Measured(rows, 'clock', name, f'{name}, commit 1')
+
+    measured = [of_processor('Zen', 10), of_processor('Rapids', 5)]
+    table = cells(speed_tables.readme_section(measured))
+    assert table[2:4] == [['inference, float32', '5 to 10 ms'], ['in timm', 'x 3.10 to 3.20']]
+    page = speed_tables.page_section(measured)
+    assert [line[:6] for line in cells(page)[2:]] == [
+        ['Zen', 'MiT-B2', '512 x 512', '1', '31', ''],
+        ['Rapids', 'MiT-B2', '512 x 512', '1', '16', ''],
+    ]
+    assert '- Zen, commit 1\n- Rapids, commit 1\n' in page
+
+
+def test_one_command_records_a_processor(monkeypatch, tmp_path):
+    """Its times and the tables; other processors' times stay."""
+    (tmp_path / 'zen.json').write_bytes(
+        (speed_tables.MEASURED / 'amd-epyc-zen-5.json').read_bytes()
+    )
+    pages = []
+    for name in ('README', 'PAGE'):
+        page = tmp_path / f'{name}.md'
+        page.write_text('<!-- speed: a -->\n<!-- end of speed -->')
+        monkeypatch.setattr(speed_tables, name, page)
+        pages.append(page)
+    monkeypatch.setattr(speed_tables, 'MEASURED', tmp_path)
+    machine = dict(processor='A (B), c', cores=2, torch='2')
+    monkeypatch.setattr(tool, 'machine', lambda device: machine)
+    options = dict(rounds=1, threads=[1], dtypes=['float32'], models=['plain', 'accelerated'])
+    tool.speed(archs=['pcpvt_nano'], sizes=[Size(512, 512)], record=True, **options)
+    found = json.loads((tmp_path / 'a-b-c.json').read_text())
+    assert [row['model'] for row in found['rows']] == ['plain', 'accelerated']
+    for page in pages:
+        assert 'AMD EPYC (Zen 5), 2 cores' in page.read_text()
+        assert 'A (B), c, 2 cores' in page.read_text()
 
 
 def test_memory_of_a_process():

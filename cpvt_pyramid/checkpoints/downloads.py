@@ -1,16 +1,15 @@
 """Weights by name: those in this package, and addresses and files on the Hugging Face hub.
 
-What is not on this machine is downloaded once.
+torch.hub and huggingface_hub download what is not on this machine, once, into their caches.
 """
 
 import hashlib
 import os
 import re
-from contextlib import nullcontext
-from http.client import HTTPResponse
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Optional, Union
+from typing import Optional, Union
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -23,8 +22,7 @@ SCHEMES = ('cpvt://', 'timm://', 'hf://', 'https://', 'http://')
 # torch.hub's convention, NAME-SHA256.pth. Eight digits from 20 on are a date.
 DIGEST = re.compile(r'-(?!20\d{6}\.)([0-9a-f]{8,64})\.\w+$')
 ON_HUB = re.compile('hf://([^/]+/[^/]+)(?:/(.+))?')
-TIMEOUT = 10  # seconds to connect, and between two pieces of a file
-PIECE = 1 << 20  # bytes that are read at a time
+TIMEOUT = 10  # seconds to connect
 
 
 def local_file(source: Union[str, Path]) -> Path:
@@ -63,7 +61,6 @@ def local_file(source: Union[str, Path]) -> Path:
         )
     if not on_hub and is_downloaded(name):
         return checked(cached_path(name))
-    found: Optional[Path]
     try:
         found = from_hub(*on_hub.groups()) if on_hub else from_address(name)
     except Exception as error:  # the hub's client raises many, from several libraries
@@ -103,26 +100,31 @@ def cached_path(url: str) -> Path:
     return downloads_folder() / Path(urlsplit(url).path).name
 
 
-def from_address(url: str) -> Path:
-    """Download the file at an address to torch.hub's cache, where it is complete or not at all.
-
-    Raises:
-        EOFError: the connection breaks.
-        OSError: there is no connection, or nothing arrives for `TIMEOUT` seconds.
-        ValueError: what arrives does not have the hash in the file's name.
-    """
-    # torch.hub's own function waits without limit, and takes what arrived before a connection broke
-    # for the file.
+def from_address(url: str) -> Optional[Path]:
+    """Download the file at an address to torch.hub's cache, where it is complete or not at all."""
     path = cached_path(url)
-    folder = path.parent
-    request = Request(url, headers={'User-Agent': 'torch.hub'})
-    with urlopen(request, timeout=TIMEOUT) as response:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder) as scratch:
-            partial = Path(scratch, path.name)
-            receive(response, partial)
-            os.replace(partial, path)
+    digest = DIGEST.search(path.name)
+    # torch.hub's function waits without limit for a connection. It takes what arrived before a
+    # connection broke for the file, if it has no hash.
+    length = length_of(url)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent) as scratch:
+        partial = Path(scratch, path.name)
+        torch.hub.download_url_to_file(
+            url, str(partial), digest and digest[1], progress=sys.stderr.isatty()
+        )
+        received = partial.stat().st_size
+        if length is not None and received != length:
+            raise EOFError(f'{received} of {length} bytes arrived')
+        os.replace(partial, path)
     return path
+
+
+def length_of(url: str) -> Optional[int]:
+    """Bytes of the file at an address, if the server says it."""
+    with urlopen(Request(url, headers={'User-Agent': 'torch.hub'}), timeout=TIMEOUT) as response:
+        length = response.headers['Content-Length']
+    return None if length is None else int(length)
 
 
 def checked(path: Path) -> Path:
@@ -134,58 +136,17 @@ def checked(path: Path) -> Path:
     """
     expected = DIGEST.search(path.name)
     if expected:
-        found = sha256_of(path)
-        if not found.startswith(expected[1]):
-            found = found[: len(expected[1])]
+        sha256 = hashlib.sha256()
+        with path.open('rb') as file:
+            while piece := file.read(1 << 20):
+                sha256.update(piece)
+        found = sha256.hexdigest()[: len(expected[1])]
+        if found != expected[1]:
             raise ValueError(
                 f'{path} is damaged or another file: its SHA-256 begins with {found}, not '
                 f'{expected[1]}. Delete it, and it is downloaded again'
             )
     return path
-
-
-def sha256_of(path: Path) -> str:
-    sha256 = hashlib.sha256()
-    with path.open('rb') as file:
-        while piece := file.read(PIECE):
-            sha256.update(piece)
-    return sha256.hexdigest()
-
-
-def receive(response: HTTPResponse, path: Path) -> None:
-    """Write what a server sends, and show how far it is; see `from_address`."""
-    length = int(response.headers['Content-Length'] or 0)
-    sha256 = hashlib.sha256()
-    beginning = b''
-    received = 0
-    with progress_bar(path.name, length) as bar, path.open('wb') as file:
-        while piece := response.read(PIECE):
-            if received == 0:
-                beginning = piece
-            received += len(piece)
-            sha256.update(piece)
-            file.write(piece)
-            if bar is not None:
-                bar.update(len(piece))
-    if received < length:
-        raise EOFError(f'{received} of {length} bytes arrived')
-    expected = DIGEST.search(path.name)
-    if expected and not sha256.hexdigest().startswith(expected[1]):
-        what = 'another file'
-        if beginning.lstrip().startswith(b'<'):
-            what = 'a web page, perhaps of a proxy,'
-        found = sha256.hexdigest()[: len(expected[1])]
-        raise ValueError(f'{what} arrived: its SHA-256 begins with {found}, not {expected[1]}')
-
-
-def progress_bar(name: str, length: int) -> Any:
-    """A bar of tqdm on a terminal; without tqdm, a context that gives None."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return nullcontext()
-    # disable=None: a bar on terminals only
-    return tqdm(desc=name, total=length or None, unit='B', unit_scale=True, disable=None)
 
 
 def from_hub(repo: str, file: Optional[str]) -> Optional[Path]:
@@ -203,8 +164,7 @@ def from_hub(repo: str, file: Optional[str]) -> Optional[Path]:
 
     if file:
         return hub_file(repo, file)
-    names = sorted(PUBLISHED, key=lambda name: not is_cached(repo, name))
-    for name in names:
+    for name in sorted(PUBLISHED, key=lambda name: not is_cached(repo, name)):
         try:
             path = hub_file(repo, name)
         except LocalEntryNotFoundError:  # without a network

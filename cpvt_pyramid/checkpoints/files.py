@@ -32,14 +32,12 @@ BEGINNINGS = (
     (b'\xfd7zXZ', f'is compressed with xz; {UNPACK}'),
     (b'\x28\xb5\x2f\xfd', f'is compressed with zstd; {UNPACK}'),
     (b'\x93NUMPY', 'is a NumPy array; save tensors by their names with torch.save'),
-    (b'\x89HDF', 'is an HDF5 file; save tensors by their names with torch.save'),
     (b'version https://git-lfs', 'is a pointer of Git LFS, not the file itself; run git lfs pull'),
     (b'\x89PNG', IMAGE),
     (b'\xff\xd8\xff', IMAGE),  # JPEG
     (b'GIF8', IMAGE),
     (b'II*\x00', IMAGE),  # TIFF
     (b'MM\x00*', IMAGE),
-    (b'%PDF-', f'is a PDF document; {WANTED}'),
     (b'<', 'is a web page or an XML file; download the checkpoint itself'),
 )
 

@@ -232,7 +232,7 @@ def write_cut_text(path: Path) -> None:
             'is a text file',
         ),  # also a pickle's GLOBAL
         (write_cut_text, 'is a text file'),
-        (lambda path: path.write_bytes(b'%PDF-1.4\n%\xe2\xe3'), 'is a PDF document; '),
+        (lambda path: path.write_bytes(b'%PDF-1.4\n%\xe2\xe3'), 'is not a complete checkpoint'),
         (lambda path: path.write_bytes(b'\x08'), 'is not a complete checkpoint'),
         (write_script, 'is a TorchScript archive: .* save the state_dict'),
         (write_exported, 'is an exported program of torch.export'),

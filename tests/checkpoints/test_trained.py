@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -47,18 +48,18 @@ class Handler(BaseHTTPRequestHandler):
         if how == 'missing':
             self.send_error(404)
             return
+        if how == 'silent':
+            time.sleep(3 * downloads.TIMEOUT)
+            return
         self.send_response(200)
         if how != 'without-length':
             self.send_header('Content-Length', str(len(content)))
         self.end_headers()
         if how == 'other':
             content = content[::-1]
-        if how in ('broken', 'stalled'):
+        if how == 'broken':
             content = content[: len(content) // 2]
         self.wfile.write(content)
-        self.wfile.flush()
-        if how == 'stalled':
-            time.sleep(3 * downloads.TIMEOUT)
 
 
 @pytest.fixture
@@ -99,15 +100,15 @@ def test_a_name_is_downloaded_once(how, address, monkeypatch):
     for _ in range(2):
         report = load_weights(model, weights_of(NAME))
         assert str(report).endswith('0 missing, 0 unused')
-    assert Handler.requests == [how]
+    assert Handler.requests == [how, how]  # one for its length
     assert [path.name for path in downloads_left()] == [file_name()]
 
 
 FAULTS = {
-    'broken': r'EOFError: \d+ of \d+ bytes arrived',
-    'other': 'ValueError: another file arrived: its SHA-256 begins with [0-9a-f]{8}, not',
-    'page': 'ValueError: a web page, perhaps of a proxy, arrived: its SHA-256 begins with',
-    'stalled': f'{socket.timeout.__name__}: timed out',
+    'broken': 'RuntimeError: invalid hash value .expected "[0-9a-f]{8}", got "[0-9a-f]{64}".',
+    'other': 'RuntimeError: invalid hash value',
+    'page': 'RuntimeError: invalid hash value',
+    'silent': f'{socket.timeout.__name__}: timed out',
     'missing': 'HTTPError: HTTP Error 404: Not Found',
 }
 
@@ -129,6 +130,23 @@ def test_faults_are_one_line_and_leave_nothing(how, address, monkeypatch):
     assert downloads_left() == []
 
 
+def test_a_broken_connection_of_a_file_without_a_hash(address):
+    with pytest.raises(ConnectionError, match=r'\(EOFError: \d+ of \d+ bytes arrived\)'):
+        local_file(f'{address}/broken/model.pth')
+    assert downloads_left() == []
+    assert local_file(f'{address}/whole/model.pth').read_bytes() == Handler.content
+    assert local_file(f'{address}/without-length/other.pth').read_bytes() == Handler.content
+
+
+def test_processes_that_download_at_the_same_time(address):
+    """Each gets the whole file, whichever is the first."""
+    url = f'{address}/whole/{file_name()}'
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: downloads.from_address(url).read_bytes(), range(8)))
+    assert found == 8 * [Handler.content]
+    assert [path.name for path in downloads_left()] == [file_name()]
+
+
 def test_a_download_that_was_killed_is_begun_again(address, monkeypatch):
     set_address(monkeypatch, f'{address}/whole/{file_name()}')
     folder = downloads.downloads_folder()
@@ -139,11 +157,12 @@ def test_a_download_that_was_killed_is_begun_again(address, monkeypatch):
 
 
 def test_an_interrupt_leaves_nothing(address, monkeypatch):
-    def interrupt(*_args: object) -> None:
+    def interrupt(_url: str, path: str, *_args: object, **_options: object) -> None:
+        Path(path).write_bytes(Handler.content[:100])
         raise KeyboardInterrupt
 
     set_address(monkeypatch, f'{address}/whole/{file_name()}')
-    monkeypatch.setattr(downloads, 'receive', interrupt)
+    monkeypatch.setattr(torch.hub, 'download_url_to_file', interrupt)
     with pytest.raises(KeyboardInterrupt):
         local_file(weights_of(NAME))
     assert downloads_left() == []

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import warnings
 from argparse import ArgumentParser
 from codecs import BOM_UTF8
 from collections.abc import Sequence
@@ -13,9 +14,8 @@ from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
-from ..tooling.command import UserError, one_line
+from ..tooling.command import UserError, one_line, rank
 from ..tooling.names import did_you_mean
-from .arguments import NewSetting, check_arguments, new_settings
 from .parts import FRAMEWORKS, OPENMMLAB_NEEDED, dicts_in, framework_of, lacks_openmmlab
 from .shipped import check_config_file
 
@@ -31,6 +31,7 @@ SETTINGS = (
     'find_unused_parameters',
     'model_wrapper_cfg',
     'sync_bn',
+    'trial',
     'tta_model',
     'tta_pipeline',
 )
@@ -49,10 +50,9 @@ def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
         raise UserError(f'{path} has no model; is it a part of a config?')
     if Path(path).suffix != '.py':
         restore_tuples(cfg)
-    added = merge_options(cfg, options)
+    merge_options(cfg, options)
     import_custom(cfg, path)
     set_framework(cfg, path)
-    check_arguments(cfg, added)
     return cfg
 
 
@@ -140,8 +140,8 @@ def import_custom(cfg: Config, path: Union[str, Path]) -> None:
         raise UserError(line) from error
 
 
-def merge_options(cfg: Config, options: Sequence[str]) -> list[NewSetting]:
-    """Merge `key=value` settings into a config; returns those that are new to it."""
+def merge_options(cfg: Config, options: Sequence[str]) -> None:
+    """Merge `key=value` settings into a config; warn of those that are new to it."""
     parser = ArgumentParser()
     parser.add_argument('options', nargs='*', action=DictAction)
     values = {}
@@ -152,12 +152,35 @@ def merge_options(cfg: Config, options: Sequence[str]) -> list[NewSetting]:
             raise UserError(f'--cfg-options takes key=value, not {option!r}') from error
     for key in values:
         check_option(key)
-    added = list(new_settings(cfg, values))
+    missing = [missing_setting(cfg, key) for key in values]
     try:
         cfg.merge_from_dict(values)
     except (AttributeError, KeyError, TypeError) as error:  # a list index, a key below a number
         raise UserError(f'--cfg-options {" ".join(options)}: {one_line(error)}') from error
-    return added
+    created = dict.fromkeys(filter(None, missing))
+    if created and rank() == 0:
+        warnings.warn(
+            f'--cfg-options creates what the config does not have: {", ".join(created)}',
+            stacklevel=2,
+        )
+
+
+def missing_setting(cfg: Config, key: str) -> str:
+    """The part of a setting's path that a config does not have, and what may be meant; '' if it has
+    the setting. A misspelled one ends a run, or has no effect."""
+    value: Any = cfg._cfg_dict
+    names = key.split('.')
+    for depth, name in enumerate(names):
+        if isinstance(value, (list, tuple)) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        elif isinstance(value, dict) and name in value:
+            value = value[name]
+        elif isinstance(value, dict) and depth:
+            meant = did_you_mean(name, value).lstrip('; ')
+            return '.'.join(names[: depth + 1]) + (f' ({meant})' if meant else '')
+        else:  # one of SETTINGS, see `check_option`; or an error of `merge_from_dict`
+            return ''
+    return ''
 
 
 def check_option(key: str) -> None:

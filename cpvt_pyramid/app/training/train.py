@@ -11,7 +11,6 @@ from mmengine.device import get_device
 
 from ..config import check
 from ..config.load import load_config, work_dir_of
-from ..config.metrics import check_monitored
 from ..config.parts import kind_of
 from ..config.schedules import check_schedules
 from ..data.config_data import check_before_run
@@ -24,6 +23,7 @@ from .processes import connect, leave_processes, use_launcher
 from .resuming import ResumeHook
 from .runner import CommandRunner, write_config
 from .start import Start, check_weights, find_start, resume_from
+from .trial import TrialHook
 
 SPLITS = 'train', 'val'
 LOCK_TIMEOUT = 15  # seconds
@@ -83,7 +83,6 @@ def check_training(cfg: Config) -> None:
     check.check_data(cfg, *SPLITS)
     check.check_checkpoints(cfg)
     check_schedules(cfg)
-    check_monitored(cfg)
 
 
 def check_precision(cfg: Config) -> None:
@@ -147,6 +146,8 @@ def build_runner(cfg: Config, start: Optional[Start]) -> CommandRunner:
         check_weights(runner.model, cfg.get('load_from'))
     check.check_classes(cfg, runner.model, *SPLITS)
     add_hooks(runner)
+    if cfg.get('trial', True):
+        runner.register_hook(TrialHook())
     return runner
 
 

@@ -236,6 +236,8 @@ def test_stopping_fails(cause, status, said, configs, monkeypatch, capsys):
     write_bytes = Path.write_bytes
 
     def fail(self: Path, content: bytes) -> int:
+        if 'preempted' not in self.name:
+            return write_bytes(self, content)
         if cause == 'full disk':
             raise OSError(errno.ENOSPC, 'No space left on device')
         write_bytes(self, content[: len(content) // 2])

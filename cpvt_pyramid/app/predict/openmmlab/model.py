@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from ....acceleration.accelerate import accelerate, what_is_missing
 from ....mm.amp import replace_forward
-from ...config.arguments import check_arguments
 from ...config.check import check_settings
 from ...config.load import config_in_checkpoint, load_config, merge_options
 from ...config.parts import dataset_meta, kind_of
@@ -298,7 +297,7 @@ def load_from_config(
     if config is None:
         weights = fetch_checkpoint(checkpoint)
         cfg = config_in_checkpoint(weights, checkpoint)
-        check_arguments(cfg, merge_options(cfg, cfg_options))
+        merge_options(cfg, cfg_options)
         check_settings(cfg, 'test_dataloader')
     else:
         cfg = load_config(config, cfg_options)

@@ -21,8 +21,9 @@ from types import FrameType
 from typing import Any, Optional
 
 import torch
-from mmengine.dist import all_reduce, barrier, get_world_size, is_main_process
+from mmengine.dist import all_reduce, barrier, is_main_process
 from mmengine.hooks import CheckpointHook, Hook
+from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor
@@ -31,7 +32,6 @@ from torch.utils.data import DataLoader
 from ..tooling.command import Preempted, UserError, exit_on_signal
 from ..tooling.files import write_text
 from . import keeping, pictures, seeds  # noqa: F401 (they register their hooks)
-from .resuming import is_within_sum
 
 PREEMPTED = 'preempted.pth'  # the checkpoint of StopOnSignalHook in the work dir
 
@@ -216,9 +216,9 @@ class StopOnSignalHook(Hook):
 
     def stop_if_told(self, runner: Runner, epoch: int, iterations: int) -> None:
         """Write a checkpoint that resumes after these epochs and iterations, and end the training,
-        if any process has received a signal; all processes must call it. Several processes go on to
-        the next update of the weights, as each has gradients of its own."""
-        if is_within_sum(runner) and get_world_size() > 1:
+        if any process has received a signal; all processes must call it. They go on to the next
+        update of the weights: no checkpoint has the gradients of a sum that is not complete."""
+        if is_within_sum(runner):
             return
         received = torch.tensor([self.received or 0])
         all_reduce(received, 'max')
@@ -239,3 +239,9 @@ class StopOnSignalHook(Hook):
             f'{signal.Signals(int(received)).name} received; {path} resumes after iteration '
             f'{iterations}: continue with the same command and --resume'
         )
+
+
+def is_within_sum(runner: Runner) -> bool:
+    """Whether gradients are summed that have not changed the weights (`accumulative_counts`)."""
+    wrapper = runner.optim_wrapper
+    return isinstance(wrapper, OptimWrapper) and not wrapper.should_update()

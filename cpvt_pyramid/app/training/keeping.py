@@ -108,7 +108,7 @@ class SafeCheckpointHook(CheckpointHook):
         self.file_backend.remove_all([self.last_ckpt, *best])
 
     def save_last_as_best(self, runner: Runner) -> None:
-        """Write the weights as the best ones. Any metric of a training that resumes is better."""
+        """Write the weights as the best ones."""
         step = runner.epoch if self.by_epoch else runner.iter
         name = f'best_{self.filename_tmpl.format(step)}'
         path = self.file_backend.join_path(self.out_dir, name)

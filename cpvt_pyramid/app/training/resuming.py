@@ -1,44 +1,48 @@
-"""A training that resumes at a checkpoint is the one that its config describes.
+"""A training that resumes at a checkpoint ends as if it had not been interrupted.
 
 mmengine restores weights, optimizer and schedules from the checkpoint, whatever the config says.
-Here this is compared with the config, in one place: what is restored and cannot be changed is an
-error, what follows the config is said.
+Settings that it restores, and others with which the training could not go on exactly, must be those
+of the checkpoint. What else differs is said.
 """
 
 import bisect
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, NoReturn, Optional, Union
 
-import torch
 from mmengine.config import Config
-from mmengine.dist import get_world_size, is_main_process
+from mmengine.dist import get_world_size
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, Hook
-from mmengine.model import is_model_wrapper
-from mmengine.optim import OptimWrapperDict
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
-from torch import nn
 from torch.utils.data import DataLoader
 
 from ...checkpoints.reading import listed
 from ..config.load import SETTINGS, settings_in_checkpoint
 from ..config.schedules import schedule_problems
 from ..tooling.command import UserError
-from ..tooling.files import keep_former
 from ..tooling.report import amount
 from .seeds import IterationSeedHook
 
-# Settings that a checkpoint replaces when a training resumes: mmengine restores the optimizer with
-# its learning rates.
-RESTORED = (
+# Settings that a training that resumes cannot change: mmengine restores the optimizer with its
+# learning rates; schedules and sums of gradients count iterations; scores must be comparable.
+FIXED = (
     'optim_wrapper.optimizer',
     'optim_wrapper.paramwise_cfg',
     'optim_wrapper.constructor',
+    'optim_wrapper.accumulative_counts',
     'param_scheduler',
     'auto_scale_lr.enable',
+    'train_cfg.type',
+    'train_cfg.by_epoch',
+    'train_cfg.max_epochs',
+    'train_cfg.max_iters',
+    'train_dataloader.batch_size',
+    'val_cfg',
+    'val_evaluator',
 )
+FIXED_IN_HOOKS = 'save_best', 'rule', 'monitor'
+MOVED = 'ann_file', 'data_root', 'data_prefix'  # data may be elsewhere
 # Settings that a training that resumes may change without a word. All others are compared.
 UNCOMPARED = (
     'check_classes',
@@ -52,19 +56,15 @@ UNCOMPARED = (
     'test_cfg',
     'test_dataloader',
     'test_evaluator',
+    'trial',
     'tta_model',
     'tta_pipeline',
     'vis_backends',
     'visualizer',
     'work_dir',
 )
-# Settings by which a model is evaluated: with others, scores cannot be compared.
-SCORED_BY = 'data_preprocessor', 'model', 'val_cfg', 'val_dataloader', 'val_evaluator'
-LOADING = 'num_workers', 'persistent_workers', 'pin_memory', 'prefetch_factor'  # changes no score
 STATE = 'cpvt_pyramid'  # in a checkpoint: what the ResumeHook keeps there
 EVALUATED = 'evaluated_iter'  # in the message hub: the iteration of the last evaluation
-# Entries of the state of a schedule that change while it runs.
-PROGRESS = {'last_step', '_global_step', '_last_value', 'verbose'}
 
 
 @HOOKS.register_module()
@@ -73,17 +73,11 @@ class ResumeHook(Hook):
 
     - An interrupted epoch continues with its next batch.
     - An evaluation that was interrupted, or was due after the checkpoint, is made first.
-    - Schedules are those of the config, at the iteration at which the training is: with another
-      batch size, number of processes or length they differ from those of the checkpoint.
-    - The best checkpoint is the best one by the score of the config: if the scores before were by
-      another metric, rule, model or other validation data, the best one is chosen again, and the
-      file of the one before stays, as `former_best_...`.
-    - EarlyStoppingHooks go on counting, if the scores are the same. Sums of gradients
-      (`accumulative_counts`) continue, in a training of one process.
-    - Without the EMAHook that the checkpoint was trained with, the trained weights are resumed, and
-      not the averaged ones.
+    - EarlyStoppingHooks go on counting.
 
-    What differs from the checkpoint's training is logged in one line each.
+    With another length, other batches, another number of processes, or another optimizer, schedule,
+    EMAHook or score, it ends with one line. What else differs from the checkpoint's training is
+    logged.
 
     Examples:
         >>> default_hooks = dict(resume=dict(type='ResumeHook'))
@@ -96,7 +90,6 @@ class ResumeHook(Hook):
         self.done = 0  # batches of the epoch with which the training continues
         self.epoch = 0  # that is trained, and the iteration with which it began
         self.first = 0
-        self.former_best: list[str] = []  # best checkpoints by another score
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if 'optimizer' not in checkpoint:  # nothing resumes at it
@@ -108,13 +101,11 @@ class ResumeHook(Hook):
             'processes': get_world_size(),
             'early_stopping': {
                 hook.monitor: {
-                    'rule': hook.rule,
                     'wait_count': hook.wait_count,
                     'best_score': float(hook.best_score),
                 }
                 for hook in early_stopping(runner)
             },
-            'gradients': summed_gradients(runner),
         }
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -127,26 +118,16 @@ class ResumeHook(Hook):
         except UserError as error:
             changed = {}
             say(f'the settings of the training are not compared with those before: {error}')
-        check_restored(changed, 'the checkpoint')
-        used = [f'{path} {new!r} instead of {old!r}' for path, (old, new) in changed.items()]
-        if state.get('processes', get_world_size()) != get_world_size():
-            processes = amount(get_world_size(), 'process', 'processes')
-            used.append(f'{processes} instead of {state["processes"]}')
-        if used:
+        check_fixed(changed, 'the checkpoint')
+        if changed:
+            used = [f'{path} {new!r} instead of {old!r}' for path, (old, new) in changed.items()]
             say(f'this training differs from that of the checkpoint: {listed(used)}')
-        saved_at = checkpoint['meta']['iter']
-        self.done = restore_position(runner, checkpoint, state, say)
-        restore_trained_weights(runner, checkpoint, say)
-        restore_schedules(runner, checkpoint, say)
-        same_sum = 'optim_wrapper.accumulative_counts' not in changed
-        if same_sum and checkpoint['meta']['iter'] == saved_at:
-            restore_gradients(runner, checkpoint, state, say)
-        is_same_score = not any(map(changes_scores, changed))
-        if not is_same_score or any(map(chooses_best, changed)):
-            self.former_best = forget_best(checkpoint)
-        if not is_same_score:
-            forget_scores(checkpoint)
-        restore_early_stopping(runner, state.get('early_stopping', {}), is_same_score, say)
+        check_state(runner, checkpoint, state)
+        self.done = restore_position(runner, checkpoint, state)
+        for hook in early_stopping(runner):
+            if kept := state.get('early_stopping', {}).get(hook.monitor):
+                hook.wait_count = kept['wait_count']
+                hook.best_score = kept['best_score']
 
     def before_train(self, runner: Runner) -> None:
         """Say what is odd about the schedules, and make the evaluation that is due after the
@@ -161,7 +142,6 @@ class ResumeHook(Hook):
             return
         for hook in runner.hooks:
             if isinstance(hook, CheckpointHook):
-                keep_former_best(runner, hook, self.former_best)
                 restore_names(runner, hook)
         loop = runner.train_loop
         if runner.val_loop is None:
@@ -237,17 +217,6 @@ def is_within(path: str, names: Sequence[str]) -> bool:
     return any(f'{path}.'.startswith(f'{name}.') for name in names)
 
 
-def changes_scores(path: str) -> bool:
-    """Whether a setting changes the score that a model gets."""
-    return is_within(path, SCORED_BY) and path.split('.')[-1] not in LOADING
-
-
-def chooses_best(path: str) -> bool:
-    """Whether a setting is the score, or its rule, by which a hook chooses the best checkpoint."""
-    is_of_hook = is_within(path, ('default_hooks', 'custom_hooks'))
-    return is_of_hook and path.split('.')[-1] in ('save_best', 'rule')
-
-
 def settings_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The values in a part of a config, with their paths as in --cfg-options. Lists of plain values
     are one value."""
@@ -265,19 +234,53 @@ def settings_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def check_restored(changed: dict[str, Any], path: Union[str, Path]) -> None:
-    """Check that a config does not change what a checkpoint restores: it would have no effect.
+def check_fixed(changed: dict[str, Any], path: Union[str, Path]) -> None:
+    """Check that a config changes none of the settings with which a checkpoint goes on.
 
     Raises:
         UserError: it does.
     """
-    refused = [name for name in RESTORED if any(is_within(key, [name]) for key in changed)]
-    if refused:
-        raise UserError(
-            f'{path} restores its own {", ".join(refused)}, and the config has another. '
-            'Resume with the settings of the checkpoint, or start another training from its '
-            f'weights, in another --work-dir: --cfg-options load_from={path}'
-        )
+    names = [name for name in map(fixed_setting, changed) if name]
+    if names:
+        refuse(path, f'the config has another {", ".join(dict.fromkeys(names))}')
+
+
+def fixed_setting(path: str) -> str:
+    """The setting that cannot be changed to which a path belongs; '' if it can."""
+    last = path.split('.')[-1]
+    if is_within(path, ('default_hooks', 'custom_hooks')) and last in FIXED_IN_HOOKS:
+        return path
+    if last in MOVED:
+        return ''
+    return next((name for name in FIXED if is_within(path, [name])), '')
+
+
+def refuse(path: Union[str, Path], problem: str) -> NoReturn:
+    raise UserError(
+        f'{path} cannot be resumed exactly: {problem}. Resume with the settings of the checkpoint, '
+        'or start another training from its weights, in another --work-dir: '
+        f'--cfg-options load_from={path}'
+    )
+
+
+def check_state(runner: Runner, checkpoint: dict, state: dict) -> None:
+    """Check what the settings do not tell.
+
+    Raises:
+        UserError: the training has other epochs, processes or averaged weights than the checkpoint.
+    """
+    path = runner.cfg.load_from
+    length = epoch_iterations(runner)
+    before = state.get('epoch_length', length)
+    if length is not None and before != length:
+        refuse(path, f'an epoch has {amount(length, "iteration")} now, and had {before}')
+    processes = state.get('processes', get_world_size())
+    if processes != get_world_size():
+        own = amount(get_world_size(), 'process', 'processes')
+        refuse(path, f'{own} instead of {processes}')
+    averages = any(isinstance(hook, EMAHook) for hook in runner.hooks)
+    if averages != ('ema_state_dict' in checkpoint):
+        refuse(path, f'the EMAHook of the config is {"new" if averages else "missing"}')
 
 
 # What is restored
@@ -289,39 +292,16 @@ def epoch_iterations(runner: Runner) -> Optional[int]:
     return loop.max_iters // loop.max_epochs if isinstance(loop, EpochBasedTrainLoop) else None
 
 
-def restore_position(
-    runner: Runner, checkpoint: dict, state: dict, say: Callable[[str], None]
-) -> int:
-    """Set epoch and iteration of a checkpoint, for epochs of the length that they have now; returns
-    how many batches of the epoch are trained."""
-    meta = checkpoint['meta']
+def restore_position(runner: Runner, checkpoint: dict, state: dict) -> int:
+    """Set the epoch with which the training continues; returns how many of its batches are
+    trained. A checkpoint by mmengine alone begins at an epoch."""
     length = epoch_iterations(runner)
-    if length is None:
+    if length is None or not state:
         return 0
-    saved_at = meta['iter']
-    if state.get('epoch_length'):
-        before = state['epoch_length']
-        done = state['done']
-        if done >= before:
-            meta['epoch'] += 1
-            done = 0
-    else:  # by mmengine alone, which begins at an epoch
-        before = saved_at / meta['epoch'] if meta['epoch'] else length
-        done = 0
-        meta['iter'] = meta['epoch'] * length
-    if before == length:
-        return done
-    done = int(done * length // before)
-    meta['iter'] = meta['epoch'] * length + done
-    within = f' within epoch {meta["epoch"] + 1}' if done else ''
-    say(
-        f'an epoch has {amount(length, "iteration")} now, and had {before:g}: the training '
-        f'continues{within} after iteration {meta["iter"]}, where the checkpoint says {saved_at}'
-    )
-    hub = checkpoint['message_hub']['runtime_info']
-    if hub.get(EVALUATED) == saved_at:
-        hub[EVALUATED] = meta['iter']
-    return done
+    if state['done'] < length:
+        return state['done']
+    checkpoint['meta']['epoch'] += 1
+    return 0
 
 
 def restore_names(runner: Runner, hook: CheckpointHook) -> None:
@@ -341,190 +321,6 @@ def restore_names(runner: Runner, hook: CheckpointHook) -> None:
     hook.best_ckpt_path = names.get('best_ckpt')
     for indicator in getattr(hook, 'best_ckpt_path_dict', None) or ():
         hook.best_ckpt_path_dict[indicator] = names.get(f'best_ckpt_{indicator}')
-
-
-def forget_best(checkpoint: dict) -> list[str]:
-    """Let the best checkpoint be chosen again, because the one so far was by another score; returns
-    the names of the files of the one so far."""
-    hub = checkpoint['message_hub']['runtime_info']
-    if not any(key.startswith('best_score') for key in hub):
-        return []  # no evaluation had a score
-    names = {Path(path).name for key, path in hub.items() if key.startswith('best_ckpt')}
-    for key in [key for key in hub if key.startswith(('best_score', 'best_ckpt'))]:
-        del hub[key]
-    return sorted(names)
-
-
-def keep_former_best(runner: Runner, hook: CheckpointHook, names: Sequence[str]) -> None:
-    """Give files that were the best ones by another score a name of their own, so that no other
-    best one takes their place."""
-    for name in names:
-        kept = keep_former(Path(hook.out_dir, name)) if is_main_process() else None
-        if kept is not None:
-            runner.logger.warning(
-                f'the best checkpoint is chosen again, because {name} was by another score: it is '
-                f'{kept} now'
-            )
-
-
-def forget_scores(checkpoint: dict) -> None:
-    """Let the model of a checkpoint be evaluated again, if that is due, because it was evaluated in
-    another way; schedules that wait for a better score begin with this one."""
-    checkpoint['message_hub']['runtime_info'].pop(EVALUATED, None)
-    schedules = checkpoint.get('param_schedulers')
-    for schedule in schedules if isinstance(schedules, list) else ():
-        if 'num_bad_epochs' in schedule:
-            schedule.update(best=schedule['rule_worse'], num_bad_epochs=0)
-
-
-def restore_early_stopping(
-    runner: Runner, states: dict[str, dict], is_same_score: bool, say: Callable[[str], None]
-) -> None:
-    """Let EarlyStoppingHooks go on counting, or say that they begin to count."""
-    for hook in early_stopping(runner):
-        state = states.get(hook.monitor)
-        if state is not None and is_same_score and state['rule'] == hook.rule:
-            hook.wait_count = state['wait_count']
-            hook.best_score = state['best_score']
-        elif states:
-            say(f'early stopping begins to count: {hook.monitor} was not its score before')
-
-
-def restore_trained_weights(runner: Runner, checkpoint: dict, say: Callable[[str], None]) -> None:
-    """Take the trained weights if the averaged ones are not used: an EMAHook has written these as
-    `state_dict`, which exchanges them again when it resumes."""
-    averaged = checkpoint.get('ema_state_dict')
-    if not averaged or any(isinstance(hook, EMAHook) for hook in runner.hooks):
-        return
-    trained = {
-        name.removeprefix('module.'): value
-        for name, value in averaged.items()
-        if name.startswith('module.')
-    }
-    checkpoint['state_dict'].update(trained)
-    say(
-        'the config has no EMAHook: the training continues with the trained weights of the '
-        'checkpoint, without their average'
-    )
-
-
-def restore_schedules(runner: Runner, checkpoint: dict, say: Callable[[str], None]) -> None:
-    """Let the schedules be those of the config, at the iteration at which the training continues,
-    if those of the checkpoint are others or at another one."""
-    schedules = runner.param_schedulers
-    saved = checkpoint.get('param_schedulers')
-    if not isinstance(schedules, list) or not isinstance(saved, list):
-        return  # several optimizers, each with its own; or none
-    meta = checkpoint['meta']
-    differences = []
-    for schedule, old in zip(schedules, saved):
-        name = type(schedule).__name__
-        new = schedule.state_dict()
-        differences += [
-            f'{name}.{key} {brief(new[key])} instead of {brief(old[key])}'
-            for key in new.keys() & old.keys() - PROGRESS
-            if new[key] != old[key]
-        ]
-        place = meta['epoch'] if schedule.by_epoch else meta['iter']
-        if old['_global_step'] != place and not getattr(schedule, 'need_val_args', False):
-            differences.append(f'{name} at {place} instead of {old["_global_step"]}')
-    if len(schedules) != len(saved):
-        differences.append(f'{amount(len(schedules), "schedule")} instead of {len(saved)}')
-    if not differences:
-        return
-    if any(getattr(schedule, 'need_val_args', False) for schedule in schedules):
-        say(
-            'the schedules of the checkpoint are restored, which differ from those of the config: '
-            f'{listed(sorted(differences))}'
-        )
-        return
-    advance(schedules, meta['iter'], epoch_iterations(runner))
-    checkpoint['param_schedulers'] = [schedule.state_dict() for schedule in schedules]
-    optimizer = checkpoint['optimizer']
-    groups = [*optimizer['param_groups'], optimizer.get('base_param_settings')]
-    for ours, theirs in zip(runner.optim_wrapper.param_groups, groups):
-        for key in ours:
-            if any(is_scheduled(key, schedule.param_name) for schedule in schedules):
-                theirs[key] = ours[key]
-    say(
-        f'the schedules differ from those of the checkpoint, {listed(sorted(differences))}: they '
-        f'continue as those of the config do after iteration {meta["iter"]}'
-    )
-
-
-def brief(value: Any) -> Any:
-    """A value for a message; the first one of a list with one for each group of parameters."""
-    return brief(value[0]) if isinstance(value, list) and value else value
-
-
-def advance(schedules: list, iterations: int, length: Optional[int]) -> None:
-    """Step new schedules as a training does.
-
-    Args:
-        schedules: of mmengine.
-        iterations: how many.
-        length: iterations of an epoch, None if epochs are not counted.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # the optimizer should step, too
-        for iteration in range(1, iterations + 1):
-            ends = bool(length and iteration % length == 0)
-            for schedule in schedules:
-                if not schedule.by_epoch:
-                    schedule.step()
-            for schedule in schedules:
-                if schedule.by_epoch and ends:
-                    schedule.step()
-
-
-def is_scheduled(key: str, name: str) -> bool:
-    """Whether a setting of a group of parameters belongs to schedules of the parameter `name`."""
-    return key == name or key.endswith(f'_{name}') or (key == 'betas' and name == 'momentum')
-
-
-# Sums of gradients
-
-
-def is_within_sum(runner: Runner) -> bool:
-    """Whether gradients are summed that have not changed the weights (`accumulative_counts`)."""
-    wrapper = runner.optim_wrapper
-    return not isinstance(wrapper, OptimWrapperDict) and not wrapper.should_update()
-
-
-def summed_gradients(runner: Runner) -> Optional[dict[str, torch.Tensor]]:
-    """The gradients of a sum that is not complete, by the names of the parameters; None if it is,
-    and in several processes, each of which has its own."""
-    if not is_within_sum(runner) or get_world_size() > 1:
-        return None
-    return {
-        name: parameter.grad.cpu()
-        for name, parameter in bare_model(runner).named_parameters()
-        if parameter.grad is not None
-    }
-
-
-def restore_gradients(
-    runner: Runner, checkpoint: dict, state: dict, say: Callable[[str], None]
-) -> None:
-    """Continue a sum of gradients that was not complete."""
-    counts = runner.cfg.optim_wrapper.get('accumulative_counts', 1)
-    iteration = checkpoint['meta']['iter']
-    if iteration % counts == 0:
-        return
-    gradients = state.get('gradients')
-    if gradients is None or get_world_size() > 1:
-        say(
-            f'lost gradients: those of the last {amount(iteration % counts, "iteration")}, which '
-            f'are part of a sum of {counts} (accumulative_counts)'
-        )
-        return
-    for name, parameter in bare_model(runner).named_parameters():
-        if name in gradients:
-            parameter.grad = gradients[name].to(parameter)
-
-
-def bare_model(runner: Runner) -> nn.Module:
-    return runner.model.module if is_model_wrapper(runner.model) else runner.model
 
 
 def early_stopping(runner: Runner) -> list[EarlyStoppingHook]:

@@ -21,7 +21,6 @@ from . import hooks  # noqa: F401 (it registers those of our configs, whatever t
 FILE_ONLY = re.compile(
     r'\n-{20}|Config:\n|Hooks will be executed|Distributed training is not used|'
     r'paramwise_options -- |'
-    r'Resumed iteration number is not divisible|'  # the ResumeHook says what is lost
     r'"(FileClient|HardDiskBackend)"'
 )
 

@@ -14,7 +14,7 @@ from ..config.check import is_pretrained
 from ..config.parts import is_local
 from ..predict.openmmlab.loading import FROM_SCRATCH, fetch_checkpoint
 from ..tooling.command import UserError, rank
-from .resuming import changed_settings, check_restored
+from .resuming import changed_settings, check_fixed
 
 
 class Start(NamedTuple):
@@ -114,7 +114,7 @@ def resume_from(cfg: Config, start: Optional[Start]) -> None:
     """Set a config to resume a training; None is one that begins.
 
     Raises:
-        UserError: the config has another optimizer or schedule than the checkpoint.
+        UserError: the config changes what the checkpoint cannot go on with, such as the schedule.
     """
     cfg.resume = start is not None
     if start is None:
@@ -123,7 +123,7 @@ def resume_from(cfg: Config, start: Optional[Start]) -> None:
         changed = changed_settings(cfg, start.checkpoint, start.path)
     except UserError:
         changed = {}  # the ResumeHook says it
-    check_restored(changed, start.path)
+    check_fixed(changed, start.path)
     cfg.load_from = str(start.path)
     # mmengine restores the seed only after it has made the order of the samples.
     own = (cfg.get('randomness') or {}).get('seed')

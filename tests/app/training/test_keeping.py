@@ -74,13 +74,6 @@ def test_without_validation_none_is_best(small):
     assert run(small['detector'], EPOCHS.format(1) + none) == ['epoch_1.pth']
 
 
-def test_a_real_best_checkpoint_replaces_that_of_no_metric(small):
-    nothing = EPOCHS.format(1) + ' model.test_cfg.score_thr=0.99'
-    assert run(small['detector'], nothing) == ['best_epoch_1.pth', 'epoch_1.pth']
-    files = run(small['detector'], EPOCHS.format(2), '--resume')
-    assert files == ['best_coco_bbox_mAP_epoch_2.pth', 'epoch_1.pth', 'epoch_2.pth']
-
-
 @pytest.mark.parametrize(
     'name, options',
     [('detector', EPOCHS.format(3)), ('segmentor', ITERATIONS.format(6) + ' {}.interval=2')],

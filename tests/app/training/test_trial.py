@@ -78,8 +78,11 @@ def test_two_processes(configs):
 
 
 def test_a_training_that_resumes_repeats_it(configs, capsys):
-    text = 'train_cfg = dict(max_epochs=2, val_interval=1)\n'
-    assert run(configs['detector'], text, '--cfg-options', 'train_cfg.max_epochs=1') == 0
+    text = (
+        'train_cfg = dict(max_epochs=2, val_interval=1)\n'
+        "custom_hooks = [dict(type='Interruptions', moments=[('iteration', 3, 15)])]\n"
+    )
+    assert run(configs['detector'], text) == 75
     assert run(configs['detector'], text, '--resume') == 0
     assert len(re.findall(DONE, capsys.readouterr().out)) == 2
     assert run(configs['detector'], text, folder='whole') == 0

@@ -22,7 +22,7 @@ from ..predict.openmmlab.samples import INSTANCE_OFFSET, to_prediction
 from ..predictions.drawing import class_palette, draw_boxes, draw_segmentation
 from ..predictions.kinds import SCORE_THR, Detections, LabelMap, Prediction
 from ..tooling.command import one_line
-from ..tooling.files import write_text
+from ..tooling.files import keep_former, write_text
 from .curves import number_run, runs_of, write_curves
 
 PAGE = 'validation.html'
@@ -56,8 +56,13 @@ class ResultPicturesHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         self.in_training = True
-        if is_main_process():
-            number_run(Path(runner.log_dir))
+        if not is_main_process():
+            return
+        number_run(Path(runner.log_dir))
+        if runner.iter == 0 and self.images:  # else they are of this training
+            for name in (PAGE, CURVES):
+                if kept := keep_former(Path(runner.work_dir, name)):
+                    runner.logger.info(f'{name} of a run before is {kept} now')
 
     def before_val_epoch(self, runner: Runner) -> None:
         self.pictures.clear()

@@ -36,10 +36,10 @@ def check_reported(cfg: Config) -> None:
         )
 
 
-def write_test_report(cfg: Config, predictions: Path, out: Path, title: str) -> None:
+def write_test_report(cfg: Config, predictions: Path, out: Path, title: str, about: str) -> None:
     """Write a page about the predictions of a test, in a file of `cpvt test --out`."""
     found = analyse(cfg, predictions)
-    write_text(out, html_page(title, f'Predictions: {predictions}', found.sections))
+    write_text(out, html_page(title, about, found.sections))
 
 
 def analyse(cfg: Config, predictions: Path, worst: int = WORST) -> Analysis:

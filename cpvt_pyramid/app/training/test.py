@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
 import numpy as np
@@ -19,8 +20,6 @@ from ..tooling.files import make_folder
 from .dump import DumpHook
 from .processes import connect, leave_processes, use_launcher
 from .runner import CommandRunner, write_config
-
-PREDICTIONS = 'predictions.pkl'  # in the work dir, for a report
 
 
 def run_test(
@@ -46,13 +45,13 @@ def run_test(
     folder = make_folder(work_dir or work_dir_of(cfg, config) / 'test')
     if tta:
         augment(cfg)
-    predictions = Path(out or folder / PREDICTIONS)
     cfg.work_dir = str(folder)
     if rank() == 0:
         write_config(cfg, config, folder)
     use_launcher(cfg, launcher)
     connect(launcher, cfg.get('env_cfg') or {})
-    with tracebacks_in(folder):
+    with tracebacks_in(folder), TemporaryDirectory(prefix='.test-', dir=folder) as own:
+        predictions = Path(out or Path(own, 'predictions.pkl'))
         metrics = evaluate(cfg, weights, checkpoint, predictions if out or report else None)
         leave_processes()
         if rank() != 0:
@@ -63,7 +62,8 @@ def run_test(
             from .report_of_config import write_test_report
 
             title = f'{Path(config).stem}: {checkpoint}'
-            write_test_report(cfg, predictions, Path(report), title)
+            about = f'Predictions: {out}' if out else 'The test data of the config'
+            write_test_report(cfg, predictions, Path(report), title, about)
             print(report)
 
 

@@ -30,16 +30,22 @@ PALETTE = (0, 0, 0), (255, 0, 0), (0, 0, 255)
 
 @pytest.mark.parametrize('name', ['detector', 'segmentor'])
 def test_a_training_draws(name, configs, monkeypatch, capfd):
-    """In a folder with a space and letters that are not ASCII, without test data."""
+    """In a folder with a space and letters that are not ASCII, without test data. Files of the user
+    stay."""
     monkeypatch.setattr(pictures, 'write_curves', curves.write_curves)
     short = 'train_cfg.max_epochs=1' if name == 'detector' else 'train_cfg.max_iters=2'
     work = Path('mes détecteurs', name)
+    work.mkdir(parents=True)
+    for picture in ('curves.png', 'validation.html'):
+        (work / picture).write_text('drawn by hand')
     command = [str(configs[name]), '--work-dir', str(work), '--cfg-options', short]
     assert train.main([*command, *NO_TEST, 'train_dataloader.dataset.indices=4']) == 0
     page = (work / 'validation.html').read_text()
     assert re.findall('<h2>(.*?)</h2>', page) == sorted(re.findall('<h2>(.*?)</h2>', page))
     assert page.count('<img ') == 4  # all images of the data set
     assert Image.open(work / 'curves.png').size[0] > 1000
+    for picture in ('curves.png', 'validation.html'):
+        assert (work / f'former_{picture}').read_text() == 'drawn by hand'
     assert 'cannot draw' not in capfd.readouterr().err
 
 

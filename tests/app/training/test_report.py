@@ -259,7 +259,7 @@ def written(config: Path, samples: list[dict]) -> tuple[dict, str]:
     """The numbers and the page about the predictions of a test."""
     cfg = load_config(config)
     Path('found.pkl').write_bytes(pickle.dumps(samples))
-    write_test_report(cfg, Path('found.pkl'), Path('page.html'), 'mine')
+    write_test_report(cfg, Path('found.pkl'), Path('page.html'), 'mine', 'about it')
     return analyse(cfg, Path('found.pkl')).numbers, Path('page.html').read_text()
 
 

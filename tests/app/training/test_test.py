@@ -145,6 +145,16 @@ def test_two_processes_find_what_one_finds(untrained, configs, kind):
     assert all(Path(folder, 'page.html').is_file() for folder in ('one', 'two'))
 
 
+def test_a_report_leaves_the_files_of_its_folder(untrained):
+    """Predictions are written nowhere but to `--out`."""
+    Path('work').mkdir()
+    Path('work/predictions.pkl').write_text('mine')
+    options = '--work-dir', 'work', '--report', 'page.html'
+    assert test_tool.main([*untrained['segmentor'], *options]) == 0
+    assert Path('work/predictions.pkl').read_text() == 'mine'
+    assert not [*Path('work').rglob('.test-*')] and '<svg' in Path('page.html').read_text()
+
+
 def test_predictions_are_written_whole_or_not_at_all(untrained, capsys):
     dump = results_dump('mmseg', 'all.pkl')
     assert dump.compute_metrics([{'a': 1}]) == {}

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 
 from ..tooling.command import Preempted, UserError, exit_on_signal
 from ..tooling.files import write_text
-from . import keeping, pictures, seeds  # noqa: F401 (they register their hooks)
+from . import keeping, pictures, resuming, seeds  # noqa: F401 (they register their hooks)
 
 PREEMPTED = 'preempted.pth'  # the checkpoint of StopOnSignalHook in the work dir
 

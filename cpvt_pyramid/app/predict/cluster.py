@@ -20,7 +20,7 @@ from typing import Any, Optional
 import numpy as np
 
 from ..images.inputs import NamedInput
-from ..tooling.command import UserError, one_line, optional_package, tracebacks_in
+from ..tooling.command import UserError, described, one_line, optional_package
 from ..tooling.threads import usable_cores
 from .opening import open_model
 from .results import Results
@@ -61,10 +61,11 @@ class Worker:
         skipped: dict[Path, str] = {}
         failed = ''
         try:
-            with tracebacks_in(results.folder):
-                write_results(self.model, named, results, self.options, skipped.__setitem__)
+            write_results(self.model, named, results, self.options, skipped.__setitem__)
         except (OSError, UserError) as error:  # for example, of a full disk
             failed = str(error)
+        except Exception as error:
+            failed = described(error)
         counts = [json.dumps(results.counts)] + [''] * (len(named) - 1)
         return {
             'path': batch['path'],

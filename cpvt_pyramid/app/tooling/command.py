@@ -21,6 +21,8 @@ with the options of `measure IMAGE [--size SIZE SIZE] [--amp]`. The text above t
 Many options are the fields of a dataclass, which is then the only parameter of the function. Fields
 without a default are positional arguments.
 
+Every command also has `--debug`, which shows the traceback of an error.
+
 Importing this file imports neither torch nor mm, so that `--help` is quick; a tool imports them
 inside its function.
 """
@@ -31,7 +33,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import traceback
 import types
 import warnings
@@ -117,9 +118,10 @@ def run_command(
 ) -> int:
     """Call a function with options from the command line.
 
-    Any exception ends it with one line on stderr. A `UserError`, an interrupt, a full disk, a path
-    of the wrong kind or without permission, and a missing package need no more; the line of any
-    other exception names a file with its traceback. Warnings of this package are one line, too.
+    Any exception ends it with one line on stderr; with `--debug`, its traceback comes before. A
+    `UserError`, an interrupt, a full disk, a path of the wrong kind or without permission, and a
+    missing package rarely need it; the line of any other exception says that there is `--debug`.
+    Warnings of this package are one line, too.
 
     Args:
         function: declares the options, see above; it may return an exit status.
@@ -136,11 +138,12 @@ def run_command(
     except KeyboardInterrupt:
         print(f'{name}: interrupted; nothing was written', file=sys.stderr)
         return INTERRUPTED
+    debug = options.pop('debug')
     declaration = declaration_of(function)
     tool = function
     if declaration is not function:
         tool = lambda **fields: function(declaration(**fields))  # noqa: E731
-    return run_tool(name, tool, options, interrupted.format(**options))
+    return run_tool(name, tool, options, interrupted.format(**options), debug)
 
 
 def program_name(function: Callable) -> str:
@@ -169,7 +172,11 @@ def prepare_for_torch() -> None:
 
 
 def run_tool(
-    name: str, function: Callable[..., Optional[int]], options: dict, interrupted: str
+    name: str,
+    function: Callable[..., Optional[int]],
+    options: dict,
+    interrupted: str,
+    debug: bool = False,
 ) -> int:
     """Call a tool's function; the line of an error, see `run_command`, begins with `name`."""
     default = signal.signal(signal.SIGTERM, exit_on_signal)
@@ -188,7 +195,9 @@ def run_tool(
         if ending is None:
             if not isinstance(error, Exception):
                 raise
-            ending = Ending(line_with_traceback(error))
+            ending = Ending(f'{described(error)} (--debug shows the traceback)')
+        if debug:
+            traceback.print_exception(type(error), error, error.__traceback__)
     finally:
         signal.signal(signal.SIGTERM, default)
     if rank() == 0 or ending.status == FAILED:  # another process may be the only one with an error
@@ -251,52 +260,14 @@ def expected_ending(error: BaseException, interrupted: str = '') -> Optional[End
     return None
 
 
-@contextmanager
-def tracebacks_in(folder: Union[str, Path]) -> Iterator[None]:
-    """Inside this context the file with the traceback of an error is in `folder`, and not in the
-    system's folder for temporary files; see `run_command`."""
-    try:
-        yield
-    except (UserError, BrokenPipeError):
-        raise
-    except Exception as error:
-        if expected_ending(error):
-            raise
-        raise UserError(line_with_traceback(error, folder)) from error
-
-
-def line_with_traceback(error: Exception, folder: Union[str, Path, None] = None) -> str:
-    """The class and the message of an error, and the file into which its traceback is written.
-
-    Without a message, the line of code that raised the error is shown.
-    """
+def described(error: BaseException) -> str:
+    """The class and the message of an error; without a message, the line of code that raised it."""
     text = ' '.join(str(error).split())
     if not text:
         text = traceback.extract_tb(error.__traceback__)[-1].line or ''
     if len(text) > LONGEST:  # an error in a data worker has its traceback before its message
         text = f'{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}'
-    line = f'{type(error).__name__}: {text}'
-    try:
-        path = write_traceback(error, folder)
-    except OSError:
-        traceback.print_exception(type(error), error, error.__traceback__)
-        return line
-    return f'{line} (traceback: {path})'
-
-
-def write_traceback(error: Exception, folder: Union[str, Path, None]) -> Path:
-    """Write the traceback of an error to a file in a folder, by default the system's for temporary
-    files; returns its path."""
-    if folder is None:
-        number, name = tempfile.mkstemp('.txt', 'traceback-')
-        os.close(number)
-        path = Path(name)
-    else:
-        path = Path(folder, f'traceback.{rank()}.txt' if rank() else 'traceback.txt')
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
-    # Names of files need not be UTF-8.
-    path.write_text(''.join(lines), encoding='utf-8', errors='backslashreplace')
-    return path
+    return f'{type(error).__name__}: {text}'
 
 
 def is_disk_full(error: OSError) -> bool:
@@ -473,6 +444,7 @@ def parser_of(function: Callable) -> OneLineParser:
             parser.flags.add(flag)
             settings['metavar'] = f'={name.upper()}'
         parser.add_argument(flag, required=is_required, help=text, **settings)
+    parser.add_argument('--debug', action='store_true', help='show the traceback of an error')
     return parser
 
 

@@ -21,6 +21,7 @@ from . import hooks  # noqa: F401 (it registers those of our configs, whatever t
 FILE_ONLY = re.compile(
     r'\n-{20}|Config:\n|Hooks will be executed|Distributed training is not used|'
     r'paramwise_options -- |'
+    r'Traceback |'  # of an error whose line the command prints
     r'"(FileClient|HardDiskBackend)"'
 )
 

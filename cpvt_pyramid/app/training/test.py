@@ -15,7 +15,7 @@ from ..config.parts import as_list, data_of
 from ..data.config_data import check_before_run
 from ..predict.openmmlab.grouping import divide_batches
 from ..predict.openmmlab.loading import fetch_checkpoint, load_whole_model
-from ..tooling.command import UserError, rank, tracebacks_in
+from ..tooling.command import UserError, rank
 from ..tooling.files import make_folder
 from .dump import DumpHook
 from .processes import connect, leave_processes, use_launcher
@@ -50,7 +50,7 @@ def run_test(
         write_config(cfg, config, folder)
     use_launcher(cfg, launcher)
     connect(launcher, cfg.get('env_cfg') or {})
-    with tracebacks_in(folder), TemporaryDirectory(prefix='.test-', dir=folder) as own:
+    with TemporaryDirectory(prefix='.test-', dir=folder) as own:
         predictions = Path(out or Path(own, 'predictions.pkl'))
         metrics = evaluate(cfg, weights, checkpoint, predictions if out or report else None)
         leave_processes()

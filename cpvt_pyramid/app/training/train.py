@@ -1,6 +1,7 @@
 """`cpvt train`: load a config, apply the options, check what is certain, train."""
 
 import copy
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from ..config.parts import kind_of
 from ..config.schedules import check_schedules
 from ..data.config_data import check_before_run
 from ..predict.openmmlab.loading import load_whole_model, trusted_checkpoints
-from ..tooling.command import Preempted, UserError, rank, tracebacks_in
+from ..tooling.command import Preempted, UserError, rank
 from ..tooling.files import locked, make_folder
 from ..tooling.memory import address_limit
 from .hooks import StopOnDivergenceHook
@@ -60,7 +61,7 @@ def run_training(
         start = find_start(cfg, folder, resume)
         resume_from(cfg, start)
         connect(launcher, cfg.get('env_cfg') or {})
-        with tracebacks_in(folder), trusted_checkpoints():
+        with trusted_checkpoints():
             check_before_run(cfg, *SPLITS, folder=folder)
             runner = build_runner(cfg, start)
             if rank() == 0:
@@ -69,6 +70,11 @@ def run_training(
                 runner.train()
             except Preempted:  # in all processes
                 leave_processes()
+                raise
+            except UserError:
+                raise
+            except Exception:
+                runner.logger.error(traceback.format_exc())  # in the log file alone
                 raise
             finally:
                 runner.visualizer.close()

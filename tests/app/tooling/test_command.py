@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, Optional, Union
@@ -26,7 +25,6 @@ from cpvt_pyramid.app.tooling.command import (
     parser_of,
     run_command,
     run_tool,
-    tracebacks_in,
 )
 
 
@@ -133,6 +131,7 @@ def test_options_come_from_the_signature(capsys):
         'amp': False,
         'scale': None,
         'size': (512, 640),
+        'debug': False,
     }
     for line, options in (
         ('x a b --to-file y', {'kinds': ['a', 'b']}),
@@ -285,7 +284,7 @@ def test_failing_imports(capsys):
         assert error.startswith(f'tool: {line}') and error.count('\n') == 1
     for code in ('import cpvt_pyramid.no_such', 'raise ImportError("no name")'):
         assert run_tool('tool', lambda code=code: exec(code), {}, '') == 2
-        assert ' (traceback: ' in capsys.readouterr().err
+        assert '(--debug shows the traceback)' in capsys.readouterr().err
 
 
 def raise_in_a_worker() -> None:
@@ -316,24 +315,27 @@ def raise_surrogates() -> None:
         (raise_surrogates, r'ValueError: caf\\udce9\.jpg'),
     ],
 )
-def test_the_traceback_of_an_unexpected_error_is_in_a_file(function, line, tmp_path, capsys):
-    def call_with(folder: Path) -> None:
-        with tracebacks_in(folder):
-            function()
-
+def test_the_traceback_of_an_unexpected_error(function, line, capsys):
+    """Is shown with `--debug`, which the one line names without it."""
     sys.stderr.reconfigure(errors='backslashreplace')  # as Python's own
-    open_files = os.listdir('/proc/self/fd')
-    for call in (function, partial(call_with, tmp_path), partial(call_with, '/proc')):
-        assert run_tool('tool', call, {}, '') == 2
-        said = capsys.readouterr().err
-        if '(traceback: ' not in said:  # nothing can be written into that folder
-            assert said.startswith('Traceback (most recent call last):') and 'Error' in said
-            continue
-        found = re.fullmatch(rf'tool: {line} \(traceback: (.*)\)\n', said)
-        path = Path(found[1])
-        assert path.read_text().startswith('Traceback') and function.__name__ in path.read_text()
-        assert (path == tmp_path / 'traceback.txt') == (call is not function)
-    assert os.listdir('/proc/self/fd') == open_files
+    assert run_tool('tool', function, {}, '') == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf'tool: {line} \(--debug shows the traceback\)\n', said)
+    assert run_tool('tool', function, {}, '', debug=True) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith('Traceback (most recent call last):') and function.__name__ in shown
+    assert shown.splitlines()[-1] == said.rstrip()
+
+
+def test_every_command_has_the_option_debug(capsys):
+    def divide(number: int, *, by: int = 0) -> None:
+        number / by
+
+    assert run_command(divide, ['3']) == 2
+    assert capsys.readouterr().err.count('\n') == 1
+    assert run_command(divide, ['3', '--debug']) == 2
+    assert 'number / by' in capsys.readouterr().err
+    assert run_command(divide, ['--debug', '3', '--by', '1']) == 0
 
 
 def interrupt() -> None:
@@ -353,15 +355,10 @@ def interrupt() -> None:
         (lambda: check_at_least('--drop', -1, 0), '--drop must be at least 0, got -1'),
     ],
 )
-def test_expected_errors_have_no_traceback(function, line, tmp_path, capsys):
-    def call() -> None:
-        with tracebacks_in(tmp_path):
-            function()
-
-    run_tool('tool', call, {}, 'try again')
+def test_expected_errors_have_no_traceback(function, line, capsys):
+    run_tool('tool', function, {}, 'try again')
     said = capsys.readouterr().err
     assert said.startswith(f'tool: {line}') and said.count('\n') == 1 and 'traceback' not in said
-    assert not list(tmp_path.iterdir())
 
 
 def test_warnings_of_this_package_are_one_line(monkeypatch, capsys):

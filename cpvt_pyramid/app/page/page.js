@@ -16,6 +16,7 @@ async function ask(address, options) {
     if (error.name === 'AbortError') throw error;
     throw new Error('the server does not answer');
   }
+  if (response.status === 503) throw new Error('the server is busy; try again in a moment');
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error);
   return answer;

@@ -12,18 +12,16 @@ with an `error` of one line. The parameters are optional. The page needs `pip in
 # samples, all of which it holds in memory, and the results of predictions. Uploads are temporary
 # files that no address leads to.
 #
-# What a request may cost is bounded: the bytes and the time of an upload, the pixels of an image,
-# of the model's input and of the picture in the answer, and the number of requests that wait.
+# What a request may cost is bounded: the bytes of an upload, the pixels of an image, of the model's
+# input and of the picture in the answer. uvicorn limits the number of requests at the same time.
 
-import asyncio
 import json
 import math
 import socket
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -31,7 +29,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import uvicorn
-from anyio import Lock, fail_after
+from anyio import Lock
 from PIL import Image
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -42,7 +40,6 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...padding.batching import padded_size
 from ..images.formats import IMAGE_ENDINGS
@@ -58,14 +55,11 @@ SIZES = (32, 1024)  # pixels, of the slider
 SAMPLES = 24
 SAMPLE_SIDE = 240  # pixels, longest side of a sample's small picture
 UPLOAD_BYTES = 64 * 2**20
-UPLOAD_SECONDS = 60
-UPLOADS = 16  # at the same time
-WAITING = 16  # requests that wait for their turn, or compute
+REQUESTS = 32  # at the same time, and connections; one more is refused
 IMAGE_PIXELS = 64 * 2**20  # of an image: phones have up to 50 million
 INPUT_PIXELS = 2**20  # of the model's input, unless the model's own size has more
 PICTURE_PIXELS = 4 * 2**20  # in which a prediction is made and drawn; larger images are reduced
 PICTURE_SIDE = 8192
-REQUEST_SECONDS = 10  # in which a new connection must send a request
 CLOSING_SECONDS = 3  # for the answers that are under way when the server is stopped
 PRIVATE_HOSTS = ('localhost', '127.0.0.1', '[::1]', '[')  # '[': IPv6, as Starlette 0 reads it
 HEADERS = {
@@ -355,60 +349,12 @@ async def receive(request: Request, path: Path) -> None:
     if int(request.headers.get('content-length', 0)) > UPLOAD_BYTES:
         raise too_large
     size = 0
-    try:
-        with fail_after(UPLOAD_SECONDS), path.open('wb') as file:
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > UPLOAD_BYTES:
-                    raise too_large
-                file.write(chunk)
-    except TimeoutError as error:
-        line = f'the upload took longer than {UPLOAD_SECONDS} seconds'
-        raise HTTPException(408, line, {'Connection': 'close'}) from error
-
-
-class Turns:
-    """Lets requests compute one after the other: a prediction may take all cores, and warnings
-    belong to the process. Those whose client has gone are skipped."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.uploads = 0
-        self.waiting: list[Request] = []  # those whose body has been received, in order
-
-    @contextmanager
-    def upload(self) -> Iterator[None]:
-        """Count an upload, or refuse it."""
-        if self.uploads >= UPLOADS:
-            raise busy(self.uploads)
-        self.uploads += 1
-        try:
-            yield
-        finally:
-            self.uploads -= 1
-
-    async def run(self, request: Request, function: Callable[[], dict[str, Any]]) -> Response:
-        """Call a function in another thread when it is this request's turn."""
-        before = list(self.waiting)
-        self.waiting.append(request)
-        try:
-            present = 0
-            for other in before:
-                present += not await other.is_disconnected()
-            if present >= WAITING:
-                raise busy(present)
-            async with self.lock:
-                if await request.is_disconnected():
-                    raise ClientDisconnect
-                return JSONResponse(await run_in_threadpool(function))
-        finally:
-            self.waiting.remove(request)
-
-
-def busy(count: int) -> HTTPException:
-    others = '1 other is' if count == 1 else f'{count} others are'
-    line = f'{others} before you; try again in a moment'
-    return HTTPException(503, line, {'Connection': 'close', 'Retry-After': '5'})
+    with path.open('wb') as file:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > UPLOAD_BYTES:
+                raise too_large
+            file.write(chunk)
 
 
 def create_app(page: Page, hosts: Sequence[str]) -> Starlette:
@@ -429,7 +375,7 @@ def create_app(page: Page, hosts: Sequence[str]) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.page = page
-    app.state.turns = Turns()
+    app.state.lock = Lock()  # a prediction may take all cores, and warnings are the process's
     return app
 
 
@@ -450,21 +396,22 @@ def page_contents(page: Page) -> dict[str, Response]:
 async def answer_prediction(request: Request) -> Response:
     """Predictions for the image in the body of a request, or for a sample."""
     page: Page = request.app.state.page
-    turns: Turns = request.app.state.turns
     check_origin(request)
     parameters = parse_parameters(request.query_params)
     sample = parameters.pop('sample', None)
     with tempfile.TemporaryDirectory(prefix='cpvt_page_') as folder:
         upload = Path(folder, 'upload')
-        with turns.upload():
-            await receive(request, upload)
+        await receive(request, upload)
 
         def answer() -> dict[str, Any]:
             if sample is not None:
                 return page.predict(page.sample(sample), **parameters)
             return predict_upload(page, upload, parameters)
 
-        return await turns.run(request, answer)
+        async with request.app.state.lock:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            return JSONResponse(await run_in_threadpool(answer))
 
 
 async def answer_mistake(request: Request, error: Exception) -> Response:
@@ -506,26 +453,6 @@ def without_path(line: str, path: Path) -> str:
     return line.removeprefix(f'{path}: ').replace(str(path), 'the image')
 
 
-class Protocol(H11Protocol):
-    """A connection, which is closed if it does not send the whole head of a request in time."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.loop.call_later(REQUEST_SECONDS, self.close_without_request)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        is_between_requests = self.cycle is not None and self.cycle.response_complete
-        if is_between_requests and self.timeout_keep_alive_task is None:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
-
-    def close_without_request(self) -> None:
-        if self.cycle is None:
-            self.transport.close()
-
-
 class Server(uvicorn.Server):
     """Serves a page; `run([server.listener])` begins.
 
@@ -544,7 +471,8 @@ class Server(uvicorn.Server):
         hosts = [*PRIVATE_HOSTS, name] if self.is_private else ['*']
         config = uvicorn.Config(
             create_app(page, hosts),
-            http=Protocol,
+            http='h11',  # the same answers, also where httptools is installed
+            limit_concurrency=REQUESTS,
             log_config=None,  # leaves the handlers of other loggers as they are
             log_level='critical',  # errors of the page are printed by the page
             headers=list(HEADERS.items()),

@@ -3,13 +3,11 @@
 Shapes: B batch, N anchors of a level, K the best of them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import Tensor
 
 from .base import Batch
 from .nms import batched_nms, best, take, top
@@ -81,15 +79,3 @@ def clip(boxes: Tensor, batch: Batch) -> Tensor:
     """Boxes (B, N, 4), x1 y1 x2 y2 in pixels, within the true extent of each image."""
     limits = batch.sizes.to(boxes.dtype)[:, None].flip(2).repeat(1, 1, 2)
     return boxes.clamp(min=0).minimum(limits)
-
-
-@contextmanager
-def noise_in(head: nn.Module, share: float, random: torch.Generator) -> Iterator[None]:
-    """See `Exportable.with_noise`. The maps are constant in the padding, where all cells have equal
-    scores: noise in what a dense head predicts puts them in another order."""
-
-    def disturb(x: Tensor) -> Tensor:
-        return x + share * x.abs().max() * torch.randn(x.shape, generator=random)
-
-    with head.register_forward_hook(lambda *call: tree_map_only(Tensor, disturb, call[2])):
-        yield

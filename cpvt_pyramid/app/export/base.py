@@ -93,11 +93,6 @@ class Exportable(nn.Module):
     def check(self, settings: Settings) -> None:
         """Raise a UserError if the model cannot be exported with these settings."""
 
-    def with_noise(self, share: float, random: torch.Generator) -> AbstractContextManager[None]:
-        """A context in which `reference` has noise where noise of the image does not reach, with a
-        standard deviation of this share of the largest value."""
-        return nullcontext()
-
     def on_canvas(self, size: tuple[int, int]) -> AbstractContextManager[None]:
         """A context in which `reference` pads images to a height and width, as in a batch with an
         image of that size; for models whose results depend on it."""

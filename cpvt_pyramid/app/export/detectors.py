@@ -4,14 +4,13 @@ Shapes: B batch, N anchors of a level, H x W image in pixels.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..tooling.command import UserError
-from .anchors import Candidates, best_anchors, by_level, noise_in, suppressed
+from .anchors import Candidates, best_anchors, by_level, suppressed
 from .base import Batch
 from .mm_model import original_result, preprocessing_of
 from .whole_model import WholeModel
@@ -59,11 +58,6 @@ class Detector(WholeModel):
         found = found[found.scores.argsort(descending=True)]
         result = {'boxes': found.bboxes, 'scores': found.scores, 'labels': found.labels}
         return {name: x[None] for name, x in result.items()}
-
-    def with_noise(self, share: float, random: torch.Generator) -> AbstractContextManager[None]:
-        parts = dict(self.model.named_children())
-        head = parts.get('rpn_head') or parts.get('bbox_head') or nn.Identity()  # of a Mask2Former
-        return noise_in(head, share, random)
 
 
 class RetinaNet(Detector):

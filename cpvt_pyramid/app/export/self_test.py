@@ -32,7 +32,7 @@ VALUES = 2048  # of each output that are compared at most
 CELLS = 512  # of each mask
 
 # By group and name: 'image' has the seed, size and original size; 'shapes' those of the outputs,
-# 'outputs' their values, 'ties' the boxes that rounding allows, see `compare_boxes`.
+# 'outputs' their values.
 Sample = dict[str, dict[str, np.ndarray]]
 
 
@@ -156,8 +156,7 @@ def compare_sample(outputs: Arrays, sample: Sample, tolerances: Tolerances) -> l
     results = {}
     for name, shape in sample['shapes'].items():
         results[name] = inside(outputs[name], shape.tolist())
-    ties = [sample['ties']]
-    return list(compare_outputs(thinned(results), sample['outputs'], ties, tolerances))
+    return list(compare_outputs(thinned(results), sample['outputs'], tolerances))
 
 
 def own_test(session: Session, given: str) -> str:
@@ -178,6 +177,5 @@ def own_test(session: Session, given: str) -> str:
         if is_detection(outputs):
             used = outputs['labels'] >= 0
             outputs = {name: x[used] for name, x in outputs.items()}
-            sample['ties'] = {name: outputs[name] for name in ('boxes', 'scores', 'labels')}
         sample['outputs'] = thinned(outputs)
     return pack(samples)

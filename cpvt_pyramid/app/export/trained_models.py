@@ -5,10 +5,8 @@ Shapes: B batch, N anchors of a level, H x W image in pixels.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Optional
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,7 +14,7 @@ from ...padding.batching import padded_size
 from ...segmentors import SemanticSegmentor, resize
 from ..predict.pytorch.model import STRIDE
 from ..tooling.command import UserError
-from .anchors import best_anchors, by_level, noise_in, suppressed
+from .anchors import best_anchors, by_level, suppressed
 from .base import Batch, Preprocessing, Settings
 from .segmentors import Segmentor
 from .whole_model import Stages, WholeModel
@@ -77,9 +75,6 @@ class TrainedDetector(WholeModel):
         batch = F.pad(normalized, (0, right - width, 0, bottom - height))
         [found] = self.model.detect(batch, [(height, width)])
         return {name: found[name][None] for name in self.output_names}
-
-    def with_noise(self, share: float, random: torch.Generator) -> AbstractContextManager[None]:
-        return noise_in(self.model.head, share, random)
 
 
 class TrainedSegmentor(Segmentor):

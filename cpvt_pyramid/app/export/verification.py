@@ -7,7 +7,7 @@ depends on the batch is found, too.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import cycle
 from pathlib import Path
@@ -36,7 +36,6 @@ from .comparison import (
     compare_tensor,
     inside,
     is_detection,
-    matched,
     worst,
 )
 from .self_test import SIZES, Sample, draw, thinned
@@ -56,7 +55,6 @@ BATCHES: tuple[tuple[Size, ...], ...] = (
 )
 MIXED = (160, 213), (213, 160), (97, 130)  # for what takes images of any sizes in one batch
 TOGETHER = 160, 224  # is padded to one size with the others of a mixed batch
-NOISY_IMAGES = 64  # enough to see a result of one image in twenty
 SEEDS = 4  # synthetic images of each size, of which that with the highest scores is taken
 
 
@@ -125,27 +123,12 @@ def single(model: Exportable, settings: Settings, image: np.ndarray, original: S
     return Single(F.pad(pixels, (0, right, 0, down)), settings.size if kept else None)
 
 
-class Remembered(Iterable[Arrays]):
-    """An iterator that can be read several times, and computes each item once."""
-
-    def __init__(self, items: Iterator[Arrays]) -> None:
-        self.items = items
-        self.known: list[Arrays] = []
-
-    def __iter__(self) -> Iterator[Arrays]:
-        yield from self.known
-        for item in self.items:
-            self.known.append(item)
-            yield item
-
-
 class PyTorchResults(NamedTuple):
     """What PyTorch gives for a batch."""
 
     inputs: dict[str, np.ndarray]
     stages: Arrays  # of the exportable model, in the same batch
     references: list[Arrays]  # outputs of the original model for each image
-    noisy: list[Remembered]  # outputs of each image with noise, see `compare_boxes`
 
 
 def verify(
@@ -179,7 +162,6 @@ def results_in_pytorch(
     model: Exportable, batch: Sequence[np.ndarray], settings: Settings
 ) -> PyTorchResults:
     """What PyTorch gives for images (H, W, 3)."""
-    tolerances = TOLERANCES[settings.dtype]
     originals = original_sizes(model, settings, [image.shape[:2] for image in batch])
     inputs = padded_inputs(batch, model.input_shapes(settings), originals)
     singles = [single(model, settings, *given) for given in zip(batch, originals)]
@@ -187,7 +169,6 @@ def results_in_pytorch(
         inputs,
         stages_of(model, inputs),
         [reference_of(model, image) for image in singles],
-        [Remembered(noisy_results(model, image, tolerances)) for image in singles],
     )
 
 
@@ -208,7 +189,7 @@ def compare_batch(
         ours = {name: found[name][i] for name in model.output_names}
         if not detects:
             ours = {name: inside(ours[name], x.shape) for name, x in reference.items()}
-        checks += compare_outputs(ours, reference, expected.noisy[i], tolerances)
+        checks += compare_outputs(ours, reference, tolerances)
         if 'masks' in model.output_names:
             theirs = {name: expected.stages[name][i] for name in model.output_names}
             checks += compare_masks(ours, theirs, tolerances)
@@ -219,7 +200,7 @@ def compare_masks(found: Arrays, expected: Arrays, tolerances: Tolerances) -> li
     """Compare the pixels of instance masks, of the boxes that are in both."""
     used = expected['labels'] >= 0
     expected = {name: x[used] for name, x in expected.items()}
-    checks = compare_boxes(found, expected, (), tolerances)
+    checks = compare_boxes(found, expected, tolerances)
     return [check for check in checks if check.stage == 'masks']
 
 
@@ -238,15 +219,6 @@ def reference_of(model: Exportable, image: Single) -> Arrays:
     return {name: x[0].numpy() for name, x in found.items()}
 
 
-def noisy_results(model: Exportable, image: Single, tolerances: Tolerances) -> Iterator[Arrays]:
-    """The outputs of the original model for an image with noise, always the same."""
-    random, noise = torch.Generator().manual_seed(0), tolerances.noise
-    for _ in range(NOISY_IMAGES):
-        with model.with_noise(noise / 255, random):
-            pixels = image.pixels + noise * torch.randn(image.pixels.shape, generator=random)
-            yield reference_of(model, image._replace(pixels=pixels))
-
-
 def make_samples(model: Exportable, settings: Settings) -> list[Sample]:
     """Synthetic images and PyTorch's outputs for them, for a file that can test itself."""
     sizes = SIZES if settings.size is None else sizes_up_to(settings.size)
@@ -257,9 +229,6 @@ def make_samples(model: Exportable, settings: Settings) -> list[Sample]:
         candidates = seeds if 'scores' in model.output_names else seeds[:1]
         drawn = [make_sample(model, seed, size, settings) for seed in candidates]
         samples.append(max(drawn, key=sum_of_scores))
-    for sample in samples:
-        if is_detection(sample['outputs']):
-            add_ties(model, sample, settings)
     return samples
 
 
@@ -286,31 +255,6 @@ def make_sample(model: Exportable, seed: int, size: Size, settings: Settings) ->
         'original': np.array(original),
     }
     return {'image': image, 'shapes': shapes, 'outputs': thinned(outputs)}
-
-
-def add_ties(model: Exportable, sample: Sample, settings: Settings) -> None:
-    """Add the boxes that rounding allows, see `compare_boxes`."""
-    tolerances = TOLERANCES[settings.dtype]
-    height, width = sample['image']['size'].tolist()
-    image = draw(int(sample['image']['seed']), height, width)
-    original = tuple(sample['image']['original'].tolist())
-    noisy = noisy_results(model, single(model, settings, image, original), tolerances)
-    sample['ties'] = dict(ties(sample['outputs'], noisy, tolerances))
-
-
-def ties(expected: Arrays, noisy: Iterable[Arrays], tolerances: Tolerances) -> Arrays:
-    """The boxes that all images with noise have, and those that some have and `expected` has not:
-    a result with which `compare_boxes` finds ties."""
-    known = {name: expected[name] for name in ('boxes', 'scores', 'labels')}
-    count = len(known['scores'])
-    always = set(range(count))
-    for result in noisy:
-        pairs = matched(known, result, tolerances)
-        always &= {row for row, _ in pairs}
-        new = sorted(set(range(len(result['scores']))) - {row for _, row in pairs})
-        known = {name: np.concatenate([x, result[name][new]]) for name, x in known.items()}
-    rows = [*sorted(always), *range(count, len(known['scores']))]
-    return {name: x[rows] for name, x in known.items()}
 
 
 def as_tensor(image: np.ndarray) -> Tensor:

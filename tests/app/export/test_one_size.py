@@ -42,11 +42,6 @@ SIZE = 64, 96
 IMAGES = [draw(seed, 80, 120) for seed in range(2)]
 
 
-@pytest.fixture(autouse=True)
-def _few_noisy_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, 'NOISY_IMAGES', 4)
-
-
 def run_in_pytorch(model: Exportable) -> Callable:
     def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return verification.stages_of(model, inputs)

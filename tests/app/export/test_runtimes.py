@@ -7,7 +7,6 @@ from typing import Any, Optional
 import onnx
 import pytest
 
-from cpvt_pyramid.app.export import verification
 from cpvt_pyramid.app.export.about import Settings, metadata
 from cpvt_pyramid.app.export.comparison import Check
 from cpvt_pyramid.app.export.files import CPU, add_metadata, finish, with_all_stages
@@ -94,7 +93,6 @@ LONG = pytest.mark.foreign
     ],
 )
 def test_a_file_is_right_in_both_runtimes(make, size, options, layer, tmp_path, monkeypatch):
-    monkeypatch.setattr(verification, 'NOISY_IMAGES', 4)
     path = tmp_path / 'model.onnx'
     file = write_file(path, make, size, **options)
     assert failed(path) == {'onnxruntime': [], 'openvino': []}

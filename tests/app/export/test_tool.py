@@ -18,7 +18,6 @@ from torch import nn
 
 from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.app.config.load import load_config
-from cpvt_pyramid.app.export import verification
 from cpvt_pyramid.app.export.exporting import about_config, own_photographs, resize_of
 from cpvt_pyramid.app.export.files import CPU, Written
 from cpvt_pyramid.app.export.photographs import PHOTOGRAPHS
@@ -105,7 +104,6 @@ OPTIONS = {
 @pytest.mark.parametrize('given', OPTIONS, ids=' '.join)
 def test_every_option_from_the_command_to_the_file(given, command, capsys, monkeypatch):
     """Each file is compared with PyTorch by the command."""
-    monkeypatch.setattr(verification, 'NOISY_IMAGES', 4)
     monkeypatch.setattr('cpvt_pyramid.app.predict.openmmlab.model.build_model', build_fast)
     name, *options = given
     model = write_config(name)

@@ -68,7 +68,6 @@ def _quick_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compare_quickly(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verification, 'NOISY_IMAGES', 4)
     patch.setattr(verification, 'BATCHES', BATCHES)
 
 

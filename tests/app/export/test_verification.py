@@ -1,5 +1,7 @@
 """The comparison of detections: right files pass whatever rounding decides, and wrong ones fail."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from cpvt_pyramid.app.export.about import Settings
 from cpvt_pyramid.app.export.base import Batch, Exportable, Preprocessing
 from cpvt_pyramid.app.export.verification import Check, verify
 
-BOXES = torch.tensor([[0.0, 0, 9, 9], [20, 0, 29, 9], [0, 20, 9, 29]])
+MANY, FEW = 40, 10  # boxes
 
 
 @pytest.fixture(autouse=True)
@@ -19,65 +21,63 @@ def _small_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Best(Exportable):
-    """Two of three boxes, those of the best scores; the last two differ by a margin.
+    """Finds the first of many boxes.
 
     Args:
-        margin: of their scores. Their last bits depend on the pixels.
+        count: of the boxes.
     """
 
     task, output_names = 'detection', ('boxes', 'scores', 'labels')
 
-    def __init__(self, margin: float) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__(Preprocessing())
-        self.margin = margin
+        self.count = count
 
     def stages(self, batch: Batch) -> dict[str, Tensor]:
         found = [self.reference(image[None]) for image in batch.images]
         return {name: torch.cat([one[name] for one in found]) for name in self.output_names}
 
     def reference(self, image: Tensor, original: None = None) -> dict[str, Tensor]:
-        bits = 1e-6 * (image.double().sum() * 1e3).sin()
-        scores = self.scores().double() + bits * torch.tensor([0, 1, -1])
-        return chosen(scores.float(), scores.topk(2).indices)
-
-    def scores(self) -> Tensor:
-        return torch.tensor([0.9, 0.5, 0.5 - self.margin])
+        return chosen(range(self.count))
 
 
-def chosen(scores: Tensor, index: Tensor) -> dict[str, Tensor]:
-    found = {'boxes': BOXES[index], 'scores': scores[index], 'labels': index % 2}
+def chosen(index: Iterable[int]) -> dict[str, Tensor]:
+    numbers = torch.tensor([*index], dtype=torch.int64)
+    corners = 10.0 * numbers[:, None] + torch.tensor([0.0, 0, 9, 9])
+    found = {'boxes': corners, 'scores': 0.9 - 0.01 * numbers, 'labels': numbers % 2}
     return {name: x[None] for name, x in found.items()}
 
 
-def checks(model: Best, index: list[int]) -> list[Check]:
+def checks(model: Best, index: Iterable[int]) -> list[Check]:
     """Those of the boxes of a file that returns boxes by index."""
-    found = chosen(model.scores(), torch.tensor(index, dtype=torch.int64))
+    found = chosen(index)
 
     def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {name: x.numpy().repeat(len(inputs['images']), 0) for name, x in found.items()}
 
     images = [np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)]
-    found = verify(model, {'': run}, images, Settings())
-    return [check for check in found if check.unit == 'without counterpart']
+    found_checks = verify(model, {'': run}, images, Settings())
+    return [check for check in found_checks if check.unit == 'without counterpart']
 
 
 @pytest.mark.parametrize(
-    'margin, index, wrong',
+    'count, index, wrong, passes',
     [
-        *((0.0, index, 0) for index in ([0, 1], [0, 2], [2, 0])),  # rounding decides between ties
-        (0.0005, [0, 2], 2),  # scores within the tolerance, but no tie
-        (0.0, [1, 2], 1),  # the best box is lost
-        (0.0005, [0], 1),
-        (0.0, [0, 1, 0], 1),  # a box twice
-        (0.0, [0, 1, 1], 1),
-        (0.0, [], 1),
+        (MANY, range(MANY), 0, True),
+        (MANY, range(MANY - 1, -1, -1), 0, True),  # in another order
+        (MANY, [*range(MANY - 1), MANY], 2, True),  # rounding decides which one is the last
+        (MANY, [*range(2, MANY), 0, 0], 2, True),
+        (MANY, range(3, MANY), 3, False),  # the best ones are lost
+        (MANY, [*range(MANY), 0, 1, 2], 3, False),  # boxes twice
+        (FEW, range(FEW), 0, True),
+        (FEW, range(1, FEW), 1, False),
+        (FEW, [], FEW, False),
     ],
 )
-def test_boxes_without_counterpart(margin, index, wrong):
-    found = checks(Best(margin), index)
-    assert [(check.error, check.passed) for check in found] == [(wrong, not wrong)] * 2
-    if not wrong:
-        assert found[0].note == '2 boxes' + ', 2 ties' * (index != [0, 1])
+def test_boxes_without_counterpart(count, index, wrong, passes):
+    found = checks(Best(count), index)
+    assert [(check.error, check.passed) for check in found] == [(wrong, passes)] * 2
+    assert found[0].note == f'{count} boxes'
 
 
 class Masks(Best):
@@ -102,8 +102,8 @@ def masks() -> Tensor:
 )
 def test_masks_are_judged_by_their_pixels(change, passes):
     """A sound export was refused, because values of masks differed by 0.0014."""
-    model = Masks(margin=0.1)
-    found = chosen(model.scores(), torch.tensor([0, 1])) | {'masks': change(masks())[None]}
+    model = Masks(2)
+    found = chosen(range(2)) | {'masks': change(masks())[None]}
 
     def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {name: x.numpy().repeat(len(inputs['images']), 0) for name, x in found.items()}

@@ -18,16 +18,15 @@ For each image NAME it writes a picture, NAME.overlay.jpg, and the predictions:
 - detector: NAME.detections.json, boxes as x1, y1, x2, y2 in pixels and, if the model predicts
   instance masks, each as COCO run-length encoding
 - semantic segmentor: NAME.labels.png, class indices as pixel values
-- panoptic segmentor: NAME.segments.png, segment ids as pixel values, and NAME.segments.json
 
 With --format, the predictions are also written as
 
 - coco: coco.json, one data set of all images
 - geojson: NAME.geojson, in world coordinates if the image is georeferenced, else in pixels
 
-For a video it writes NAME.overlay.mp4 and NAME.detections.jsonl or NAME.segments.jsonl, one line
-per frame. NAME keeps the subfolders of a folder or a pattern, and gets a number where two inputs
-would have the same; inputs.json tells which input has which.
+For a video it writes NAME.overlay.mp4 and NAME.detections.jsonl, one line per frame. NAME keeps the
+subfolders of a folder or a pattern, and gets a number where two inputs would have the same;
+inputs.json tells which input has which.
 
 With --tile, images of any size are processed in tiles at their own resolution. It is needed for
 images that are larger than memory, and where objects would be too small once an image is resized,

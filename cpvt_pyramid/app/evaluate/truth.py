@@ -199,10 +199,6 @@ def read_truth(
     Raises:
         UserError: there are none, or the data have errors.
     """
-    if kind == 'segments':
-        raise UserError(
-            'panoptic segments are evaluated by the config: cpvt test CONFIG CHECKPOINT'
-        )
     described = describe(source, ['masks'] if kind == 'labels' else ['coco', 'yolo', 'voc'])
     described.ask()
     for note in described.notes:

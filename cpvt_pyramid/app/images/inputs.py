@@ -25,12 +25,10 @@ VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
 RESULTS_OF_IMAGES = {
     'detections': ['.detections.json'],
     'labels': ['.labels.png'],
-    'segments': ['.segments.png', '.segments.json'],
 }
 RESULTS_OF_VIDEOS: dict[str, list[str]] = {
     'detections': ['.detections.jsonl'],
     'labels': [],  # a picture only
-    'segments': ['.segments.jsonl'],
 }
 TILED_LABELS = '.labels.tif'
 OVERLAY, VIDEO_OVERLAY = '.overlay.jpg', '.overlay.mp4'

@@ -8,8 +8,8 @@
 Exported models run on numpy, Pillow and onnxruntime or OpenVINO, without torch and OpenMMLab.
 """
 
-from ..predictions.kinds import Detections, LabelMap, Segments
+from ..predictions.kinds import Detections, LabelMap
 from ..tooling.command import UserError
 from .predictor import Predictor
 
-__all__ = ['Detections', 'LabelMap', 'Predictor', 'Segments', 'UserError']
+__all__ = ['Detections', 'LabelMap', 'Predictor', 'UserError']

@@ -54,8 +54,6 @@ def run_infer(options: InferOptions) -> int:
         if options.workers is not None:
             workers = options.workers
         ready = open_model(**model_options, threads=1 if options.tile else max(workers, 1))
-    if options.tile is not None and ready.kind == 'segments':
-        raise UserError(f'{options.model} is panoptic; run it without --tile')
     if line := line_about_threshold(options.score_thr, ready):
         print(line)
     results_options: dict[str, Any] = {

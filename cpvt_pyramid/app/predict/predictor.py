@@ -108,7 +108,7 @@ class Predictor:
                 bands, (H, W, bands) float32, or a list of these.
 
         Returns:
-            `Detections`, a `LabelMap` or `Segments`, or a list of these. A warning tells of images
+            `Detections` or a `LabelMap`, or a list of these. A warning tells of images
             for which the model has returned as many boxes as it can.
 
         Raises:

@@ -59,7 +59,7 @@ class Model(Protocol):
     most_boxes: Optional[int]  # of an image or a tile; None: no limit is known
     # Makes calls of `predict` in other threads fail soon; None: these cannot be stopped.
     stop: Optional[Callable[[], object]]
-    takes_tiles: bool  # without losing results: tiles have no masks of objects and no segments
+    takes_tiles: bool  # without losing results: tiles have no masks of objects
 
     def read(self, path: Path) -> np.ndarray:
         """The image that `prepare` takes: (H, W, 3) RGB uint8, or bands (H, W, N) float32.

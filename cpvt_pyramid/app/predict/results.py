@@ -31,11 +31,10 @@ from ..predictions.formats import (
     features_of_objects,
     may_be_located,
     objects_of_labels,
-    objects_of_segments,
     write_coco,
     write_geojson,
 )
-from ..predictions.kinds import Detections, Kind, LabelMap, Prediction, Segments, save_overlay
+from ..predictions.kinds import Detections, Kind, LabelMap, Prediction, save_overlay
 from ..predictions.records import write_records
 from ..tooling.command import UserError
 from ..tooling.files import Format, atomic_write
@@ -149,8 +148,6 @@ class Results:
             objects = prediction.records()
             write_records(self.folder / f'{name}.{self.kind}.json', path, size, self.kind, objects)
             counts = Counter(item['class'] for item in objects)
-            if self.format and isinstance(prediction, Segments):
-                objects = objects_of_segments(objects, prediction.numbers)
             features = features_of_objects(objects)
         self._add(entry, size, objects, counts)
         if self.format == 'geojson':
@@ -244,9 +241,6 @@ class Results:
         file = self.folder / f'{name}.{self.kind}.json'
         content = json.loads(file.read_text(encoding='utf-8'))
         objects = content[self.kind]
-        if self.kind == 'segments':
-            numbers = pixels_of(self.folder / f'{name}.segments.png')
-            objects = objects_of_segments(objects, numbers)
         return ImageObjects(path, (content['height'], content['width']), objects)
 
     def summary(self) -> str:

@@ -33,7 +33,7 @@ LISTS = b'#EXTM3U', b'ffconcat', b'<'
 
 def write_video(model: Model, entry: NamedInput, results: Results, batch_size: int) -> None:
     """Write NAME.overlay.mp4, unless without pictures, and, except for semantic segmentors, one
-    JSON line per frame to NAME.detections.jsonl or NAME.segments.jsonl, with its time in seconds.
+    JSON line per frame to NAME.detections.jsonl, with its time in seconds.
 
     OpenCV writes videos of one rate. A warning tells of a video whose frames have others.
 

@@ -139,7 +139,6 @@ def draw_segmentation(
     palette: Sequence[Color] | None = None,
     legend: bool = True,
     scale: int | None = None,
-    segments: np.ndarray | None = None,
 ) -> Image.Image:
     """The image with its segments tinted and outlined, above a legend of the classes in it.
 
@@ -147,17 +146,14 @@ def draw_segmentation(
     as 255 for ignored pixels, get no tint.
     palette: as for `draw_boxes`.
     scale: integer factor by which the image is enlarged first; None makes small ones readable.
-    segments: (H, W), segment ids to outline; None outlines the regions of `label_map`.
     """
     label_map = np.asarray(label_map)
-    segments = label_map if segments is None else np.asarray(segments)
     palette = class_palette(classes, palette)
     present = painted_classes(label_map, classes) if legend else []
     picture = _enlarged(image, scale)
     factor = picture.height // image.shape[0]
     if factor > 1:
         label_map = label_map.repeat(factor, 0).repeat(factor, 1)  # (h, w)
-        segments = segments.repeat(factor, 0).repeat(factor, 1)
     painted = (label_map >= 0) & (label_map < len(classes))
     for index, name in enumerate(classes):
         if name == 'background':
@@ -170,7 +166,7 @@ def draw_segmentation(
     if not painted.all():
         surroundings = Image.blend(grey, picture, 0.4)
         mixed.paste(surroundings, mask=Image.fromarray(~painted))
-    mixed.paste(colors, mask=Image.fromarray(_edges(segments) & painted))
+    mixed.paste(colors, mask=Image.fromarray(_edges(label_map) & painted))
     return _with_legend(mixed, present, classes, palette, 36)
 
 

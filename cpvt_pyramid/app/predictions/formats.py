@@ -34,13 +34,6 @@ def objects_of_labels(labels: np.ndarray, classes: Sequence[str]) -> list[dict[s
     return objects
 
 
-def objects_of_segments(
-    items: Iterable[dict[str, Any]], numbers: np.ndarray
-) -> list[dict[str, Any]]:
-    """Those of segments with an `id`, from the ids (H, W) of the pixels."""
-    return [{**item, 'mask': run_lengths(numbers == item['id'])} for item in items]
-
-
 # COCO
 
 

@@ -1,4 +1,4 @@
-"""What models predict for an image: detections, segmentation masks, and panoptic segments."""
+"""What models predict for an image: detections or segmentation masks."""
 
 import io
 from collections import Counter
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas
     import supervision
 
-Kind = Literal['detections', 'segments', 'labels']  # as in the names of the files of a run
+Kind = Literal['detections', 'labels']  # as in the names of the files of a run
 SCORE_THR = 0.3  # of the boxes that are shown, unless the user or the model gives another
 NOTEBOOK_SIDE = 1600  # longest side of the picture in a notebook, in pixels
 # Label maps compress well at any level. This one takes two thirds of the time of Pillow's default.
@@ -141,7 +141,7 @@ class _Prediction:
         ]
 
     def png(self) -> bytes:
-        """What NAME.labels.png or NAME.segments.png hold; nothing for detections."""
+        """What NAME.labels.png holds; nothing for detections."""
         if self.kind == 'detections':
             return b''
         file = io.BytesIO()
@@ -282,7 +282,7 @@ class LabelMap(_Prediction):
         return {'class': [self.name_of(label) for label in labels], 'area': area}
 
     def draw(self, legend: bool = True) -> Image.Image:
-        """The image with its segments tinted, above a legend; small images are enlarged."""
+        """The image with its classes tinted, above a legend; small images are enlarged."""
         return draw_segmentation(self.image, self.labels, self.classes, self.palette, legend)
 
     def items(self) -> list[dict[str, Any]]:
@@ -302,49 +302,7 @@ class LabelMap(_Prediction):
         return picture
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Segments(_Prediction):
-    """The panoptic segments of an image.
-
-    Args:
-        image: see `Detections`.
-        classes: see `Detections`.
-        palette: see `Detections`.
-        numbers: (H, W), from 1 on; 0 where there is no segment.
-        labels: (N,), indices into `classes`, of segments 1 to N.
-    """
-
-    numbers: np.ndarray
-    labels: np.ndarray
-
-    kind: ClassVar[Kind] = 'segments'
-
-    def _columns(self) -> dict[str, Any]:
-        area = np.bincount(self.numbers.ravel(), minlength=len(self.labels) + 1)[1:]
-        return {'class': [self.name_of(label) for label in self.labels], 'area': area}
-
-    def draw(self, legend: bool = True) -> Image.Image:
-        """The image with its segments tinted, above a legend; small images are enlarged."""
-        no_class = len(self.classes)
-        labels = np.array([no_class, *self.labels])[self.numbers]
-        return draw_segmentation(
-            self.image, labels, self.classes, self.palette, legend, segments=self.numbers
-        )
-
-    def items(self) -> list[dict[str, Any]]:
-        """The segments, as dicts with an `id`."""
-        items = []
-        for number, label in enumerate(self.labels.tolist(), 1):
-            mask = self.numbers == number
-            item = {'id': number, 'label': label, 'class': self.name_of(label)}
-            items.append(item | {'area': int(mask.sum()), 'box': bounding_box(mask)})
-        return items
-
-    def _picture(self) -> Image.Image:
-        return Image.fromarray(self.numbers.astype(np.uint16))
-
-
-Prediction = Union[Detections, LabelMap, Segments]
+Prediction = Union[Detections, LabelMap]
 
 
 def line_about_limit(images: str, limit: int) -> str:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..images.label_maps import nearest_at
 from ..images.reading import picture
-from ..predict.openmmlab.samples import INSTANCE_OFFSET, to_prediction
+from ..predict.openmmlab.samples import to_prediction
 from ..predictions.drawing import class_palette, draw_boxes, draw_segmentation
-from ..predictions.kinds import SCORE_THR, Detections, LabelMap, Prediction
+from ..predictions.kinds import SCORE_THR, Detections, Prediction
 from ..tooling.command import one_line
 from ..tooling.files import keep_former, write_text
 from .curves import number_run, runs_of, write_curves
@@ -183,12 +183,11 @@ def drawn_truth(
 ) -> Optional[Image.Image]:
     """The annotations of a sample, drawn on its image; None if it has none. As for mm's metrics,
     coordinates are those of the original image."""
-    for name, field in (('panoptic_seg', 'sem_seg'), ('sem_seg', 'sem_seg'), ('sem_seg', 'data')):
-        found = sample.get(f'gt_{name}')
-        if found is not None and field in found:
-            labels = as_array(getattr(found, field))
-            labels = labels.reshape(labels.shape[-2:]) % INSTANCE_OFFSET
-            return draw_segmentation(image, nearest_at(labels, image.shape[:2]), classes, palette)
+    found = sample.get('gt_sem_seg')
+    if found is not None and 'data' in found:
+        labels = as_array(found.data)
+        labels = labels.reshape(labels.shape[-2:])
+        return draw_segmentation(image, nearest_at(labels, image.shape[:2]), classes, palette)
     found = sample.get('gt_instances')
     if found is None:
         return None
@@ -206,9 +205,7 @@ def at_size_of(image: np.ndarray, found: Prediction, size: tuple[int, int]) -> P
         if masks is not None:
             masks = masks_at_size(masks, image.shape[:2])
         return replace(found, boxes=found.boxes * (image.shape[1] / size[1]), masks=masks)
-    if isinstance(found, LabelMap):
-        return replace(found, labels=nearest_at(found.labels, image.shape[:2]))
-    return replace(found, numbers=nearest_at(found.numbers, image.shape[:2]))
+    return replace(found, labels=nearest_at(found.labels, image.shape[:2]))
 
 
 def as_array(values: Any) -> np.ndarray:

@@ -7,9 +7,6 @@ from pathlib import Path
 import geopandas
 import numpy as np
 import pytest
-import rasterio
-import torch
-from mmengine.structures import BaseDataElement, PixelData
 from PIL import Image
 from pycocotools.coco import COCO
 from rasterio.control import GroundControlPoint
@@ -23,9 +20,7 @@ from cpvt_pyramid.app.data.data import Split
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.images import ALL
 from cpvt_pyramid.app.predict import Detections, LabelMap
-from cpvt_pyramid.app.predict.openmmlab.samples import INSTANCE_OFFSET, to_prediction
 from cpvt_pyramid.app.predict.results import Results
-from cpvt_pyramid.app.predictions.formats import features_of_objects, write_geojson
 from cpvt_pyramid.app.tooling.command import UserError
 
 CLASSES = ('cat, small', 'Hündchen', 'never')
@@ -175,7 +170,6 @@ def test_a_run_that_cannot_be_written_does_not_begin(monkeypatch):
         ('coco', 'labels', True, 'a.png', 'masks can be written as geojson, got --format coco'),
         ('coco', 'detections', False, 'a.mp4', 'for images, but a.mp4 is a video; run it without'),
         ('geojson', 'labels', False, 'a.png', 'needs rasterio; pip install rasterio'),
-        ('geojson', 'segments', False, 'a.png', 'needs rasterio; pip install rasterio'),
         ('geojson', 'detections', False, 'a.tif', 'needs rasterio; pip install rasterio'),
     ):
         results = Results(Path(), kind, CLASSES, format=form, is_tiled=is_tiled)
@@ -212,36 +206,3 @@ def test_infer_in_tiles(untrained, kind):
     assert len(table) and table.crs == 'EPSG:32633'
     x1, y1, x2, y2 = table.total_bounds
     assert 500_000 <= x1 < x2 <= 500_180 and 5_399_880 <= y1 < y2 <= 5_400_000
-
-
-def test_panoptic_segments():
-    ids = torch.from_numpy(np.where(MASKS[0], 1 + INSTANCE_OFFSET, 2)[None])
-    sample = BaseDataElement(pred_panoptic_seg=PixelData(sem_seg=ids))
-    meta = {'classes': CLASSES, 'palette': PALETTE}
-    Path('out').mkdir()
-    entry = Path('a.png'), 'a'
-    results = Results(Path('out'), 'segments', CLASSES, format='coco')
-    results.write(entry, to_prediction(sample, BLACK, meta, 0.3))
-    results.finish([entry])
-    first = Path('out/coco.json').read_text()
-    Results(Path('out'), 'segments', CLASSES, format='coco').finish([entry])  # of an earlier run
-    assert Path('out/coco.json').read_text() == first
-    coco = COCO('out/coco.json')
-    found = {coco.cats[a['category_id']]['name']: coco.annToMask(a) for a in coco.anns.values()}
-    np.testing.assert_array_equal(found[CLASSES[1]], MASKS[0])
-    np.testing.assert_array_equal(found[CLASSES[2]], ~MASKS[0])
-
-
-def test_a_jpeg_2000_has_the_places_of_a_geotiff(tmp_path):
-    """Such as those of Sentinel-2."""
-    pixels = np.random.default_rng(0).integers(0, 255, (3, 64, 64), np.uint8)
-    place = {'crs': 'EPSG:32632', 'transform': from_origin(5e5, 5.3e6, 10, 10)}
-    item = {'class': 'tree', 'label': 0, 'score': 0.9, 'box': [10, 20, 30, 40]}
-    written = []
-    for name, driver in (('scene.tif', 'GTiff'), ('scene.jp2', 'JP2OpenJPEG')):
-        options = {'driver': driver, 'width': 64, 'height': 64, 'count': 3, 'dtype': 'uint8'}
-        with rasterio.open(tmp_path / name, 'w', **options, **place) as file:
-            file.write(pixels)
-        write_geojson(tmp_path / 'a.geojson', tmp_path / name, features_of_objects([item]))
-        written.append((tmp_path / 'a.geojson').read_text())
-    assert written[0] == written[1] and '5299800.0' in written[0]

@@ -18,7 +18,7 @@ from support import ROOT
 from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.app.predict.results import Results
 from cpvt_pyramid.app.predictions import kinds as predictions
-from cpvt_pyramid.app.predictions.kinds import Detections, LabelMap, Segments
+from cpvt_pyramid.app.predictions.kinds import Detections, LabelMap
 from cpvt_pyramid.app.predictions.records import mask_of, run_lengths
 from cpvt_pyramid.app.tooling.command import UserError
 
@@ -40,7 +40,6 @@ ALL = [
     (detections(0), 'Detections(0)'),
     (detections(masks=True), 'Detections(3: dog 0.90, cat 0.50, 7 0.25)'),
     (LabelMap(IMAGE, CLASSES, PALETTE, LABELS), 'LabelMap(2: dog 75.0%, cat 25.0%)'),
-    (Segments(IMAGE, CLASSES, PALETTE, LABELS, np.array([1])), 'Segments(1: dog 75.0%)'),
 ]
 
 
@@ -229,11 +228,6 @@ def test_equality():
             [Detections(*common, boxes, scores, labels, ~masks)],
         ),
         (LabelMap(*common, maps), LabelMap(*common, maps + 0), [LabelMap(*common, maps + 1)]),
-        (
-            Segments(*common, maps, labels),
-            Segments(*common, maps + 0, labels),
-            [Segments(*common, maps, labels[::-1])],
-        ),
     ):
         assert first == first and first == same and not first != same
         assert not any(first == other for other in others)

@@ -58,7 +58,8 @@ class OpenMMLabModel:
         self.classes: Sequence[str] = meta['classes']
         self.palette: Sequence[Color] = meta['palette']
         self.score_thr = score_thr
-        self.kind = kind_of_results(model, cfg)
+        check_kind(model)
+        self.kind = kind_of_results(cfg)
         self.bands = loaded_bands(pipeline_of(cfg, 'test'))
         self.least_score = least_score_of(model)
         self.suppression = suppression_of(model, score_thr)
@@ -122,8 +123,6 @@ class OpenMMLabModel:
 
     def predict_tiles(self, tiles: Sequence[np.ndarray]) -> list[Union[np.ndarray, Boxes]]:
         """Of the test pipeline, only the model's data preprocessor is applied."""
-        if self.kind == 'segments':
-            raise UserError(f'{type(self.model).__name__} is panoptic; run it without --tile')
         inputs = [torch.from_numpy(self.as_loaded(tile)) for tile in tiles]
         height, width = tiles[0].shape[:2]
         what = f'tiles of {width} x {height} pixels'
@@ -176,22 +175,25 @@ def errors_of_model(what: str, advice: str) -> Iterator[None]:
         raise TooLarge(f'{what} do not fit into memory ({free}); {advice}') from error
 
 
-def is_panoptic(model: nn.Module) -> bool:
-    """Whether a detector predicts panoptic segments. Mask2Former can be one and still not do so."""
+def check_kind(model: nn.Module) -> None:
+    """Check that a model does not predict panoptic segments. Mask2Former need not do so."""
     settings = getattr(model, 'test_cfg', None) or {}
-    return hasattr(model, 'panoptic_fusion_head') and settings.get('panoptic_on', True)
+    if hasattr(model, 'panoptic_fusion_head') and settings.get('panoptic_on', True):
+        raise UserError(
+            f'{type(model).__name__} predicts panoptic segments, for which there are no results; '
+            'Mask2Former and MaskFormer predict instances with --cfg-options '
+            'model.test_cfg.panoptic_on=False model.test_cfg.instance_on=True'
+        )
 
 
 def predicts_masks(model: nn.Module) -> bool:
-    """Whether a detector predicts masks of instances, or panoptic segments."""
+    """Whether a detector predicts masks of instances."""
     return getattr(model, 'with_mask', False) or hasattr(model, 'panoptic_fusion_head')
 
 
-def kind_of_results(model: nn.Module, cfg: Config) -> Kind:
+def kind_of_results(cfg: Config) -> Kind:
     """What a model's results are, as in the names of their files."""
-    if cfg.default_scope == 'mmseg':
-        return 'labels'
-    return 'segments' if is_panoptic(model) else 'detections'
+    return 'labels' if cfg.default_scope == 'mmseg' else 'detections'
 
 
 def leave_out_low_scores(model: Any, score_thr: float) -> None:

@@ -6,9 +6,7 @@ import numpy as np
 from mmengine.structures import BaseDataElement
 from torch import Tensor
 
-from ...predictions.kinds import Detections, LabelMap, Prediction, Segments
-
-INSTANCE_OFFSET = 1000  # mmdet: the id of a panoptic segment is its class + 1000 * its instance
+from ...predictions.kinds import Detections, LabelMap, Prediction
 
 
 def data_sample(segmentation: bool, size: tuple[int, int], **data: Any) -> BaseDataElement:
@@ -37,14 +35,6 @@ def to_prediction(
     """A data sample of mm, of an image (H, W, 3) RGB, as a prediction that can be drawn and
     written. Boxes with a score below `score_thr` are left out; `limit` is that of `Detections`."""
     common = {'image': image, **meta}
-    if 'pred_panoptic_seg' in sample:
-        ids = as_map(sample.pred_panoptic_seg.sem_seg)
-        present = [i for i in np.unique(ids) if i % INSTANCE_OFFSET < len(meta['classes'])]
-        numbers = np.zeros(ids.shape, np.int32)
-        for number, mmdet_id in enumerate(present, 1):
-            numbers[ids == mmdet_id] = number
-        labels = np.array(present, int) % INSTANCE_OFFSET
-        return Segments(numbers=numbers, labels=labels, **common)
     if 'pred_sem_seg' in sample:
         labels = as_map(sample.pred_sem_seg.data)
         dtype = np.uint8 if labels.max() < 256 else np.int32  # an eighth or half of the memory

@@ -43,18 +43,13 @@ TIMEOUT = 600  # seconds of a trial; the first import from a cold disk is slow
 TORCH = ('torch==2.13.0', 'torchvision==0.28.0')
 
 
-class Distributions(NamedTuple):
-    """What installs the files of an mm package; the first of each family is what is advised."""
-
-    fork: Sequence[str]
-    original: Sequence[str]
-
-
+# What installs the files of an mm package: first the one that is advised and tested, with its
+# version, then others.
 MM = {
-    'mmengine': Distributions(['onedl-mmengine==0.10.12'], ['mmengine==0.10.7', 'mmengine-lite']),
-    'mmcv': Distributions(['onedl-mmcv==2.3.6'], ['mmcv-lite==2.1.0', 'mmcv==2.1.0', 'mmcv-full']),
-    'mmdet': Distributions(['onedl-mmdetection==3.5.1'], ['mmdet==3.3.0']),
-    'mmseg': Distributions(['onedl-mmsegmentation==1.4.2'], ['mmsegmentation==1.2.2']),
+    'mmengine': ('onedl-mmengine==0.10.12', 'mmengine', 'mmengine-lite'),
+    'mmcv': ('onedl-mmcv==2.3.6', 'mmcv-lite', 'mmcv', 'mmcv-full'),
+    'mmdet': ('onedl-mmdetection==3.5.1', 'mmdet'),
+    'mmseg': ('onedl-mmsegmentation==1.4.2', 'mmsegmentation'),
 }
 OPTIONAL = ('timm', 'onnx', 'onnxruntime', 'onnxruntime-gpu', 'openvino')
 
@@ -102,10 +97,11 @@ def mm_family() -> Finding:
         again = [*MM] if present('torch') else []
         return Finding('note', 'not installed; for MMDetection and MMSegmentation', again)
     here = {name: versions for name in MM if (versions := installed(*names_of(name)))}
+    of_fork = [name for name in here if installed(names_of(name)[0])]
     names = ', '.join(f'{name} {v}' for versions in here.values() for name, v in versions.items())
     if any(len(versions) > 1 for versions in here.values()):
         return Finding('FAIL', f'twice the same files: {names}', [*here])
-    if has_fork() and any(installed(*names_of(name, 'original')) for name in here):
+    if 0 < len(of_fork) < len(here):
         return Finding('warn', f'two families: {names}', [*here])
     missing = [name for name in ('mmengine', 'mmcv') if name not in here]
     if missing and ('mmdet' in here or 'mmseg' in here):
@@ -270,10 +266,10 @@ def examined() -> Iterator[tuple[str, Finding]]:
 def command_for(again: Sequence[str]) -> str:
     """One command that installs packages, by their import names, in versions that fit together."""
     for_gpu = 'torch for the GPU' in again
-    mm = [name for name in MM if name in again]
-    if mm:  # mmdet and mmseg refuse other versions of mmcv
+    mm = []
+    if any(name in MM for name in again):  # mmdet and mmseg refuse other versions of mmcv
         mm = [name for name in MM if name in again or is_untested(name)]
-    pins = [pin(name) for name in mm]
+    pins = [MM[name][0] for name in mm]
     steps = []
     if removed := [name for package in mm for name in installed(*names_of(package))]:
         steps.append(f'{pip("uninstall")} {" ".join(removed)}')
@@ -282,8 +278,6 @@ def command_for(again: Sequence[str]) -> str:
             steps.append(f'{pip("uninstall")} {" ".join(old)}')
         backend = '--torch-backend auto ' if for_gpu and present('uv') else ''
         steps.append(f'{pip("install")} {backend}{" ".join(TORCH)}')
-    if 'mmengine==0.10.7' in pins:  # it imports pkg_resources
-        pins.insert(0, '"setuptools<81"')
     if pins:  # mmcv without operators: not what pip compiled once, and kept
         no_cache = '--no-cache-dir ' if 'mmcv' in mm else ''
         steps.append(f'{pip("install")} {no_cache}{" ".join(pins)}')
@@ -308,33 +302,15 @@ def pip(action: str) -> str:
 # Packages
 
 
-def pin(name: str) -> str:
-    """The pin of an mm package, in the family that is kept: the original if nothing of the fork is
-    installed."""
-    has_original = any(installed(*names_of(package, 'original')) for package in MM)
-    distributions = MM[name]
-    return (distributions.original if has_original and not has_fork() else distributions.fork)[0]
-
-
-def has_fork() -> bool:
-    return any(installed(*names_of(package, 'fork')) for package in MM)
-
-
-def names_of(package: str, *families: str) -> list[str]:
-    """The distributions of an mm package, of both families if none is given."""
-    chosen = families or Distributions._fields
-    return [name_of(pin) for family in chosen for pin in getattr(MM[package], family)]
-
-
-def name_of(pin: str) -> str:
-    return pin.partition('==')[0]
+def names_of(package: str) -> list[str]:
+    """The distributions of an mm package."""
+    return [pin.partition('==')[0] for pin in MM[package]]
 
 
 def is_untested(package: str) -> bool:
     """Whether an mm package is installed from elsewhere or in another version than the tested."""
-    versions = installed(*names_of(package))
-    tested = [pin for pins in MM[package] for pin in pins]
-    return any(f'{name}=={version}' not in tested for name, version in versions.items())
+    name, _, version = MM[package][0].partition('==')
+    return installed(*names_of(package)) not in ({}, {name: version})
 
 
 def installed(*distributions: str) -> dict[str, str]:

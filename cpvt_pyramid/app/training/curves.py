@@ -67,7 +67,6 @@ def read_curves(work_dir: Path) -> Curves:
         raise ValueError(f'no loss was logged in {work_dir} yet')
     curves = Curves(epoch_length=epoch_length(runs[-1]))
     for run in runs:
-        rescale(run, curves.epoch_length)
         first = next(record['step'] for record in run if 'loss' in record)
         forget_from(first, curves)
         add_run(run, first, curves)
@@ -76,23 +75,6 @@ def read_curves(work_dir: Path) -> Curves:
     curves.losses = {name: points for name, points in curves.losses.items() if points}
     curves.metrics = {name: points for name, points in curves.metrics.items() if points}
     return curves
-
-
-def rescale(records: list[dict], length: Optional[int]) -> None:
-    """Count the iterations of a run in epochs of another length, which the last run has."""
-    own = epoch_length(records)
-    if not own or not length or all(fits(record, length) for record in records):
-        return
-    for record in records:
-        if 'loss' in record:
-            record['step'] = max(round(record['step'] * length / own), 1)
-
-
-def fits(record: dict, length: int) -> bool:
-    """True if a record lies in its epoch where epochs have this length."""
-    if 'loss' not in record or 'epoch' not in record:
-        return True
-    return (record['epoch'] - 1) * length < record['step'] <= record['epoch'] * length
 
 
 def forget_from(first: int, curves: Curves) -> None:

@@ -72,17 +72,6 @@ def test_the_order_of_runs_does_not_depend_on_local_time(tmp_path, numbered):
     assert sorted(curves.losses['loss']) == list(range(1, 16)) and curves.resumed == [10]
 
 
-def test_epochs_of_another_length(tmp_path):
-    """With another batch size: the iterations are counted as in the last run."""
-    write_log(tmp_path / '1', epochs(1, 2, 40, 10))
-    write_log(tmp_path / '2', epochs(3, 4, 20, 10, loss=2.0))
-    curves = read_curves(tmp_path)
-    assert curves.losses['loss'] == {
-        s: 1.0 if s <= 40 else 2.0 for s in (*range(5, 41, 5), 50, 60, 70, 80)
-    }
-    assert sorted(curves.metrics['coco/bbox_mAP']) == [20, 40, 60, 80]
-
-
 @pytest.mark.parametrize('until', [2, 3])
 def test_a_run_that_was_stopped_in_its_first_epoch(tmp_path, until):
     """Its iterations stay, and the next run, which begins there, tells how long an epoch is."""

@@ -68,29 +68,20 @@ def test_pages_differ(drawn):
     assert {1, 2, 3} <= set(lefts)
 
 
-def test_lines_of_text_are_not_cut(drawn):
+def test_lines_of_text_are_not_cut():
     """The last line of a paragraph has its descenders."""
     style = pages.random_style(np.random.default_rng(0))
     for text in ('gypq', 'gypq ' * 60):
-        drawing = pages.draw_paragraph(text, style, 200)
+        drawing = pages.draw_paragraphs([text], style.regular, style.ink, 200)
         count = len(pages.wrapped_lines(text, style.regular, 200))
         alone = Image.new('RGBA', (200, 100))
-        ImageDraw.Draw(alone).text((0, 0), 'gypq', style.colors.ink, style.regular)
-        assert drawing.height == (count - 1) * style.line + alone.getbbox()[3]
+        ImageDraw.Draw(alone).text((0, 0), 'gypq', style.ink, style.regular)
+        height = (count - 1) * pages.line_height(style.regular) + alone.getbbox()[3]
+        assert drawing.height == height
 
 
 def test_words_fit_into_a_column():
     assert max(len(word) for text in pages.sentences() for word in text.split()) == 16
-
-
-def test_a_justified_line_ends_at_the_border():
-    style = pages.random_style(np.random.default_rng(0))._replace(is_justified=True)
-    drawing = pages.draw_paragraph('word ' * 100, style, 200)
-    lines = pages.wrapped_lines('word ' * 100, style.regular, 200)
-    assert len(lines) > 3
-    for number in range(len(lines) - 1):
-        line = drawing.crop((0, number * style.line, 200, (number + 1) * style.line))
-        assert 198 <= line.getbbox()[2] <= 200
 
 
 def test_the_files(root):

@@ -75,7 +75,7 @@ def predictions_for(
                 raise UserError(f'{path}: {one_line(error)}') from error
 
     paths = iter(truth.images)
-    results = predict_all(model.predict, prepared(), batch_size, model.threads, model.stop)
+    results = predict_all(model.predict, prepared(), batch_size, model.threads)
     with progress(len(truth.images), 'images') as update:
         try:
             for found in results:

@@ -84,7 +84,6 @@ class SessionModel:
         self.kind: Kind = 'labels' if segments else 'detections'
         resize = self.about['resize']
         self.resize = resize and (resize['short'], resize['long'])
-        self.stop = session.stop
         self.memory = Budget(memory.available() / 2 if threads > 1 else math.inf)
 
     def with_shorter_side(self, short: int) -> 'SessionModel':

@@ -128,9 +128,8 @@ class Predictor:
         model = self.model
         threads = min(model.threads, max(len(images), 1))
         readers = 0 if threads == 1 else threads
-        stop = None if threads == 1 else model.stop  # a thread for each call would keep memory
         prepared = (ready() for ready in prefetch(self._prepare, images, readers))
-        return list(predict_all(model.predict, prepared, self.batch_size, threads, stop))
+        return list(predict_all(model.predict, prepared, self.batch_size, threads))
 
     def _prepare(self, source: Source) -> Prepared:
         try:

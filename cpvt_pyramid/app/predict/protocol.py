@@ -7,7 +7,6 @@ and `openmmlab.model.OpenMMLabModel`.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Protocol, TypeVar, Union
 
@@ -17,7 +16,7 @@ from ...padding.batching import map_in_batches
 from ..predictions.drawing import Color
 from ..predictions.kinds import Kind, Prediction
 from ..tooling.command import UserError
-from ..tooling.threads import in_a_thread, prefetch
+from ..tooling.threads import prefetch
 from .tiles import Boxes, Suppression
 
 Result = TypeVar('Result')
@@ -57,8 +56,6 @@ class Model(Protocol):
     threads: int  # that may call `predict` at the same time
     suppression: Suppression  # of detectors
     most_boxes: Optional[int]  # of an image or a tile; None: no limit is known
-    # Makes calls of `predict` in other threads fail soon; None: these cannot be stopped.
-    stop: Optional[Callable[[], object]]
     takes_tiles: bool  # without losing results: tiles have no masks of objects
 
     def read(self, path: Path) -> np.ndarray:
@@ -99,23 +96,16 @@ def predict_all(
     images: Iterable[Prepared],
     batch_size: int,
     threads: int,
-    stop: Optional[Callable[[], object]] = None,
 ) -> Iterator[Result]:
     """The results of a model's `predict` for images, in order, in batches of one padded size.
 
     Several threads each call it for a batch of images that follow each other. One thread also
-    collects the images of a batch from among others. After an interrupt `stop` makes the calls fail
-    soon; without it they are waited for.
+    collects the images of a batch from among others.
     """
     if threads == 1:
-        with ExitStack() as stack:
-            if stop is not None:
-                predict = stack.enter_context(in_a_thread(predict, stop))
-            yield from map_in_batches(
-                predict, images, padded_size_of, batch_size, weight=megapixels
-            )
+        yield from map_in_batches(predict, images, padded_size_of, batch_size, weight=megapixels)
         return
-    for results in prefetch(predict, batches_in_turn(images, batch_size), threads, stop):
+    for results in prefetch(predict, batches_in_turn(images, batch_size), threads):
         yield from results()
 
 

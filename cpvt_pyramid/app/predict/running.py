@@ -102,7 +102,7 @@ def write_images(
         has_succeeded = False
         failures = 0
         most, threads = options.batch_size, model.threads
-        for found in predict_all(predict, images(), most, threads, model.stop):
+        for found in predict_all(predict, images(), most, threads):
             entry, size = loaded.popleft()
             if isinstance(found, TooLarge):
                 is_smaller_in_tiles = size is None or math.prod(size) > TILE**2

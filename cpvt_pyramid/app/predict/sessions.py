@@ -3,7 +3,7 @@
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -62,10 +62,6 @@ class Session(Protocol):
     # Boxes for an image that a detector has room for, used or not; None if it does not say so.
     rows: Optional[int]
     requests: int  # the number of threads that `run` serves at the same time; others wait
-
-    @property
-    def stop(self) -> Optional[Callable[[], object]]:
-        """Makes calls of `run` in other threads fail soon; None: these cannot be stopped."""
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
 
@@ -129,11 +125,6 @@ class OnnxRuntime:
             results = self.session.run(self.names, inputs, self.run_options)
         return dict(zip(self.names, results))
 
-    def stop(self) -> None:
-        running = self.run_options
-        self.run_options = self.new_run_options()
-        running.terminate = True
-
 
 class OpenVino:
     """A model compiled by OpenVINO, from ONNX or OpenVINO's own format, that computes in float32 or
@@ -167,10 +158,10 @@ class OpenVino:
             settings['PERFORMANCE_HINT_NUM_REQUESTS'] = self.requests
         if device == 'CPU':  # whose default is 5000, over 1 GB if images have many sizes
             settings['CPU_RUNTIME_CACHE_CAPACITY'] = CACHED_OPERATORS
-        self.lock = threading.Lock()
-        self.is_stopped = False
-        self.compile_again = lambda: core.compile_model(model_to_run(path), device, settings)
-        self.use(core.compile_model(model, device, settings))
+        self.model = core.compile_model(model, device, settings)
+        self.free: SimpleQueue[Any] = SimpleQueue()  # each for one thread at a time
+        for _ in range(self.requests):
+            self.free.put(self.model.create_infer_request())
         outputs = {_name(output.get_names()): output for output in self.model.outputs}
         self.names = [*outputs]
         self.rows = None
@@ -185,40 +176,15 @@ class OpenVino:
             is_known = kind.get_type_name() != 'bf16'  # which OpenVINO calls float16
             self.dtypes[name] = np.dtype(kind.to_dtype() if is_known else object)
 
-    def use(self, compiled: Any) -> None:
-        """Run this `openvino.CompiledModel` from now on."""
-        self.model = compiled
-        self.all_requests = [compiled.create_infer_request() for _ in range(self.requests)]
-        self.free: SimpleQueue[Any] = SimpleQueue()  # each for one thread at a time
-        for request in self.all_requests:
-            self.free.put(request)
-
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        with self.lock:
-            if self.is_stopped:
-                self.use(self.compile_again())
-                self.is_stopped = False
-            model = self.model
-            free = self.free
-        request = free.get()
+        request = self.free.get()
         try:
             results = request.infer(inputs, share_inputs=True)
             return {name: results[i] for i, name in enumerate(self.names)}
         finally:
             if self.place == 'CPU' and self.requests == 1:
-                model.release_memory()  # else that of the largest image is kept
-            free.put(request)
-
-    @property
-    def stop(self) -> Optional[Callable[[], object]]:
-        return self.cancel if self.place == 'CPU' else None
-
-    def cancel(self) -> None:
-        """Cancel what runs. The next run compiles the model again: a request that was cancelled may
-        fail on an image of another size, and so may others of its model (OpenVINO 2026.4)."""
-        self.is_stopped = True
-        for request in self.all_requests:
-            request.cancel()
+                self.model.release_memory()  # else that of the largest image is kept
+            self.free.put(request)
 
 
 def is_openvino_format(path: Path) -> bool:

@@ -168,7 +168,7 @@ def predicted_frames(model: Model, video: Video, batch_size: int) -> Iterator[Pr
     """The predictions for the frames of a video. Each batch of frames, or one for each thread, is
     predicted before the next frames are read."""
     frames = (model.prepare(frame) for frame in video)
-    return predict_all(model.predict, frames, batch_size, model.threads, model.stop)
+    return predict_all(model.predict, frames, batch_size, model.threads)
 
 
 def writable(rate: float) -> float:

@@ -4,11 +4,11 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 CPU_QUOTA = Path('/sys/fs/cgroup/cpu.max')  # two numbers of microseconds, or max and one
 
@@ -58,64 +58,27 @@ class Budget:
                 self.changed.notify_all()
 
 
-@contextmanager
-def in_a_thread(
-    function: Callable[..., Any], stop: Callable[[], object]
-) -> Iterator[Callable[..., Any]]:
-    """The function, which one thread runs, so that the caller takes signals meanwhile. If one ends
-    this context, `stop` is called to make the function return early."""
-    calls: deque[Future] = deque(maxlen=1)
-
-    with ThreadPoolExecutor(1) as pool:
-
-        def call(*arguments: Any) -> Any:
-            calls.append(pool.submit(function, *arguments))
-            return calls[0].result()
-
-        try:
-            yield call
-        except BaseException:
-            end_calls(calls, stop)
-            raise
-
-
-def end_calls(calls: Iterable[Future], stop: Callable[[], object]) -> None:
-    """Call `stop` until all calls have returned. A call may wait, for example for memory, before it
-    begins what `stop` ends."""
-    begun = [call for call in calls if not call.cancelled()]
-    while wait(begun, timeout=0.1).not_done:
-        stop()
-
-
 def prefetch(
-    function: Callable[[Any], Any],
-    items: Iterable[Any],
-    threads: int,
-    stop: Optional[Callable[[], object]] = None,
+    function: Callable[[Any], Any], items: Iterable[Any], threads: int
 ) -> Iterator[Callable[[], Any]]:
     """For each item, in order, a function that returns or raises what `function` does for it.
 
     Threads call it for the next items, one more than there are threads, while an item is in use. If
-    the results are not read to their end, such as after an interrupt, `stop` is called to make
-    `function` return early where it has begun.
+    the results are not read to their end, such as after an interrupt, calls that have begun are
+    waited for, and no others begin.
     """
     if not threads:
         yield from (partial(function, item) for item in items)
         return
     waiting: deque[Future] = deque()
-    taken: deque[Future] = deque(maxlen=1)  # the last whose result was asked for
     with ThreadPoolExecutor(threads) as pool:
         try:
             for item in items:
                 waiting.append(pool.submit(function, item))
                 if len(waiting) > threads:
-                    taken.append(waiting.popleft())
-                    yield taken[0].result
+                    yield waiting.popleft().result
             while waiting:
-                taken.append(waiting.popleft())
-                yield taken[0].result
+                yield waiting.popleft().result
         except BaseException:  # GeneratorExit if the results are not read to their end
             pool.shutdown(wait=False, cancel_futures=True)
-            if stop is not None:
-                end_calls([*taken, *waiting], stop)
             raise

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +38,6 @@ class FakeModel:
     classes: tuple[str, ...] = CLASSES
     has_masks: bool = False
     threads: int = 1
-    stop: Optional[Any] = None
 
     @property
     def palette(self) -> Any:

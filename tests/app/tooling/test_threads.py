@@ -1,9 +1,7 @@
 """The environment of the tools' threads, memory that threads share, and usable cores."""
 
 import os
-import signal
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +11,7 @@ from support import ROOT, run
 
 from cpvt_pyramid.app.tooling import threads
 from cpvt_pyramid.app.tooling.command import SPIN_COUNT, WAIT_VARIABLES, prepare_for_torch
-from cpvt_pyramid.app.tooling.threads import Budget, in_a_thread, prefetch, usable_cores
+from cpvt_pyramid.app.tooling.threads import Budget, prefetch, usable_cores
 
 # torch is never imported: what is tried is whether the tool would have been in time.
 TOOLS = """
@@ -111,29 +109,3 @@ def test_items_that_have_not_begun_are_cancelled():
     assert count < 6
     time.sleep(0.05)
     assert len(begun) == count  # those that had begun were waited for
-
-
-def test_calls_that_begin_late_are_stopped(request):
-    """As those that wait for memory until others have been stopped."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    budget = Budget(1)
-    stops = []
-
-    def work(item: int) -> int:
-        with budget.take(1):
-            before = len(stops)
-            start = time.monotonic()
-            while len(stops) == before and time.monotonic() - start < 5:
-                time.sleep(0.01)
-        return item
-
-    start = time.monotonic()
-    results = prefetch(work, range(9), 2, lambda: stops.append(0))
-    next(results)
-    results.close()
-    with pytest.raises(KeyboardInterrupt), in_a_thread(work, lambda: stops.append(0)) as call:
-        thread = threading.main_thread().ident
-        threading.Timer(0.2, signal.pthread_kill, (thread, signal.SIGINT)).start()
-        call(0)
-    assert time.monotonic() - start < 4

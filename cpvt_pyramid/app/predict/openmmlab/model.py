@@ -1,7 +1,7 @@
 """Models of OpenMMLab, from a config and a checkpoint to the predictions for images."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -48,7 +48,6 @@ class OpenMMLabModel:
     """
 
     threads = 1
-    stop: Optional[Callable[[], object]] = None
 
     def __init__(
         self, model: nn.Module, cfg: Config, meta: dict, score_thr: float = SCORE_THR

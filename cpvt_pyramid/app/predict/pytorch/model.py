@@ -124,7 +124,6 @@ class TorchSession:
     test: Optional[str] = None
     rows: Optional[int] = None
     requests = 1
-    stop: Optional[Callable[[], object]] = None
     names: list[str]
     shapes: dict[str, list[Optional[int]]]
 

@@ -386,8 +386,7 @@ def quantize_file(
         calibration: images to calibrate with.
         compared: other images, on which the models are compared.
         limits: what is good enough.
-        annotations: of these, a JSON file in COCO's format or a folder of label maps.
-        zero_is_ignored: see `LabelTruth`.
+        truth: what is true of the compared images, if they are annotated.
 
     Returns:
         What the report holds, see `summary`.

@@ -109,16 +109,10 @@ class OnnxRuntime:
             self.shapes[value.name] = [n if isinstance(n, int) else None for n in value.shape]
             self.dtypes[value.name] = dtype_of(value.type)
 
-        self.run_options = self.new_run_options()
-
-    def new_run_options(self) -> Any:
-        from onnxruntime import RunOptions
-
-        options = RunOptions()
-        options.log_severity_level = 4  # an error is raised, and need not be printed
+        self.run_options = onnxruntime.RunOptions()
+        self.run_options.log_severity_level = 4  # an error is raised, and need not be printed
         if self.provider == CPU:  # else the memory of the largest image is kept
-            options.add_run_config_entry('memory.enable_memory_arena_shrinkage', 'cpu:0')
-        return options
+            self.run_options.add_run_config_entry('memory.enable_memory_arena_shrinkage', 'cpu:0')
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         with self.turns:

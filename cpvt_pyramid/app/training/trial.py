@@ -51,7 +51,9 @@ class TrialHook(Hook):
                 metrics = evaluate_one_batch(runner)
                 check_monitored(runner, metrics)
                 write_checkpoints(runner)
-        except Exception:
+        except UserError:
+            raise
+        except Exception:  # a metric may need all images
             runner.logger.error(
                 'the trial before the first iteration failed. A training with trial=False in its '
                 'config has none'

@@ -1,10 +1,14 @@
 """The trial before the first iteration: it finds mistakes in time, and changes no training."""
 
+import errno
+import os
 import re
 import shlex
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -307,3 +311,31 @@ def test_the_object_of_zeros_is_given_to_empty_samples_alone():
     assert one.bboxes.shape == (1, 4) and one.labels.dtype == torch.long
     assert one.masks.shape == (1, 5, 7)
     assert two is full and none is text
+
+
+@pytest.mark.parametrize('how', ['killed', 'full disk'])
+def test_a_trial_that_is_broken_off(how, configs, capsys):
+    """A training begins there again, and nothing of the trial stays."""
+    write_bytes = Path.write_bytes
+
+    def fail(self: Path, content: bytes) -> int:
+        if 'trial' not in self.name:
+            return write_bytes(self, content)
+        if how == 'full disk':
+            raise OSError(errno.ENOSPC, 'No space left on device')
+        write_bytes(self, content[: len(content) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    text = 'train_cfg = dict(max_epochs=1)\n'
+    with mock.patch.object(Path, 'write_bytes', fail):
+        if how == 'killed':
+            load_config(configs['detector'])  # imports mm once
+            ((status, _),) = in_processes(1, lambda _: run(configs['detector'], text))
+            assert status == -signal.SIGKILL
+        else:
+            assert run(configs['detector'], text) == 2
+            assert 'cpvt train: no space left on the disk' in capsys.readouterr().err
+    assert not [*Path('work').rglob('*.pth')]
+    assert run(configs['detector'], text) == 0
+    assert not [path for path in Path('work').rglob('*') if 'trial' in path.name]

@@ -4,7 +4,6 @@ import pytest
 from PIL import Image
 
 from cpvt_pyramid.__main__ import main
-from cpvt_pyramid.app.page.server import busy
 from cpvt_pyramid.app.tooling.report import amount
 
 
@@ -14,11 +13,6 @@ from cpvt_pyramid.app.tooling.report import amount
 def test_amounts(number, text):
     assert amount(number, 'class', 'classes') == text
     assert amount(number, 'image') == f'{number} image{"" if number == 1 else "s"}'
-
-
-def test_one_person_before_another():
-    assert busy(1).detail == '1 other is before you; try again in a moment'
-    assert busy(2).detail == '2 others are before you; try again in a moment'
 
 
 def test_one_kind_of_error(tmp_path, monkeypatch, capsys):

@@ -17,11 +17,11 @@ from mmengine.config import Config
 from PIL import Image
 
 from cpvt_pyramid.app.data.check import check_split
-from cpvt_pyramid.app.data.coco import check_categories, read_coco
 from cpvt_pyramid.app.data.config_data import check_dataset
 from cpvt_pyramid.app.data.data import Split
 from cpvt_pyramid.app.data.defects import ALL_IGNORED, NO_ANNOTATIONS, Defects, Problem
 from cpvt_pyramid.app.data.images import ALL
+from cpvt_pyramid.app.data.layouts.coco import check_categories, read_coco
 from cpvt_pyramid.app.tooling.command import UserError
 
 FUZZ = settings.get_profile('fuzz')

@@ -1,10 +1,10 @@
 """Check a data set: a folder, its description data.yaml, or the data sets of a config.
 
 Of a folder, the layout is recognized, and what was taken for what is printed; --out writes it as a
-data.yaml, which can be edited. What names do not decide is a question. Every image and annotation
-is read; there is a line for each kind of problem, and all file names go to a report. An error stops
-a training or teaches it something wrong; a warning is about what OpenMMLab silently leaves out. The
-exit status is 1 if there are errors or questions. See docs/own_data.md.
+data.yaml, which can be edited. What names do not decide must be written there: a template is
+printed. Every image and annotation is read; there is a line for each kind of problem, and all file
+names go to a report. An error stops a training or teaches it something wrong; a warning is about
+what OpenMMLab silently leaves out. The exit status is 1 if there are errors. See docs/own_data.md.
 
     cpvt check-data photos --out data.yaml
 """
@@ -21,7 +21,7 @@ def check_data(
     source: str,
     *,
     out: Optional[str] = None,
-    format: Optional[Literal['coco', 'yolo', 'voc', 'masks']] = None,
+    format: Optional[str] = None,
     splits: Sequence[Literal['train', 'val', 'test']] = (),
     out_dir: str = 'work_dirs/check_data',
     cfg_options: Sequence[str] = (),
@@ -31,7 +31,7 @@ def check_data(
     Args:
         source: folder with data, data.yaml or config.
         out: for a folder: write its data.yaml to this file.
-        format: for a folder that has data in several formats.
+        format: for a folder that has data in several formats: one of them.
         splits: for a config: which data to check, by default all.
         out_dir: folder for data_report.txt.
         cfg_options: override settings of the config.
@@ -46,9 +46,8 @@ def check_data(
     else:
         if cfg_options or splits:
             raise UserError(f'--splits and --cfg-options need a config, got {source}')
-        formats = [format] if format else None
-        errors = check_source(Path(source), formats, Path(out_dir), Path(out) if out else None)
-    kinds = amount(errors, 'kind of error or question', 'kinds of errors or questions')
+        errors = check_source(Path(source), format, Path(out_dir), Path(out) if out else None)
+    kinds = amount(errors, 'kind of error', 'kinds of errors')
     print(kinds if errors else 'no errors')
     return min(errors, 1)
 

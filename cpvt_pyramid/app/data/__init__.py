@@ -1,8 +1,12 @@
-"""Data sets on disk, and configs for them: recognize, describe, read, check, adapt, write.
+"""Data sets on disk, and configs for them.
 
-`recognize` turns the names of a folder's files into the settings of a `data.yaml`, or questions;
-`description.py` is that file. `read.py` reads what it declares with the reader of its format into
-one form in memory (`data.py`), which `check.py` checks, with the kinds of defects of `defects.py`.
-`adapt.py` and `recipes.py` adapt a base, and `new_config.py` writes the config. `config_data.py`
-checks the data sets of a config with the same check, and `report.py` is `cpvt check-data`.
+    folder -> settings of a data.yaml -> Description -> reader -> Data -> check -> config
+
+`layouts` is a table with a file for each layout: how it is recognized from the names in a folder
+(`listing.py`, `splits.py`, `folders.py`), and how it is read. `recognize.py` goes through the
+table; what it does not decide is declared in a `data.yaml` (`description.py`), and nothing after it
+guesses. `describe.py` is the way of all commands to data: described, read into one form in memory
+(`data.py`), checked (`check.py`), with the kinds of defects of `defects.py`. `adapt.py` and
+`recipes.py` adapt a base, and `new_config.py` writes the config. `config_data.py` checks the data
+sets of a config with the same check, and `report.py` is `cpvt check-data`.
 """

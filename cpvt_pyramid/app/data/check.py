@@ -11,7 +11,6 @@ import numpy as np
 
 from ..tooling.command import UserError
 from . import defects
-from .coco import has_box, is_key, is_number
 from .data import (
     ENOUGH,
     ROUNDING,
@@ -28,7 +27,8 @@ from .data import (
 from .defects import Defects, Kind
 from .description import IGNORED, in_one_line
 from .images import Finding, Reading, Size, flat_findings, in_threads, inspect
-from .masks import value_findings, values_in
+from .layouts.coco import has_box, is_key, is_number
+from .layouts.masks import value_findings, values_in
 
 SHIFTED, FURTHER = 3, 0.05  # pixels and share of a box by which it may differ from its polygons
 

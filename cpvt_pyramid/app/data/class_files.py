@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..tooling.command import UserError
-from .description import Question, load_yaml, repeated_in
+from .description import load_yaml, repeated_in
 from .files import lines_of, names_in, text_of
 
 # A class name in each line, as tools for YOLO and masks write them
@@ -20,6 +20,7 @@ NAME_FILES = (
     'codes.txt',
     'class_names.txt',
 )
+ROBOFLOW = '_classes.csv'
 # Tables of colours, by the names that are used for them
 TABLES = ('class_dict.csv', 'class_dict_seg.csv', 'classes.csv', 'label_colors.csv', 'colors.csv')
 NAME_COLUMNS = ('name', 'class', 'class_name', 'label', 'label_name', 'category')
@@ -31,8 +32,6 @@ class Classes(NamedTuple):
 
     settings: dict[str, Any] = {}
     notes: list[str] = []
-    questions: list[Question] = []
-    source: str = ''
 
 
 def classes_from_files(root: Path, names: list[str], for_masks: bool = False) -> Classes:
@@ -40,7 +39,7 @@ def classes_from_files(root: Path, names: list[str], for_masks: bool = False) ->
     if for_masks:
         for name in names:
             found = classes_of_masks(root, name)
-            if found.settings or found.questions:
+            if found.settings:
                 return found
     listed = [name for name in names if posixpath.basename(name).lower() in NAME_FILES]
     if not listed:
@@ -61,7 +60,7 @@ def classes_from_files(root: Path, names: list[str], for_masks: bool = False) ->
             )
         if is_of_equal_rank and len(others) > len(used):
             used = distinct_names(root / name)
-    return Classes({'names': used}, [f'{first} names the classes'], source=first)
+    return Classes({'names': used}, [f'{first} names the classes'])
 
 
 def classes_of_yaml(root: Path, names: list[str]) -> Classes:
@@ -71,7 +70,7 @@ def classes_of_yaml(root: Path, names: list[str]) -> Classes:
             settings = load_yaml(root / name)
             if settings.get('names'):
                 notes = [f'{name} names the classes']
-                return Classes({'names': settings['names']}, notes, source=name)
+                return Classes({'names': settings['names']}, notes)
     return Classes()
 
 
@@ -86,25 +85,21 @@ def classes_of_masks(root: Path, name: str) -> Classes:
         if not labels or not all(labels):
             raise UserError(f'{path} must have a column Name')
         numbered = dict(enumerate(distinct(labels, path), 1))
-        return Classes({'names': numbered, 'ignored': [0, 255]}, notes, source=name)
+        return Classes({'names': numbered, 'ignored': [0, 255]}, notes)
     if base == 'labelmap.txt':  # CVAT: name:r,g,b:parts:actions
         rows = [line.split(':') for line in text_of(path).splitlines() if line[:1] != '#']
         rows = [[row[0], *row[1].split(',')] for row in rows if len(row) > 1]
-        return Classes({'colors': colors_in(path, rows)}, notes, source=name)
-    if not base.lower().endswith('.csv'):
+        return Classes({'colors': colors_in(path, rows)}, notes)
+    if base != ROBOFLOW and base.lower() not in TABLES:
         return Classes()
     head = head_of_table(path)
-    if head == ['pixel value', 'class']:  # Roboflow
+    if head == ['pixel value', 'class']:
         rows = [row for row in rows_of_table(path)[1:] if len(row) > 1]
         values = {row[0].strip(): row[1].strip() for row in rows}
-        return Classes({'names': values}, notes, source=name)
+        return Classes({'names': values}, notes)
     if head[1:4] != ['r', 'g', 'b'] or head[0] not in NAME_COLUMNS:
         return Classes()
-    colors = colors_in(path, rows_of_table(path)[1:])
-    if base.lower() in TABLES:
-        return Classes({'colors': colors}, notes, source=name)
-    text = f'does {name} list the colours of the classes in the masks?'
-    return Classes(questions=[Question(text, [{'colors': colors}])], source=name)
+    return Classes({'colors': colors_in(path, rows_of_table(path)[1:])}, notes)
 
 
 def head_of_table(path: Path) -> list[str]:

@@ -23,11 +23,11 @@ from ..tooling.command import UserError, one_line
 from ..tooling.files import files_below, make_folder, write_text
 from ..training.processes import of_first_process
 from .check import check_counts, check_pairs, check_split
-from .coco import check_categories, read_coco, with_classes
 from .data import Masks, Pair, Split
 from .defects import Defects, Problem, stop_message
 from .description import IGNORED, Description
 from .images import ALL, NAMES, Reading
+from .layouts.coco import check_categories, read_coco, with_classes
 
 STAMPS = Path('work_dirs/check_data/checked.json')  # what cpvt check-data found without errors
 

@@ -1,7 +1,7 @@
 """What a data set consists of: `data.yaml`, in the schema of Ultralytics with a few further keys.
 
     path: ../photos             # folder that all paths are relative to; relative to this file
-    format: coco                # coco, yolo, voc or masks
+    format: coco                # a file of `layouts`
     train: train2017            # images: a folder, a text file that lists them, or several
     val: val2017
     annotations:                # of each split, or of all
@@ -25,7 +25,6 @@ from ..tooling.command import UserError, one_line
 from ..tooling.files import write_text
 from .files import text_of
 
-FORMATS = 'coco', 'yolo', 'voc', 'masks'
 SPLITS = 'train', 'val', 'test'
 ALIASES = {'valid': 'val', 'validation': 'val'}
 MOST_CLASSES = 100_000
@@ -49,35 +48,13 @@ KEYS = (
 )
 
 
-class Question(NamedTuple):
-    """What a folder does not decide, and the answers to choose from.
-
-    Attributes:
-        text: the question.
-        answers: settings of a `data.yaml`, each of which takes the place of one of its key.
-    """
-
-    text: str
-    answers: list[dict[str, Any]]
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines of a `data.yaml` that answer the question, with `or` between the answers."""
-        lines: list[str] = []
-        for answer in self.answers:
-            if lines:
-                lines.append('  or')
-            lines += [f'    {key}: {in_one_line(value)}' for key, value in answer.items()]
-        return lines
-
-
 class SplitPart(NamedTuple):
     """A part of a split; paths are relative to the folder of the data.
 
     Attributes:
         images: a folder, or a text file with a path of an image in each line.
-        annotations: coco: the file; voc, yolo, masks: the folder in which annotations have the
-            names of their images. None: none, or where Ultralytics expects them.
+        annotations: the file with those of all images, or the folder in which annotations have
+            the names of their images. None: none, or where the layout expects them.
         listed: a text file with the names, without ending, of the images that count.
     """
 
@@ -91,7 +68,7 @@ class Description(NamedTuple):
 
     Attributes:
         root: folder that all paths are relative to.
-        format: coco, yolo, voc or masks.
+        format: the name of a layout.
         splits: parts of train, val and test.
         names: the classes by label, of masks by value. None: the annotations name them.
         colors: of masks in colours, by name.
@@ -148,11 +125,6 @@ def load_yaml(path: Path) -> dict[str, Any]:
     return settings
 
 
-def read_description(path: Path) -> Description:
-    """The description in a file."""
-    return description_of(load_yaml(path), path.parent, str(path))
-
-
 def description_of(settings: dict[str, Any], folder: Path, source: str) -> Description:
     """The description that settings declare; `path` is relative to a folder.
 
@@ -163,14 +135,9 @@ def description_of(settings: dict[str, Any], folder: Path, source: str) -> Descr
     """
     settings = without_aliases(settings, source)
     settings = {key: value for key, value in settings.items() if value not in NULL}
-    declared = text_setting(settings, 'format', source)
-    if declared:
-        unknown = [str(key)[:40] for key in settings if key not in KEYS]
-        if unknown:
-            raise UserError(f'{source}: unknown key {unknown[0]}; the keys are {", ".join(KEYS)}')
-    kind = declared or ('masks' if 'masks_dir' in settings else 'yolo')
-    if kind not in FORMATS:
-        raise UserError(f'{source}: format must be one of {", ".join(FORMATS)}, got {kind[:40]}')
+    unknown = [str(key)[:40] for key in settings if key not in KEYS]
+    if unknown:
+        raise UserError(f'{source}: unknown key {unknown[0]}; the keys are {", ".join(KEYS)}')
     root = Path(os.path.normpath(folder / (text_setting(settings, 'path', source) or '.')))
     if not root.is_dir():
         raise UserError(f'{source}: path must be a folder, got {root}; it is relative to the file')
@@ -185,12 +152,6 @@ def description_of(settings: dict[str, Any], folder: Path, source: str) -> Descr
             splits[split] = [relative_part(root, part) for part in parts]
     if not splits:
         raise UserError(f'{source} must have train, val or test, a folder or list of images')
-    if kind == 'coco':
-        check_coco_parts(splits, source)
-    if kind == 'voc':
-        for parts in splits.values():
-            if any(part.annotations is None for part in parts):
-                raise UserError(f'{source}: annotations must be the folder of the XML files')
     names = names_setting(settings, source)
     colors = colors_setting(settings, source)
     if colors and not names:
@@ -199,7 +160,7 @@ def description_of(settings: dict[str, Any], folder: Path, source: str) -> Descr
         raise UserError(f'{source}: names and colors must have the same classes')
     return Description(
         root,
-        kind,
+        text_setting(settings, 'format', source),
         splits,
         names,
         colors,
@@ -276,20 +237,6 @@ def parts_of(settings: dict, split: str, source: str) -> list[SplitPart]:
             )
         others[key] = texts * len(images) if len(texts) == 1 else texts
     return [SplitPart(*part) for part in zip(images, others['annotations'], others['lists'])]
-
-
-def check_coco_parts(splits: dict[str, list[SplitPart]], source: str) -> None:
-    """Check that each split has one file of its own."""
-    files = []
-    for split, parts in splits.items():
-        if len(parts) > 1 or parts[0].annotations is None or parts[0].listed:
-            raise UserError(
-                f'{source}: {split} of format coco must be one folder, and annotations.{split} '
-                'the COCO file of its images'
-            )
-        files.append(parts[0].annotations)
-    if len(set(files)) < len(files):
-        raise UserError(f'{source}: annotations must name a COCO file for each split')
 
 
 def whole_number(text: Any) -> Optional[int]:

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 from ..tooling.command import UserError
 from . import defects
-from .coco import without_prefix
 from .defects import Defects
 from .description import Description, SplitPart
-from .files import Folder, Names, as_path, is_image, join, lines_of, without_ending
+from .files import Folder, Names, as_path, comparable, is_image, join, lines_of, without_ending
 
 
 def images_of_part(
@@ -80,3 +79,12 @@ def listed_name(line: str, path: str, description: Description) -> str:
     if line.startswith('./') or path.startswith('../'):
         return join(posixpath.dirname(path), as_path(line))
     return without_prefix(line, description.strip_prefix)
+
+
+def without_prefix(name: str, prefix: str) -> str:
+    """A name of an image without the folders of another machine."""
+    path = as_path(name)
+    if not prefix or not comparable(path).startswith(f'{comparable(prefix)}/'):
+        return path
+    skipped = as_path(prefix).count('/') + 1
+    return '/'.join(path.split('/')[skipped:])

@@ -6,7 +6,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Optional
 
@@ -38,23 +37,24 @@ from .adapt import (
     text_of_settings,
     wrapped,
 )
-from .check import Checked, checked_data
+from .check import Checked
 from .data import Data, Masks, Objects, Pair, Split, content_of_images, divided, objects_by_class
 from .defects import Defects
-from .describe import describe
+from .describe import checked_source
 from .description import SPLITS
 from .images import ALL, HEADERS
-from .masks import are_indices, palette_of, write_indices, zero_is_ignored
-from .read import read_data
+from .layout import Holds
+from .layouts import formats_with
+from .layouts.masks import are_indices, palette_of, write_indices, zero_is_ignored
+from .listing import GENERATED, WRITTEN
 from .recipes import Scales, adapted_recipe
-from .recognize.listing import GENERATED, WRITTEN
 
 LABELS = 'labels'  # folder of converted masks
 SEED = 0  # of the validation split
-FORMATS = {
-    'segmentation': ('masks',),
-    'detection': ('coco', 'yolo', 'voc'),
-    'instance': ('coco', 'yolo', 'voc'),
+HOLDS: dict[str, Holds] = {
+    'segmentation': 'masks',
+    'detection': 'objects',
+    'instance': 'objects',
 }
 
 
@@ -110,15 +110,12 @@ def new_config(
     check_output(out, folder, base, overwrite)
     cfg = load_config(base)
     task = task_of(cfg, base)
-    described = describe(source, FORMATS[task])
-    described.ask()
-    for note in described.notes:
-        print(f'note: {note}')
-    with reported(Defects(masks=task == 'instance', skips=skip_bad)) as found:
-        data = read_data(described.description, found)
-        check_task(data, task)
-        # The header of a truncated image is complete. What is left out must be found here.
-        checked = checked_data(data, ALL if skip_bad else HEADERS, found)
+    found = Defects(masks=task == 'instance', skips=skip_bad)
+    # The header of a truncated image is complete. What is left out must be found here.
+    how = ALL if skip_bad else HEADERS
+    formats = formats_with(HOLDS[task])
+    _, checked = checked_source(source, formats, how, found, lambda data: check_task(data, task))
+    found.stop()
     with scratch_folder(folder.resolve().parent) as scratch:
         target = Generated(scratch / folder.name, f'{HERE}/{folder.name}')
         settings = data_settings(checked, target)
@@ -181,18 +178,6 @@ def check_output(out: Path, folder: Path, base: Path, overwrite: bool) -> None:
     check_file(out)
     check_folder(folder)
     check_new(out, folder, overwrite=overwrite)
-
-
-@contextmanager
-def reported(found: Defects) -> Iterator[Defects]:
-    """Print what was found, also where reading ends with an error, which it may be the cause of;
-    then stop at errors."""
-    try:
-        yield found
-    finally:
-        for problem in found.problems():
-            print(problem)
-    found.stop()
 
 
 def check_task(data: Data, task: str) -> None:

@@ -1,21 +1,9 @@
 """Reads the data set that a description declares: explicit paths in, one form in memory out."""
 
-from collections.abc import Callable
-
-from .coco import read_coco_data
 from .data import Data
 from .defects import Defects
 from .description import Description
-from .masks import read_masks
-from .voc import read_voc
-from .yolo import read_yolo
-
-READERS: dict[str, Callable[[Description, Defects], Data]] = {
-    'coco': read_coco_data,
-    'yolo': read_yolo,
-    'voc': read_voc,
-    'masks': read_masks,
-}
+from .layouts import layout_named
 
 
 def read_data(description: Description, found: Defects) -> Data:
@@ -28,4 +16,5 @@ def read_data(description: Description, found: Defects) -> Data:
     Raises:
         UserError: a file that the description names is missing, or broken as a whole.
     """
-    return READERS[description.format](description, found)
+    layout = layout_named(description.format, description.source)
+    return layout.read(description, found)

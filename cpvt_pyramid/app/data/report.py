@@ -1,6 +1,5 @@
 """`cpvt check-data`: what a source has, what is wrong with it, and its description."""
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +13,15 @@ from ..config.shipped import is_config_name
 from ..tooling.command import UserError
 from ..tooling.files import check_file, check_folder, check_new, make_folder
 from ..tooling.report import amount
-from .check import checked_data
 from .config_data import check_contents, write_data_report
 from .data import Data, Masks
 from .defects import Defects, Problem
-from .describe import ENDINGS, Described, describe, print_questions, write_described
-from .description import load_yaml
+from .describe import ENDINGS, checked_source, write_described
+from .description import load_yaml, write_description
 from .images import ALL
+from .layouts import layout_named
 from .new_config import line_about_pixels, lines_about
-from .read import read_data
+from .recognize import NotDeclared
 
 
 def check_config(path: str, splits: Sequence[str], folder: Path, options: Sequence[str]) -> int:
@@ -37,15 +36,13 @@ def check_config(path: str, splits: Sequence[str], folder: Path, options: Sequen
     return check_contents(cfg, *splits, folder=make_folder(folder))
 
 
-def check_source(
-    source: Path, formats: Optional[Sequence[str]], folder: Path, out: Optional[Path]
-) -> int:
+def check_source(source: Path, format: Optional[str], folder: Path, out: Optional[Path]) -> int:
     """Check a folder or a `data.yaml`, and print what was taken for what; returns the number of
-    kinds of errors, and of questions.
+    kinds of errors.
 
     Args:
         source: the folder or file.
-        formats: that the folder may have. None: any.
+        format: that is asked for, of a folder with several. None: any.
         folder: gets a report.
         out: gets the description.
     """
@@ -55,60 +52,26 @@ def check_source(
         check_file(out)
         check_new(out)
     check_folder(folder)
-    described = describe(source, formats)
-    print_description(described)
-    if described.questions:
-        print_questions(described.questions)
-        if out is not None:
-            write_described(described, None, out)
-            print(
-                f'wrote {out}, without the answers: write one to each question to it, in place '
-                'of what it has of these keys'
-            )
-        return len(described.questions)
+    if format is not None:
+        layout_named(format, '--format')
     found = Defects()
-    data = None
     try:
-        data = read_data(described.description, found)
-        checked = checked_data(data, ALL, found)
-    finally:
-        for problem in found.problems():
-            print(problem)
+        described, checked = checked_source(source, [format] if format else None, ALL, found)
+    except NotDeclared as error:
+        if out is None:
+            raise
+        write_description(error.settings, error.root, out, error.comments)
+        raise UserError(
+            f'{error.reason}; complete {out}, a template, and give it instead of the folder'
+        ) from error
     for line in lines_about_data(checked.data, checked.counts):
         print(line)
     problems: list[tuple[str, Problem]] = [('', problem) for problem in found.problems()]
     write_data_report(problems, folder)
     if out is not None:
-        write_described(described, data, out)
+        write_described(described, checked.data, out)
         print(f'wrote {out}')
     return sum(problem.is_error for _, problem in problems)
-
-
-def print_description(described: Described) -> None:
-    """Print what was taken for what."""
-    settings = described.settings
-    print(f'{described.source}: {settings.get("format") or "yolo"}')
-    annotations = settings.get('annotations')
-    lists = settings.get('lists')
-    for split in ('train', 'val', 'test'):
-        if split not in settings:
-            continue
-        line = f'{split}: images in {shown(settings[split])}'
-        for what, value in (('annotations in', annotations), ('listed in', lists)):
-            of_split = value.get(split) if isinstance(value, dict) else value
-            if of_split:
-                line += f', {what} {shown(of_split)}'
-        print(line)
-    for note in described.notes:
-        print(f'note: {note}')
-
-
-def shown(value: object) -> str:
-    """The first paths of a setting, which are relative to the folder."""
-    values = list(map(str, value)) if isinstance(value, list) else [str(value)]
-    values = ['the folder itself' if path == os.curdir else path for path in values]
-    more = f' and {len(values) - 4} more' if len(values) > 4 else ''
-    return ', '.join(values[:4]) + more
 
 
 def lines_about_data(data: Data, counts: Counter) -> list[str]:

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from ..data.check import checked_data
 from ..data.data import Masks, Objects
 from ..data.defects import Defects
-from ..data.describe import describe
+from ..data.describe import checked_source
 from ..data.description import SPLITS
 from ..data.images import HEADERS
-from ..data.masks import indices_of
-from ..data.read import read_data
+from ..data.layouts import formats_with
+from ..data.layouts.masks import indices_of
 from ..images.label_maps import IGNORED, ious_of_classes, pixel_confusion
 from ..predictions.average_precision import coco_with_index, evaluate_coco
 from ..predictions.kinds import Detections, Kind, LabelMap, Prediction
@@ -199,17 +198,11 @@ def read_truth(
     Raises:
         UserError: there are none, or the data have errors.
     """
-    described = describe(source, ['masks'] if kind == 'labels' else ['coco', 'yolo', 'voc'])
-    described.ask()
-    for note in described.notes:
-        print(f'note: {note}')
     found = Defects()
-    try:
-        data = checked_data(read_data(described.description, found), HEADERS, found).data
-    finally:
-        for problem in found.problems():
-            print(problem)
+    formats = formats_with('masks' if kind == 'labels' else 'objects')
+    _, checked = checked_source(source, formats, HEADERS, found)
     found.stop()
+    data = checked.data
     chosen = chosen_split(data, split, source)
     shared = classes_in_common(classes, data.classes, source)
     images = amount(len(images_in(data, chosen)), 'image')

@@ -92,7 +92,8 @@ IGNORED_WARNINGS = (
 class UserError(Exception):
     """An error that the user can fix. Its message is one line: what is wrong and what to do.
 
-    Commands print it and end with exit status 2.
+    Commands print it and end with exit status 2. `details` are lines for the user to copy, which
+    commands print to stdout after it.
 
     Examples:
         >>> try:
@@ -103,6 +104,7 @@ class UserError(Exception):
     """
 
     status = FAILED  # of the process
+    details = ''
 
 
 class Preempted(UserError):
@@ -203,6 +205,7 @@ def run_tool(
     if rank() == 0 or ending.status == FAILED:  # another process may be the only one with an error
         where = f'rank {rank()}: ' if rank() else ''
         print(f'{name}: {where}{escaped(ending.line)}', file=sys.stderr)
+        print(end=ending.details, flush=True)
     return ending.status
 
 
@@ -232,12 +235,13 @@ class Ending(NamedTuple):
 
     line: str
     status: int = FAILED
+    details: str = ''
 
 
 def expected_ending(error: BaseException, interrupted: str = '') -> Optional[Ending]:
     """The line and the exit status for an error that needs no traceback; None for others."""
     if isinstance(error, UserError):
-        return Ending(str(error), error.status)
+        return Ending(str(error), error.status, error.details)
     # mmengine has a bare `except` that replaces a KeyboardInterrupt by another error.
     causes = list(contexts(error))
     if any(isinstance(cause, KeyboardInterrupt) for cause in causes):

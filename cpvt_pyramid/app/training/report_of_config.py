@@ -12,10 +12,10 @@ from tqdm import tqdm
 
 from ..config.parts import as_list, data_of, dataset_meta, kind_of
 from ..data.check import usable_content
-from ..data.coco import check_categories, read_coco
 from ..data.config_data import annotation_file, image_folder, mask_reader
 from ..data.data import Split
 from ..data.defects import Defects
+from ..data.layouts.coco import check_categories, read_coco
 from ..evaluate.report.common import WORST, Analysis
 from ..evaluate.report.detections import analyse_detections
 from ..evaluate.report.label_maps import ComparedImage, analyse_label_maps, compared_label_map

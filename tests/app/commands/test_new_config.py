@@ -29,8 +29,8 @@ from cpvt_pyramid.app.data.describe import describe
 from cpvt_pyramid.app.data.new_config import find_base, new_config
 from cpvt_pyramid.app.data.read import read_data
 from cpvt_pyramid.app.data.recipes import Scales, adapted_recipe
-from cpvt_pyramid.app.data.recognize import recognize
-from cpvt_pyramid.app.data.recognize.splits import split_of
+from cpvt_pyramid.app.data.recognize import found_in_folder
+from cpvt_pyramid.app.data.splits import split_of
 from cpvt_pyramid.app.tooling.command import UserError
 
 BASES = ROOT / 'configs'
@@ -111,7 +111,8 @@ def test_images_and_masks_by_name(image, mask, suffixes, tmp_path):
     """Which files belong together. Folders of images say what is an image."""
     layouts.SCENES[0].write(tmp_path / image)
     layouts.label_map(tmp_path / mask, layouts.SCENES[0])
-    settings = recognize(tmp_path, ['masks']).settings
+    layouts.write(tmp_path / 'classes.txt', 'ground\ncat\ndog\nowl')
+    settings = found_in_folder(tmp_path, ['masks']).settings
     (split,) = {'train', 'val'} & {*settings}
     assert settings[split] == os.path.dirname(image)
     assert settings['annotations'][split] == os.path.dirname(mask)

@@ -22,11 +22,11 @@ from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.config.parts import dataset_meta
 from cpvt_pyramid.app.data import config_data, defects
 from cpvt_pyramid.app.data.check import check_split
-from cpvt_pyramid.app.data.coco import check_categories, read_coco
 from cpvt_pyramid.app.data.config_data import check_dataset
 from cpvt_pyramid.app.data.data import Split
 from cpvt_pyramid.app.data.defects import Defects, Problem
 from cpvt_pyramid.app.data.images import ALL, HEADERS, NAMES, inspect, shown_image
+from cpvt_pyramid.app.data.layouts.coco import check_categories, read_coco
 from cpvt_pyramid.app.images.rasters import ReadError
 from cpvt_pyramid.app.predictions.average_precision import coco_with_index
 from cpvt_pyramid.app.tooling.command import UserError

@@ -1,4 +1,4 @@
-"""Layouts as other tools export them: recognized, asked about, or refused with the reason."""
+"""Layouts as other tools export them: recognized, or a template to declare them."""
 
 import json
 import os
@@ -26,7 +26,6 @@ from support import load_tool
 
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.describe import describe
-from cpvt_pyramid.app.data.description import load_yaml
 from cpvt_pyramid.app.data.read import read_data
 from cpvt_pyramid.app.tooling.command import UserError
 
@@ -377,52 +376,56 @@ def test_a_yaml_file_is_read_as_its_folder(name, tmp_path):
     assert [len(split.content['images']) for split in found.splits.values()] == [4, 4]
 
 
-QUESTIONS = [
-    two_json_files,
-    coco_file_of_doubtful_name,
-    folder_of_doubtful_name,
-    coco_of_images_of_one_name,
-    voc_of_images_of_one_name,
-    yolo_of_images_of_one_name,
-    labels_in_two_folders,
-    binary,
-    colors,
-    two_kinds_of_masks,
-    cvat_table_of_indices,
-]
+@pytest.mark.parametrize('build', ['binary', 'colors'])
+def test_a_template_is_complete_but_for_names(build, tmp_path, capsys):
+    """Below the line, and in the file of --out; only the names are made up."""
+    root, path = tmp_path / 'data', tmp_path / 'data.yaml'
+    globals()[build](root)
+    assert load_tool('check_data').main([str(root)]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f'cpvt check-data: {root}: no file names the values or colours')
+    assert printed.err.endswith('; write a data.yaml as below, and give it instead of the folder\n')
+    assert printed.out.startswith('# Complete it') and '#   coco: a JSON file' in printed.out
+    write(tmp_path / 'printed.yaml', printed.out)
+    assert load_tool('check_data').main([str(root), '--out', str(path)]) == 2
+    assert f'complete {path}, a template' in capsys.readouterr().err
+    for template in (tmp_path / 'printed.yaml', path):
+        assert load_tool('check_data').main([str(template)]) == 0
+        assert 'train: 4 images' in capsys.readouterr().out
 
 
-def answered(path: Path, answer: dict) -> None:
-    """Write an answer to a data.yaml, in place of its keys."""
-    write(path, json.dumps({**load_yaml(path), **answer}))
-
-
-@pytest.mark.parametrize('build', QUESTIONS, ids=lambda build: build.__name__)
-def test_each_answer_completes_the_description(build, tmp_path, capsys):
-    root = tmp_path / 'data'
-    build(root)
-    (question,) = describe(root).questions
-    for number, answer in enumerate(question.answers):
-        path = tmp_path / f'{number}.yaml'
-        assert load_tool('check_data').main([str(root), '--out', str(path)]) == 1
-        printed = capsys.readouterr().out
-        assert all(line in printed and line in path.read_text() for line in question.lines)
-        answered(path, answer)
-        described = describe(path)
-        if described.questions:  # about the values of the masks that were chosen
-            answered(path, described.questions[0].answers[0])
-        assert load_tool('check_data').main([str(path)]) == 0
-        assert 'no errors' in capsys.readouterr().out
-
-
-def test_answers_differ(tmp_path):
-    folder_of_doubtful_name(tmp_path)
-    (question,) = describe(tmp_path).questions
-    assert question.answers == [
-        {'train': ['train/images', 'crash test/images']},
-        {'val': 'crash test/images'},
-        {'test': 'crash test/images'},
-    ]
+@pytest.mark.parametrize(
+    'build, key, value',
+    [
+        ('two_json_files', 'annotations', {'train': 'first.json'}),
+        ('coco_file_of_doubtful_name', 'annotations', {'train': 'crash_val.json'}),
+        ('coco_of_images_of_one_name', 'train', 'images/second'),
+        ('folder_of_doubtful_name', 'train', ['train/images', 'crash test/images']),
+        ('labels_in_two_folders', 'annotations', 'second'),
+        ('yolo_of_images_of_one_name', 'train', 'images/first'),
+        ('voc_of_images_of_one_name', 'train', 'images/first'),
+        ('two_kinds_of_masks', 'annotations', 'labels'),
+    ],
+)
+def test_what_a_person_declares_is_read(build, key, value, tmp_path, capsys):
+    """Whatever names leave open."""
+    declared = {
+        'two_json_files': 'format: coco\ntrain: images',
+        'coco_file_of_doubtful_name': 'format: coco\ntrain: images',
+        'coco_of_images_of_one_name': 'format: coco\nannotations: {train: train.json}',
+        'folder_of_doubtful_name': f'format: yolo\n{YAML}',
+        'labels_in_two_folders': f'format: yolo\ntrain: pictures\n{YAML}',
+        'yolo_of_images_of_one_name': f'format: yolo\nannotations: labels\n{YAML}',
+        'voc_of_images_of_one_name': 'format: voc\nannotations: xml',
+        'two_kinds_of_masks': 'format: masks\ntrain: images\nnames: [ground, cat, dog, owl]',
+    }
+    root, path = tmp_path / 'data', tmp_path / 'data.yaml'
+    globals()[build](root)
+    assert load_tool('check_data').main([str(root)]) == 2
+    assert 'write a data.yaml as below' in capsys.readouterr().err
+    write(path, f'path: data\n{declared[build]}\n{key}: {json.dumps(value)}\n')
+    assert load_tool('check_data').main([str(path)]) == 0
+    assert 'no errors' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -470,29 +473,29 @@ LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
     (decomposed_names, 0, 'train: 4 images, 8 objects'),
     (label_studio_yolo, 0, 'train: 4 images, 8 objects'),
     (label_studio_coco, 0, 'train: 4 images, 8 objects'),
-    (label_studio_json, 2, 'project.json is a Label Studio file; '),
-    (cvat_images, 2, 'annotations.xml is a CVAT file; '),
+    (label_studio_json, 2, 'has no data in a known layout'),
+    (cvat_images, 2, 'has no data in a known layout'),
     (cvat_masks, 0, '4 classes: ground, cat, dog, owl'),
-    (cvat_table_of_indices, 1, 'question: labelmap.txt lists colours, but masks have one channel'),
-    (labelme, 2, '000.json is a LabelMe file; '),
-    (via, 2, 'via_project.json is a VIA file; '),
-    (via_table, 2, 'via.csv is a VIA file; '),
+    (cvat_table_of_indices, 1, 'colours that are in no list'),
+    (labelme, 2, 'has no data in a known layout'),
+    (via, 2, 'has no data in a known layout'),
+    (via_table, 2, 'has no data in a known layout'),
     (capital_classes, 0, '3 classes: cat, dog, owl'),
-    (supervisely, 2, 'is a Supervisely file; '),
-    (create_ml, 2, 'is a CreateML file; '),
-    (table_of_boxes, 2, 'train.csv is a table of boxes'),
-    (captions, 2, 'must have boxes for a detector'),
+    (supervisely, 2, 'has no data in a known layout'),
+    (create_ml, 2, 'has no data in a known layout'),
+    (table_of_boxes, 2, 'has no data in a known layout'),
+    (captions, 2, 'has no data in a known layout'),
     (fiftyone_coco, 0, 'train: 4 images, 8 objects'),
     (fiftyone_yolo, 0, 'val: 4 images, 8 objects'),
     (roboflow_coco, 0, '3 classes: cat, dog, owl'),
     (roboflow_masks, 0, 'val: 4 images'),
-    (two_json_files, 1, 'question: which COCO file has the train data: first.json, second.json?'),
+    (two_json_files, 2, 'several files can have the train data: first.json, second.json'),
     (list_of_test_images, 0, 'test: 4 images without objects'),
-    (coco_and_yolo, 2, 'choose one with --format coco or --format yolo'),
-    (binary, 1, 'names: {0: class_0, 255: class_255}'),
-    (colors, 1, 'question: the masks are in colours, and no file says of which classes'),
-    (masks_of_each_class, 1, 'If each file is the mask of one class, first merge'),
-    (two_kinds_of_masks, 1, 'question: which masks belong to the images in images'),
+    (coco_and_yolo, 2, 'has data in several formats, coco and yolo; choose one'),
+    (binary, 2, 'no file names the values or colours of the masks'),
+    (colors, 2, 'no file names the values or colours of the masks'),
+    (masks_of_each_class, 2, 'merge files of one class each'),
+    (two_kinds_of_masks, 2, 'the images in images have several masks, labels/*, masks/*'),
     (deep_masks, 0, '4 classes: ground, cat, dog, owl'),
     (linked, 0, 'train: 4 images, 8 objects'),
     (empty_validation, 1, 'error: splits without images'),

@@ -21,21 +21,21 @@ from pycocotools import mask as coco_masks
 from support import ROOT, load_tool
 
 from cpvt_pyramid.app.data.check import box_of_runs, checked_data
-from cpvt_pyramid.app.data.coco import read_coco
 from cpvt_pyramid.app.data.config_data import check_dataset
 from cpvt_pyramid.app.data.data import Masks, Objects
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.describe import describe
 from cpvt_pyramid.app.data.description import Description, SplitPart
 from cpvt_pyramid.app.data.files import Folder
+from cpvt_pyramid.app.data.folders import image_places
 from cpvt_pyramid.app.data.images import HEADERS
+from cpvt_pyramid.app.data.layouts.coco import read_coco
+from cpvt_pyramid.app.data.listing import Listing
 from cpvt_pyramid.app.data.lists import images_of_part
 from cpvt_pyramid.app.data.new_config import new_config
 from cpvt_pyramid.app.data.read import read_data
 from cpvt_pyramid.app.data.recipes import Scales
-from cpvt_pyramid.app.data.recognize import NotRecognized
-from cpvt_pyramid.app.data.recognize.folders import image_places
-from cpvt_pyramid.app.data.recognize.listing import Listing
+from cpvt_pyramid.app.data.recognize import NotDeclared
 from cpvt_pyramid.app.images.label_maps import read_label_map
 from cpvt_pyramid.app.tooling.command import UserError
 
@@ -49,7 +49,6 @@ OBJECTS = 'coco', 'yolo', 'voc'
 def data_in(root: Path, formats: tuple[str, ...]) -> tuple[Any, list[str]]:
     """What is read of a folder or a data.yaml, and the problems."""
     described = describe(root, formats)
-    described.ask()
     found = Defects()
     data = read_data(described.description, found)
     checked = checked_data(data, HEADERS, found)
@@ -67,8 +66,9 @@ def maps_in(root: Path, names: str = '') -> tuple[Masks, list[str]]:
         return data_in(root, ('masks',))
     path = root.parent / f'{root.name}.yaml'
     load_tool('check_data').main([str(root), '--format', 'masks', '--out', str(path)])
-    with path.open('a') as file:
-        file.write(f'names: {names}\n')
+    template = path.read_text()
+    assert template.count('\nnames:\n') == 1
+    write(path, f'{template.partition("names:")[0]}names: {names}\n')
     return data_in(path, ('masks',))
 
 
@@ -192,24 +192,26 @@ def test_coco_with_ids_of_two_types(coco):
 
 
 def test_images_are_in_one_folder(coco):
-    """Without folders of another split; the only one that has most of them. If there are two, the
-    user is asked."""
+    """Without folders of another split; the only one that has most of them. If there are two, a
+    data.yaml must say which."""
     root, content = coco
     path = root / 'train.json'
     write(path, json.dumps(content))
     fill(root, SCENES, 'val/images/{}.png')
     assert objects_in(root)[0].splits['train'].folder == root / 'images'
     fill(root, SCENES, 'copies/{}.png')
-    several = 'of train.json are in several folders, copies .{} of 4., images .{} of 4.: which'
-    with pytest.raises(UserError, match=several.format(4, 4)):
+    several = (
+        r'train images can be in several folders, copies \({0} images\), images \({0} images\)'
+    )
+    with pytest.raises(UserError, match=several.format(4)):
         objects_in(root)
     (root / 'copies/001.png').unlink()
     assert objects_in(root)[0].splits['train'].folder == root / 'images'
     (root / 'images/003.png').unlink()
-    with pytest.raises(UserError, match=several.format(3, 3)):
+    with pytest.raises(UserError, match=several.format(3)):
         objects_in(root)
     settings = 'format: coco\ntrain: copies\nannotations: {train: train.json}'
-    write(root / 'data.yaml', settings)  # as the question says
+    write(root / 'data.yaml', settings)
     found, problems = objects_in(root)
     assert found.splits['train'].folder == root / 'copies'
     assert problems[0] == 'error: images that are missing: 001.png (train.json)'
@@ -395,21 +397,21 @@ def test_many_images_of_one_name(tmp_path):
         write(tmp_path / f'run_{number}/left.png', '')
     listing = Listing(tmp_path)
     start = time.monotonic()
-    assert image_places(listing, [f'run{i}/left.png' for i in range(2000)], None, '.') is None
+    assert image_places(listing, [f'run{i}/left.png' for i in range(2000)]) is None
     assert time.monotonic() - start < 3  # not each with each
     names = [f'D:\\run_{i}\\left.png' for i in range(2000)]
-    places = image_places(listing, names, None, '.')
-    assert places.folders == ['.'] and places.prefix == 'D:'
+    places = image_places(listing, names)
+    assert places.counts == {'.': 2000} and places.prefix == 'D:'
 
 
 def test_annotations_of_two_sites_with_the_same_names(tmp_path):
-    """Folders say which images they belong to; without them, the user is asked."""
+    """Folders say which images they belong to; without them, a data.yaml must."""
     for site in ('a', 'b'):
         fill(tmp_path / site, SCENES, 'pictures/{}.png', layouts.voc, 'xml/{}.xml')
     assert counts(objects_in(tmp_path)[0]) == {'train': (8, 16)}
     (tmp_path / 'a/xml').rename(tmp_path / 'c')
     shutil.rmtree(tmp_path / 'b/xml')
-    with pytest.raises(UserError, match='where are the images of c: a/pictures, b/pictures'):
+    with pytest.raises(NotDeclared, match='no folder that belongs to c has its images'):
         objects_in(tmp_path)
 
 
@@ -681,7 +683,7 @@ def test_yolo_of_windows(tmp_path):
     for path in tmp_path.rglob('labels/*/*'):
         path.unlink()
     (tmp_path / 'data.yaml').unlink()
-    with pytest.raises(NotRecognized):
+    with pytest.raises(NotDeclared):
         objects_in(tmp_path)
 
 
@@ -692,8 +694,7 @@ def test_voc_of_another_size_than_its_images(tmp_path):
     assert 'with another size than their image: c/other.xml' in objects_in(tmp_path)[1][-1]
 
 
-def test_xml_and_json_of_other_tools(tmp_path, capsys):
-    """They are named as what they are."""
+def test_xml_of_other_tools(tmp_path):
     for picture in SCENES:
         layouts.voc(tmp_path / f'{picture.name}.xml', picture)
         picture.write(tmp_path / f'{picture.name}.png')
@@ -705,11 +706,7 @@ def test_xml_and_json_of_other_tools(tmp_path, capsys):
     for path in tmp_path.glob('*.xml'):
         path.unlink()
     write(tmp_path / 'annotations.xml', '<annotations><version>1.1</version></annotations>')
-    with pytest.raises(NotRecognized, match='annotations.xml is a CVAT file; export the task'):
-        objects_in(tmp_path)
-    (tmp_path / 'annotations.xml').unlink()
-    write(tmp_path / '000.json', '{"version": "5.0", "shapes": [], "imagePath": "000.png"}')
-    with pytest.raises(NotRecognized, match='000.json is a LabelMe file; convert the annotations'):
+    with pytest.raises(NotDeclared, match='has no data in a known layout'):
         objects_in(tmp_path)
 
 
@@ -750,7 +747,7 @@ def soft_colors(path: Path, picture: layouts.Scene) -> None:
 def test_colors_need_a_table(tmp_path):
     root = tmp_path / 'data'
     fill(root, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'colors')
-    with pytest.raises(UserError, match='masks are in colours, and no file says of which classes'):
+    with pytest.raises(UserError, match='no file names the values or colours of the masks'):
         maps_in(root)
     layouts.color_table(root, ('ground', *CLASSES), [(0, 0, 0), *layouts.COLORS.tolist()])
     found, problems = maps_in(root)
@@ -767,27 +764,28 @@ def test_colors_need_a_table(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'values, line',
+    'values, names',
     [
-        ([0, 255], 'names: {0: class_0, 255: class_255}'),
-        ([0, 85, 170], 'names: {0: class_0, 85: class_85, 170: class_170}'),
-        ([0, 1, 255], 'names: {0: class_0, 1: class_1}'),
-        ([0, 300], 'names: {0: class_0, 300: class_300}'),
+        ([0, 255], '{0: class_0, 255: class_255}'),
+        ([0, 85, 170], '{0: class_0, 85: class_85, 170: class_170}'),
+        ([0, 1, 255], '{0: class_0, 1: class_1}'),
+        ([0, 300], '{0: class_0, 300: class_300}'),
     ],
 )
-def test_values_are_named_by_the_user(values, line, tmp_path, capsys):
-    """Each value that a name is given to is a class, in this order, and its pixels are written so;
-    255 is ignored unless it has a name."""
+def test_values_are_named_by_the_user(values, names, tmp_path):
+    """The template has the values that occur. Each value that a name is given to is a class, in
+    this order, and its pixels are written so; 255 is ignored unless it has a name."""
     root = tmp_path / 'data'
     fill(root, SCENES, 'images/{}.png')
     (root / 'masks').mkdir()
     for picture in SCENES:
         labels = np.resize(values, SIZE).astype(np.uint16 if max(values) > 255 else np.uint8)
         Image.fromarray(labels).save(root / f'masks/{picture.name}.png')
-    with pytest.raises(UserError, match='no file names the values of the masks'):
+    with pytest.raises(
+        UserError, match='no file names the values or colours of the masks'
+    ) as raised:
         maps_in(root)
-    assert f'    {line}\n' in capsys.readouterr().out
-    names = line.removeprefix('names: ')
+    assert yaml.safe_load(raised.value.details)['names'] == yaml.safe_load(names)
     found, problems = maps_in(root, names)
     assert not problems and len(found.classes) == names.count('class')
     out = tmp_path / 'my.py'
@@ -796,7 +794,7 @@ def test_values_are_named_by_the_user(values, line, tmp_path, capsys):
     dataset = cfg.train_dataloader.dataset
     masks = Path(cfg.data_root) / dataset.data_prefix.seg_map_path
     path = sorted(masks.rglob(f'*{dataset.seg_map_suffix}'))[0]
-    ignored = {255} if 255 in values and 'class_255' not in line else set()
+    ignored = {255} if 255 in values and 'class_255' not in names else set()
     assert {*np.unique(read_label_map(path).values)} == {*range(len(found.classes))} | ignored
 
 
@@ -922,10 +920,9 @@ def test_tables_of_other_things_than_classes(text, tmp_path):
     (tmp_path / 'notes.csv').write_text('file,r,g,b\n000.png,1,2,3')
     assert not found.description.colors and not maps_in(tmp_path)[0].description.colors
     (tmp_path / 'notes.csv').write_text('name,r,g,b\n000.png,1,2,3')
-    with pytest.raises(UserError, match='does notes.csv list the colours of the classes'):
-        maps_in(tmp_path)
-    (tmp_path / 'notes.csv').write_text('name,r,g,b\n' + 'x' * 200_000 + ',1,2,3')
-    with pytest.raises(UserError, match='notes.csv must be a table of classes: field larger'):
+    assert not maps_in(tmp_path)[0].description.colors
+    (tmp_path / 'colors.csv').write_text('name,r,g,b\n' + 'x' * 200_000 + ',1,2,3')
+    with pytest.raises(UserError, match='colors.csv must be a table of classes: field larger'):
         maps_in(tmp_path)
 
 
@@ -969,22 +966,23 @@ def test_names_of_images_like_those_of_label_maps(tmp_path):
 
 
 def test_folders_that_only_sound_like_splits(tmp_path):
-    """The user is asked, and answers in a data.yaml."""
+    """A person says what they are, in a data.yaml."""
     root = tmp_path / 'data'
     fill(root, SCENES, 'site_dev/{}.png', yolo, 'site_dev/{}.txt')
     fill(root, MORE, 'crash test 2023/{}.png', yolo, 'crash test 2023/{}.txt')
-    with pytest.raises(UserError, match='what are the images in crash test 2023 for'):
+    with pytest.raises(NotDeclared, match='crash test 2023 may be for training, validation or'):
         objects_in(root)
-    with pytest.raises(UserError, match='what are the images in'):
+    with pytest.raises(NotDeclared, match='may be for training, validation or tests'):
         new_config(root, DETECTOR, tmp_path / 'x.py')
     path = tmp_path / 'data.yaml'
-    assert load_tool('check_data').main([str(root), '--out', str(path)]) == 1
-    text = path.read_text()
-    assert 'question: what are the images in site_dev for?\n' in text
-    assert '#     val: site_dev\n' in text
-    with pytest.raises(UserError, match='must have train, val or test'):
+    assert load_tool('check_data').main([str(root), '--out', str(path)]) == 2
+    with pytest.raises(UserError, match='FOLDER does not exist'):
         objects_in(path)
-    path.write_text(f'{text}train: site_dev\nval: crash test 2023\n')
+    write(
+        path,
+        'path: data\nformat: yolo\ntrain: site_dev\nval: crash test 2023\n'
+        f'names: {list(CLASSES)}\n',
+    )
     assert counts(objects_in(path)[0]) == {'train': (4, 8), 'val': (4, 8)}
 
 
@@ -1041,7 +1039,7 @@ def test_bases_and_arguments_that_do_not_fit(tmp_path, capsys):
         (
             tmp_path / 'maps',
             DETECTOR,
-            'has data in the format masks, but coco or yolo or voc is asked for',
+            'has data in the format masks, but coco or voc or yolo is asked for',
         ),
         (DETECTOR, tmp_path / 'boxes', 'the data and --base are swapped'),
         (tmp_path / 'boxes', tmp_path / 'boxes', '--base must be a config with the suffix .py'),
@@ -1113,7 +1111,7 @@ def test_a_data_set_in_the_current_folder(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == f'cpvt check-data: {os.getcwd()} is empty\n'
     fill(tmp_path, SCENES, '{}.png')
     assert check_data(['.']) == 2
-    assert capsys.readouterr().err.startswith(f'cpvt check-data: {os.getcwd()} must have boxes')
+    assert capsys.readouterr().err.startswith(f'cpvt check-data: {os.getcwd()} has no data')
     layouts.coco(tmp_path / 'found.json', SCENES)
     assert check_data(['.']) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()

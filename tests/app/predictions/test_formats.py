@@ -15,10 +15,10 @@ from rasterio.transform import Affine, from_origin
 from support import load_tool, save_tiff
 
 from cpvt_pyramid.app.data.check import check_split
-from cpvt_pyramid.app.data.coco import read_coco
 from cpvt_pyramid.app.data.data import Split
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.images import ALL
+from cpvt_pyramid.app.data.layouts.coco import read_coco
 from cpvt_pyramid.app.predict import Detections, LabelMap
 from cpvt_pyramid.app.predict.results import Results
 from cpvt_pyramid.app.tooling.command import UserError

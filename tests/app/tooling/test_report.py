@@ -29,5 +29,5 @@ def test_one_kind_of_error(tmp_path, monkeypatch, capsys):
     (tmp_path / 'data/classes.txt').write_text('tree\n')
     assert main(['check-data', 'data']) == 1
     out = capsys.readouterr().out
-    assert out.endswith('\n1 kind of error or question\n')
+    assert out.endswith('\n1 kind of error\n')
     assert 'train: 2 images' in out

@@ -5,6 +5,7 @@ reads no difficult objects and no lists. So the files are read here.
 """
 
 import posixpath
+import re
 from collections import Counter
 from contextlib import suppress
 from typing import NamedTuple, Optional
@@ -13,14 +14,14 @@ from xml.etree import ElementTree
 import numpy as np
 from tqdm import tqdm
 
-from ..tooling.command import UserError
-from ..tooling.files import files_below
-from ..tooling.report import amount
-from . import defects
-from .data import Objects, Outline, Split, coco_content
-from .defects import Defects
-from .description import Description, SplitPart
-from .files import (
+from ...tooling.command import UserError
+from ...tooling.files import files_below
+from ...tooling.report import amount
+from .. import defects
+from ..data import Objects, Outline, Split, coco_content
+from ..defects import Defects
+from ..description import Description, SplitPart
+from ..files import (
     Folder,
     as_path,
     is_image,
@@ -31,10 +32,21 @@ from .files import (
     stem_of,
     without_ending,
 )
-from .images import Size, sizes_of
-from .lists import ListedFiles
+from ..folders import (
+    Group,
+    image_sets,
+    is_mask_folder,
+    partner_of,
+    settings_with_lists,
+    stems_by_folder,
+)
+from ..images import Size, sizes_of
+from ..layout import Layout, Recognized, Undecided
+from ..listing import Listing, by_folder
+from ..lists import ListedFiles
 
 ROOT_TAG = 'annotation'
+TRIED = 20  # XML files of a folder whose beginnings are looked at
 
 
 class Annotated(NamedTuple):
@@ -46,6 +58,31 @@ class Annotated(NamedTuple):
     size: Optional[Size]  # of the image, as the file has it
 
 
+def recognize_voc(listing: Listing) -> Optional[Recognized]:
+    """Folders of XML files, and those of their images: Annotations and JPEGImages, for example."""
+    images = stems_by_folder(listing.images)
+    candidates = {f: stems for f, stems in images.items() if not is_mask_folder(f)} or images
+    groups = []
+    for folder, names in by_folder(listing.ending('.xml')).items():
+        if not any(has_root_tag(listing, name) for name in names[:TRIED]):
+            continue
+        place = partner_of(folder, set(map(stem_of, names)), candidates)
+        if place is None and folder in images:  # of other names, which the files have
+            place = folder
+        if place is None:
+            raise Undecided(f'no folder that belongs to {folder} has its images')
+        groups.append(Group(place, folder))
+    if not groups:
+        return None
+    return Recognized(*settings_with_lists(groups, image_sets(listing, 'Main'), listing))
+
+
+def has_root_tag(listing: Listing, name: str) -> bool:
+    """Whether the first element of an XML file is <annotation>, in any case."""
+    match = re.search(rb'<([A-Za-z_][\w.\-]*)', listing.head(name))
+    return match is not None and match[1].decode().lower() == ROOT_TAG
+
+
 def read_voc(description: Description, found: Defects) -> Objects:
     """The objects of the XML files of a description; masks are not read."""
     folder = Folder(description.root)
@@ -53,6 +90,9 @@ def read_voc(description: Description, found: Defects) -> Objects:
     for split, parts in description.splits.items():
         annotated[split] = []
         for part in parts:
+            if part.annotations is None:
+                source = description.source
+                raise UserError(f'{source}: annotations must be the folder of the XML files')
             annotated[split] += annotated_of_part(folder, part, description, found)
     folder.report(found)
     every = [item for of_split in annotated.values() for item in of_split]
@@ -214,3 +254,16 @@ def voc_objects(tree: ElementTree.Element, path: str, found: Defects) -> list[tu
                 found.add(defects.ODD_DIFFICULT, f'{path} ({difficult[:40]})')
             objects.append((name, Outline(0, points, path, is_ignored=difficult == '1')))
     return objects
+
+
+LAYOUT = Layout(
+    what='an XML file of boxes for each image',
+    holds='objects',
+    recognize=recognize_voc,
+    read=read_voc,
+    example={
+        'train': 'FOLDER',
+        'val': 'FOLDER',
+        'annotations': {'train': 'FOLDER', 'val': 'FOLDER'},
+    },
+)

@@ -5,21 +5,27 @@ with pycocotools. So records are read as JSON here, and checked in `check.py`.
 """
 
 import json
+import posixpath
 import re
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
-from ..images.coco import categories_of
-from ..tooling.command import UserError
-from ..tooling.report import amount
-from . import defects
-from .data import Objects, Split
-from .defects import Defects
-from .description import Description
-from .files import Folder, as_path, comparable, join
+from ...images.coco import categories_of
+from ...tooling.command import UserError
+from ...tooling.report import amount
+from .. import defects
+from ..data import Objects, Split
+from ..defects import Defects
+from ..description import Description, SplitPart
+from ..files import Folder, join
+from ..folders import SHOWN, image_places, place_of_split
+from ..layout import Layout, Recognized, Undecided
+from ..listing import Listing
+from ..lists import without_prefix
+from ..splits import divided_by_name, split_of
 
 SURROGATE = re.compile(rb'\\u[dD][89a-fA-F]')  # a character in two parts, as JSON writes it
 ID_FIELDS = {
@@ -29,11 +35,150 @@ ID_FIELDS = {
 }
 
 
+LIST = re.compile(rb'"(images|annotations)"\s*:\s*\[')
+FILE_NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")')
+COCO_URL = re.compile(rb'"coco_url"\s*:\s*("(?:[^"\\]|\\.)*")')
+# COCO's files without objects that detectors are trained on, next to instances_train2017.json
+OTHER_FILES = (
+    'person_keypoints_',
+    'stuff_',
+    'panoptic_',
+    'captions_',
+    'image_info_test-dev',
+    'image_info_unlabeled',
+)
+
+
+class CocoFile(NamedTuple):
+    """What the text of a COCO file shows without being parsed."""
+
+    path: str
+    images: list[str]  # names
+    has_boxes: bool
+    has_annotations: bool
+
+
+def recognize_coco(listing: Listing) -> Optional[Recognized]:
+    """A file for each split, whose images are below one folder."""
+    files = [file for file in coco_files(listing) if file.has_boxes or not file.has_annotations]
+    if not files:
+        return None
+    of_path = {file.path: file for file in files}
+    notes: list[str] = []
+    if any(posixpath.basename(path).startswith('instances_') for path in of_path):
+        for path in [p for p in of_path if posixpath.basename(p).startswith(OTHER_FILES)]:
+            notes.append(f'{path} is left out: COCO has the objects in other files')
+            del of_path[path]
+    found = divided_by_name(list(of_path))
+    notes += [f'{path} is left out: its name says no split' for path in found.unnamed]
+    settings: dict[str, Any] = {}
+    annotations: dict[str, str] = {}
+    prefixes = set()
+    for split, paths in found.by_split.items():
+        if not paths:
+            continue
+        file = file_of_split(split, [of_path[path] for path in paths])
+        places = image_places(listing, file.images) if file.images else None
+        if places is None:
+            settings[split] = '.'
+            if file.images:
+                first = file.images[0]
+                notes.append(f'no image that {file.path} names is in the folder, such as {first}')
+        else:
+            others = [split_of(folder) not in (None, split) for folder in places.counts]
+            if split == 'test' and not file.has_annotations and all(others):
+                notes.append(f'{file.path} is left out: its images are those of other splits')
+                continue
+            prefixes.add(places.prefix)
+            settings[split] = place_of_split(places, split, posixpath.dirname(file.path) or '.')
+        annotations[split] = file.path
+    settings['annotations'] = annotations
+    if len(prefixes) > 1:
+        shown = ', '.join(map(repr, sorted(prefixes)))
+        raise Undecided(f'the names of images begin with different folders, {shown}', settings)
+    if prefixes - {''}:
+        settings['strip_prefix'] = prefixes.pop()
+    names = without_supercategory(listing.root, annotations.values())
+    if names:
+        settings['names'] = names
+    return Recognized(settings, notes)
+
+
+def coco_files(listing: Listing) -> list[CocoFile]:
+    """The JSON files that have lists of images and annotations, or one of these, if they are
+    torn. COCO's lists of test images have categories instead of annotations."""
+    found = []
+    for name in listing.ending('.json'):
+        text = (listing.root / name).read_bytes()
+        lists = {*LIST.findall(text)}
+        is_torn = not text.rstrip().endswith(b'}')
+        is_object = not text.lstrip().startswith(b'[')  # CreateML, for example
+        is_list_of_images = b'images' in lists and b'"categories"' in text
+        if is_object and (len(lists) == 2 or lists and is_torn or is_list_of_images):
+            is_empty = re.search(rb'"annotations"\s*:\s*\[\s*\]', text) is not None
+            has_annotations = b'annotations' in lists and not is_empty
+            is_panoptic = b'"segments_info"' in text and b'instances' not in name.encode()
+            has_boxes = b'"bbox"' in text and not is_panoptic
+            found.append(CocoFile(name, names_of_images(text), has_boxes, has_annotations))
+    return found
+
+
+def names_of_images(text: bytes) -> list[str]:
+    names = []
+    for quoted in FILE_NAME.findall(text) or COCO_URL.findall(text):
+        try:
+            names.append(json.loads(quoted))
+        except ValueError:  # no UTF-8: the reader says so
+            continue
+    if not FILE_NAME.search(text):  # LVIS
+        names = ['/'.join(name.split('/')[-2:]) for name in names]
+    return names
+
+
+def file_of_split(split: str, files: Sequence[CocoFile]) -> CocoFile:
+    """The COCO file of a split: of several, that with the instances in COCO's own names, or else
+    the only one with boxes."""
+    instances = [f for f in files if 'instances' in posixpath.basename(f.path).lower()]
+    for chosen in (files, instances, [f for f in files if f.has_boxes]):
+        if len(chosen) == 1:
+            return chosen[0]
+    shown = ', '.join(file.path for file in files[:SHOWN])
+    raise Undecided(f'several files can have the {split} data: {shown}')
+
+
+def without_supercategory(root: Path, paths: Iterable[str]) -> Optional[list[str]]:
+    """The names of categories without one that has no objects and is the super-category of the
+    others, as Roboflow writes them; None if there is no such category."""
+    names: dict[str, None] = {}
+    left_out = set()
+    for path in paths:
+        text = (root / path).read_text(encoding='utf-8-sig', errors='replace')
+        start = re.search(r'"categories"\s*:\s*', text)
+        try:
+            categories, _ = json.JSONDecoder().raw_decode(text, start.end() if start else 0)
+            parents = {
+                c.get('supercategory') for c in categories if c['supercategory'] != c['name']
+            }
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+        for category in categories:
+            used = re.search(rf'"category_id"\s*:\s*{re.escape(str(category.get("id")))}\b', text)
+            if category['name'] in parents and not used:
+                left_out.add(category['name'])
+            else:
+                names[category['name']] = None
+    kept = [name for name in names if name not in left_out]
+    return kept if left_out - {*names} and kept else None
+
+
+# Reading
+
+
 def read_coco_data(description: Description, found: Defects) -> Objects:
     """The objects of the COCO files that a description names."""
     splits = {}
     notes = []
-    for split, (part,) in description.splits.items():
+    for split, part in parts_of_files(description).items():
         name = str(part.annotations)
         path = description.root / name
         content = read_coco(path, with_mark=True)
@@ -49,6 +194,21 @@ def read_coco_data(description: Description, found: Defects) -> Objects:
     classes = classes_of_files(description, splits)
     chosen = {name: with_classes(split, classes, found) for name, split in splits.items()}
     return Objects(description, chosen, classes, notes)
+
+
+def parts_of_files(description: Description) -> dict[str, SplitPart]:
+    """The part of each split, which has one folder and a file of its own."""
+    found = {}
+    for split, parts in description.splits.items():
+        if len(parts) > 1 or parts[0].annotations is None or parts[0].listed:
+            raise UserError(
+                f'{description.source}: {split} must be one folder, and annotations.{split} the '
+                'COCO file of its images'
+            )
+        found[split] = parts[0]
+    if len({part.annotations for part in found.values()}) < len(found):
+        raise UserError(f'{description.source}: annotations must name a COCO file for each split')
+    return found
 
 
 def name_images(
@@ -82,15 +242,6 @@ def name_images(
             is_changed = True
     folder.report(found)
     return is_changed
-
-
-def without_prefix(name: str, prefix: str) -> str:
-    """A name of an image without the folders of another machine."""
-    path = as_path(name)
-    if not prefix or not comparable(path).startswith(f'{comparable(prefix)}/'):
-        return path
-    skipped = as_path(prefix).count('/') + 1
-    return '/'.join(path.split('/')[skipped:])
 
 
 def classes_of_files(description: Description, splits: dict[str, Split]) -> list[str]:
@@ -272,3 +423,16 @@ def is_key(record: dict, field: str, kind: type = int) -> bool:
 def has_box(annotation: dict) -> bool:
     box = annotation.get('bbox')
     return isinstance(box, list) and len(box) == 4 and all(map(is_number, box))
+
+
+LAYOUT = Layout(
+    what='a JSON file with images, annotations and categories for each split',
+    holds='objects',
+    recognize=recognize_coco,
+    read=read_coco_data,
+    example={
+        'train': 'FOLDER',
+        'val': 'FOLDER',
+        'annotations': {'train': 'FILE.json', 'val': 'FILE.json'},
+    },
+)

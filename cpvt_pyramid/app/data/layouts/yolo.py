@@ -6,24 +6,104 @@ breaks on polygons of several parts, and skips or raises where a file has errors
 
 import math
 import posixpath
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, Optional
 
 import numpy as np
 
-from ..tooling.command import UserError
-from . import defects
-from .data import ENOUGH, Objects, Outline, Split, are_corners, coco_content
-from .defects import Defects
-from .description import MOST_CLASSES, Description, SplitPart
-from .files import Folder, comparable, join, report_shared, text_of, without_ending
-from .images import Size, sizes_of
-from .lists import images_of_part
+from ...tooling.command import UserError
+from ...tooling.report import amount
+from .. import defects
+from ..class_files import classes_from_files
+from ..data import ENOUGH, Objects, Outline, Split, are_corners, coco_content
+from ..declared import declared_data
+from ..defects import Defects
+from ..description import MOST_CLASSES, Description, SplitPart
+from ..files import (
+    Folder,
+    comparable,
+    join,
+    lines_of,
+    report_shared,
+    stem_of,
+    text_of,
+    without_ending,
+)
+from ..folders import (
+    Group,
+    check_that_folders_are_apart,
+    partner_of,
+    settings_of_groups,
+    splits_of_folders,
+    stems_by_folder,
+)
+from ..images import Size, sizes_of
+from ..layout import Layout, Recognized
+from ..listing import Listing
+from ..lists import images_of_part
 
 ROUNDING = 0.01  # share of an image by which a box may reach beyond it
 SHOWN_LABELS = 8  # in a message
 LABELS = {'images': 'labels', 'Images': 'Labels', 'IMAGES': 'LABELS'}
+
+
+TRIED = 20  # label files of a folder whose first lines are looked at
+
+
+def recognize_yolo(listing: Listing) -> Optional[Recognized]:
+    """A file that declares the images, or label files where Ultralytics expects them, or in a
+    folder that `partner_of` finds."""
+    if listing.declared and 'masks_dir' not in listing.declared.settings:
+        declared = declared_data(listing, listing.declared)
+        note_unlisted(listing, declared)
+        return declared
+    folder = Folder(listing.root)
+    texts = stems_by_folder(n for n in listing.ending('.txt') if has_label_line(listing, n))
+    is_alone = len(listing.image_folders) == 1
+    groups = []
+    unlabelled = []
+    for images, names in listing.image_folders.items():
+        labels = [label_file(folder, name, SplitPart(images)) for name in names]
+        found = [label for label in labels if label]
+        if any(has_label_line(listing, label) for label in found[:TRIED]):
+            groups.append(Group(images, None))
+        elif found:
+            continue
+        elif place := partner_of(images, set(map(stem_of, names)), texts, or_only=is_alone):
+            groups.append(Group(images, place))
+        else:
+            unlabelled.append(
+                f'{images} is left out, {amount(len(names), "image")}: no label files'
+            )
+    if not groups:
+        return None
+    settings, notes = settings_of_groups(groups, listing)
+    check_that_folders_are_apart(settings, listing)
+    classes = classes_from_files(listing.root, listing.names)
+    return Recognized({**settings, **classes.settings}, notes + unlabelled + classes.notes)
+
+
+def has_label_line(listing: Listing, name: str) -> bool:
+    """Whether a text begins with a class and at least four numbers."""
+    lines = listing.head(name).decode('utf-8-sig', 'replace').split('\n')
+    values = lines[0].split()
+    return len(values) >= 5 and all(re.fullmatch(r'[-+0-9.eE]+|nan|inf', v) for v in values[:5])
+
+
+def note_unlisted(listing: Listing, declared: Recognized) -> None:
+    """Note images with labels that are in none of the lists of images, if all splits are lists."""
+    paths = list(splits_of_folders(declared.settings))
+    if not paths or not all((listing.root / path).is_file() for path in paths):
+        return
+    lines = [line for path in paths for line in lines_of(listing.root / path)]
+    listed = {posixpath.basename(comparable(line)) for line in lines}
+    folder = Folder(listing.root)
+    unlisted = [n for n in listing.images if posixpath.basename(comparable(n)) not in listed]
+    count = sum(label_file(folder, name, SplitPart('.')) is not None for name in unlisted)
+    if count:
+        declared.notes.append(f'{amount(count, "image")} with labels left out: not in any list')
 
 
 def read_yolo(description: Description, found: Defects) -> Objects:
@@ -214,3 +294,17 @@ def labels_text(names: dict[int, str]) -> str:
         return f'0 to {len(labels) - 1}'
     more = ', ...' if len(labels) > SHOWN_LABELS else ''
     return ', '.join(map(str, labels[:SHOWN_LABELS])) + more
+
+
+LAYOUT = Layout(
+    what='a text file of boxes or polygons for each image',
+    holds='objects',
+    recognize=recognize_yolo,
+    read=read_yolo,
+    example={
+        'train': 'FOLDER',
+        'val': 'FOLDER',
+        'annotations': {'train': 'FOLDER', 'val': 'FOLDER'},
+        'names': ['FIRST', 'SECOND'],
+    },
+)

@@ -4,12 +4,14 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
-from ...tooling.files import files_below
-from ..description import Question, load_yaml
-from ..files import comparable, is_image, is_utf8
+from ..tooling.command import UserError
+from ..tooling.files import files_below
+from .description import ALIASES, load_yaml
+from .files import comparable, is_image, is_utf8, lines_of, stem_of
 
 RESULTS = re.compile(r'(^|/)runs/(detect|segment|pose|obb|classify|train|val)/')  # of Ultralytics
 GENERATED = '_data'  # end of the name of the folder that is written next to a config
@@ -17,20 +19,25 @@ WRITTEN = 'Written by cpvt new-config.'  # at the beginning of such a config
 HEAD = 4096  # bytes at the beginning of a file that tell its format
 
 
-class Recognized(NamedTuple):
-    """What a folder has, as the settings of a `data.yaml` without `path`."""
+class DeclaredLists(NamedTuple):
+    """A YAML file of Ultralytics that names images, or Darknet's obj.data, and its settings."""
 
+    path: Path
     settings: dict[str, Any]
-    notes: list[str]  # what a person should know, one line each
-    questions: list[Question]
-    is_declared: bool = False  # by a file of another tool
 
 
 class Listing:
-    """The files below a folder, without hidden ones, results, and what new-config wrote."""
+    """The files below a folder, without hidden ones, results, and what new-config wrote.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: the folder.
+        declared: the file that names its images, if a user has named it.
+    """
+
+    def __init__(self, root: Path, declared: Optional[DeclaredLists] = None) -> None:
         self.root = root
+        if declared:
+            self.declared = declared
         paths = [path for path in files_below(root) if path.is_file()]  # no pipes, no broken links
         every = [path.relative_to(root).as_posix() for path in paths]
         self.undecodable = [name for name in every if not is_utf8(name)]
@@ -48,6 +55,26 @@ class Listing:
         self._by_last_parts: dict[int, dict[str, list[str]]] = {}
         self.image_folders = by_folder(self.images)
         self._settings: dict[str, dict[str, Any]] = {}  # of YAML files
+
+    @cached_property
+    def declared(self) -> Optional[DeclaredLists]:
+        """The first file that names images."""
+        for name in self.ending('.yaml', '.yml'):
+            is_expected = stem_of(name) in ('data', 'dataset')
+            try:
+                settings = with_names_of_splits(self.settings(name))
+            except UserError:
+                if is_expected:
+                    raise
+                continue
+            if any(is_path(settings.get(split)) for split in ('train', 'val')):
+                return DeclaredLists(self.root / name, settings)
+        for name in self.ending('.data'):
+            pairs = [line.partition('=') for line in lines_of(self.root / name)]
+            settings = with_names_of_splits({k.strip().lower(): v.strip() for k, _, v in pairs})
+            if settings.get('train'):
+                return DeclaredLists(self.root / name, settings)
+        return None
 
     def ending(self, *endings: str) -> list[str]:
         return [n for n in self.names if posixpath.splitext(n)[1].lower() in endings]
@@ -84,3 +111,14 @@ def by_folder(names: Iterable[str]) -> dict[str, list[str]]:
     for name in names:
         found[posixpath.dirname(name) or '.'].append(name)
     return dict(found)
+
+
+def with_names_of_splits(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with one name for each split."""
+    return {ALIASES.get(key, key): value for key, value in settings.items()}
+
+
+def is_path(value: Any) -> bool:
+    """Whether a setting is a path or a list of paths."""
+    values = value if isinstance(value, list) else [value]
+    return bool(values) and all(isinstance(item, str) and item for item in values)

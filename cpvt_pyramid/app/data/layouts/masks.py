@@ -6,29 +6,205 @@ written as indices.
 """
 
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 from PIL import Image
 
-from ..images.formats import open_image
-from ..images.label_maps import IGNORED, StoredLabels, read_label_map
-from ..images.rasters import ReadError, first_band
-from ..predictions.drawing import class_palette
-from ..tooling.command import UserError
-from . import defects
-from .data import Color, Masks, Pair
-from .defects import Defects, Kind
-from .description import Description, SplitPart
-from .files import Folder, comparable_stem, join, lines_of, report_shared, without_ending
-from .images import Finding, Size, in_threads
-from .lists import images_of_part, listed_name
+from ...images.formats import open_image
+from ...images.label_maps import IGNORED, StoredLabels, read_label_map
+from ...images.rasters import ReadError, first_band
+from ...predictions.drawing import class_palette
+from ...tooling.command import UserError
+from .. import defects
+from ..class_files import classes_from_files
+from ..data import Color, Masks, Pair
+from ..declared import declared_data
+from ..defects import Defects, Kind
+from ..description import Description, SplitPart
+from ..files import (
+    Folder,
+    comparable_stem,
+    join,
+    lines_of,
+    report_shared,
+    stem_of,
+    without_ending,
+)
+from ..folders import (
+    IMAGE_WORDS,
+    MASK_WORDS,
+    OTHER_WORDS,
+    SHOWN,
+    Group,
+    check_that_folders_are_apart,
+    image_sets,
+    is_mask_folder,
+    key_of,
+    settings_with_lists,
+    words_in,
+)
+from ..images import Finding, Size, in_threads
+from ..layout import Layout, Recognized, Undecided
+from ..listing import Listing
+from ..lists import images_of_part, listed_name
+from ..splits import words_of
 
 MOST_VALUES = 255
 SHOWN_VALUES = 8
+
+
+TAIL = re.compile(r'[ _.\-]([A-Za-z]+[A-Za-z0-9]*)$')  # the last word of a name
+CITYSCAPES = (
+    'road,sidewalk,building,wall,fence,pole,traffic light,traffic sign,vegetation,terrain,sky,'
+    'person,rider,car,truck,bus,train,motorcycle,bicycle'
+).split(',')
+CITYSCAPES_IDS = 7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33
+# Masks whose names tell what their values are, those for training first: the end of the name, the
+# names of values, and what is ignored
+KNOWN_ENDS: tuple[tuple[str, dict[int, str], list[int]], ...] = (
+    ('labelTrainIds', dict(enumerate(CITYSCAPES)), []),
+    (
+        'labelIds',
+        dict(zip(CITYSCAPES_IDS, CITYSCAPES)),
+        [*(value for value in range(34) if value not in CITYSCAPES_IDS), IGNORED],
+    ),
+)
+
+
+class PairedFolders(NamedTuple):
+    """A folder of images and that of their masks, and what their names end with."""
+
+    images: str
+    masks: str
+    image_suffix: str
+    mask_suffix: str
+
+
+def recognize_masks(listing: Listing) -> Optional[Recognized]:
+    """A file that declares them, or folders of images and masks, or masks next to their images."""
+    if listing.declared and 'masks_dir' in listing.declared.settings:
+        return declared_data(listing, listing.declared)
+    pairs = paired_folders(listing)
+    if not pairs:
+        return None
+    groups = [Group(pair.images, pair.masks) for pair in pairs]
+    lists = image_sets(listing, 'Segmentation')
+    settings, notes = settings_with_lists(groups, lists, listing)
+    check_that_folders_are_apart(settings, listing)
+    ends = {(pair.image_suffix, pair.mask_suffix) for pair in pairs}
+    if len(ends) > 1:
+        shown = ', '.join(f'{image!r} and {mask!r}' for image, mask in sorted(ends))
+        raise Undecided(f'names of images and masks end in different ways, {shown}', settings)
+    ((image_suffix, mask_suffix),) = ends
+    suffixes = {'image_suffix': image_suffix, 'mask_suffix': mask_suffix}
+    settings.update({key: suffix for key, suffix in suffixes.items() if suffix})
+    used = {pair.images for pair in pairs} | {pair.masks for pair in pairs}
+    for folder, names in listing.image_folders.items():
+        if not is_mask_folder(folder) and not is_other_folder(folder):
+            if folder not in used and not any(folder.startswith(f'{place}/') for place in used):
+                notes.append(f'{folder} is left out, {len(names)} images: they have no masks')
+    named, more = names_of_values(listing, mask_suffix)
+    if not named:
+        masks = [
+            name
+            for pair in pairs
+            for name in listing.image_folders[pair.masks]
+            if stem_of(name).endswith(comparable_stem(mask_suffix))
+        ]
+        raise Undecided(
+            'no file names the values or colours of the masks',
+            {**settings, **names_to_complete(listing.root, masks)},
+        )
+    return Recognized({**settings, **named}, notes + more)
+
+
+def is_other_folder(folder: str) -> bool:
+    return bool(words_in(folder) & OTHER_WORDS)
+
+
+def paired_folders(listing: Listing) -> list[PairedFolders]:
+    """The folders of images that have masks, in a folder whose path differs in words such as images
+    and masks, or the only one; or if there are none, their own."""
+    folders = {f: names for f, names in listing.image_folders.items() if not is_other_folder(f)}
+    masks = [folder for folder in folders if is_mask_folder(folder)]
+    images = [folder for folder in folders if not is_mask_folder(folder)]
+    pairs = []
+    for place in images:
+        stems = set(map(stem_of, folders[place]))
+        found = []
+        for folder in masks:
+            if key_of(folder) == key_of(place) or len(masks) == len(images) == 1:
+                ends = shared_ends(stems, set(map(stem_of, folders[folder])))
+                found += [PairedFolders(place, folder, *end) for end in ends]
+        if len(found) > 1:
+            shown = ', '.join(f'{pair.masks}/*{pair.mask_suffix}' for pair in found[:SHOWN])
+            raise Undecided(
+                f'the images in {place} have several masks, {shown}; an image has one, with a '
+                'value for each class: merge files of one class each',
+                {'train': place},
+            )
+        pairs += found
+    if pairs:
+        return pairs
+    for place, names in listing.image_folders.items():
+        stems = set(map(stem_of, names))
+        own = {stem for stem in stems if is_mask_end(last_word(stem))}
+        ends = [end for end in shared_ends(stems - own, own) if end[1]]
+        if len(ends) == 1:
+            pairs.append(PairedFolders(place, place, *ends[0]))
+    return pairs
+
+
+def last_word(stem: str) -> str:
+    """The last word of a name, with what stands before it."""
+    match = TAIL.search(stem)
+    return match[0] if match else ''
+
+
+def is_mask_end(end: str) -> bool:
+    return end.strip(' _.-').lower() in MASK_WORDS or end == '_L'  # CamVid: a_L.png
+
+
+def shared_ends(images: set[str], masks: set[str]) -> list[tuple[str, str]]:
+    """What the names of images and masks end with after what they share: several if an image has
+    several masks. Of masks whose names tell their values, those for training."""
+    if images & masks:
+        return [('', '')]
+    image_ends = ['']
+    every = {last_word(stem) for stem in images}
+    if len(every) == 1 and words_of(next(iter(every))) <= IMAGE_WORDS | {'left', 'bit'}:
+        image_ends += every
+    found = set()
+    for image_end in dict.fromkeys(image_ends):
+        bases = {stem.removesuffix(image_end) for stem in images}
+        for mask in masks:
+            base = mask
+            while base not in bases and last_word(base):
+                base = base.removesuffix(last_word(base))
+            if base in bases and not words_of(mask[len(base) :]) & OTHER_WORDS:
+                found.add((image_end, mask[len(base) :]))
+    for known, _, _ in KNOWN_ENDS:
+        if trained := [pair for pair in found if pair[1].endswith(known)]:
+            return trained
+    shortest = min(found, key=lambda pair: len(pair[1]), default=('', ''))
+    if shortest[1] and all(pair[1].endswith(shortest[1]) for pair in found):
+        return [shortest]  # longer ones belong to images that are missing
+    return sorted(found)
+
+
+def names_of_values(listing: Listing, mask_suffix: str) -> tuple[dict[str, Any], list[str]]:
+    """The settings with the names of the values or colours of masks, if a file or their own names
+    tell them; with notes."""
+    for end, values, ignored in KNOWN_ENDS:
+        if mask_suffix.endswith(f'_{end}') and 'gt' in mask_suffix:
+            return {'names': values, **({'ignored': ignored} if ignored else {})}, []
+    classes = classes_from_files(listing.root, listing.names, for_masks=True)
+    return classes.settings, classes.notes
 
 
 def read_masks(description: Description, found: Defects) -> Masks:
@@ -271,26 +447,40 @@ def write_indices(source: Path, target: Path, data: Masks) -> None:
 # Names for values
 
 
-def values_of_masks(root: Path, masks: Sequence[str]) -> list[int]:
-    """The values that occur in masks, for a question about their names; without damaged masks and
-    those in colours."""
+def names_to_complete(root: Path, masks: Sequence[str]) -> dict[str, Any]:
+    """The setting that a person completes: a name for each value of masks, or for the most frequent
+    colours; nothing if no mask can be read."""
+    in_colors = any(name.lower().endswith('.gif') for name in masks)  # with palettes of their own
 
     def read(name: str) -> Union[Values, Kind]:
-        return values_in(root / name, in_colors=False)
+        return values_in(root / name, in_colors)
 
-    every: set[int] = set()
-    for values in in_threads(read, masks, 'reading segmentation masks'):
-        if isinstance(values, Values) and not values.is_color:
-            every.update(values.counts)
-    return sorted(every)
-
-
-def colors_of_masks(root: Path, masks: Sequence[str]) -> list[Color]:
-    """The most frequent colours that occur in masks, for a question about their classes."""
+    readings = in_threads(read, masks, 'reading segmentation masks')
+    known = [values for values in readings if isinstance(values, Values)]
+    in_colors = in_colors or all(values.is_color for values in known)
     counts: Counter = Counter()
-    for values in in_threads(
-        lambda name: values_in(root / name, in_colors=True), masks, 'reading segmentation masks'
-    ):
-        if isinstance(values, Values):
+    for values in known:
+        if in_colors or not values.is_color:
             counts.update(values.counts)
-    return [unpacked(code) for code, _ in counts.most_common(SHOWN_VALUES)]
+    if in_colors and counts:
+        common = [code for code, _ in counts.most_common(SHOWN_VALUES)]
+        return {'colors': {f'class_{n}': [*unpacked(code)] for n, code in enumerate(common)}}
+    if {*counts} != {0, IGNORED}:
+        del counts[IGNORED]
+    if not 0 < len(counts) < MOST_VALUES:
+        return {}
+    return {'names': {value: f'class_{value}' for value in sorted(counts)}}
+
+
+LAYOUT = Layout(
+    what='an image of labels or colours for each image',
+    holds='masks',
+    recognize=recognize_masks,
+    read=read_masks,
+    example={
+        'train': 'FOLDER',
+        'val': 'FOLDER',
+        'annotations': {'train': 'FOLDER', 'val': 'FOLDER'},
+        'names': {0: 'FIRST', 1: 'SECOND'},
+    },
+)

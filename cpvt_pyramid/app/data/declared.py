@@ -1,0 +1,133 @@
+"""What a YAML file of Ultralytics or Darknet's obj.data declares."""
+
+import os
+import posixpath
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from ..tooling.command import UserError
+from ..tooling.files import path_from
+from .class_files import classes_from_files
+from .description import SPLITS, whole_number
+from .files import lines_of
+from .folders import SHOWN, image_places, one_or_many
+from .layout import Recognized
+from .listing import DeclaredLists, Listing, is_path
+
+
+def folder_of(given: dict[str, Any], path: Path) -> str:
+    """The folder of the data that a file declares, relative to its own."""
+    folder = given.get('path') or '.'
+    if not isinstance(folder, str):
+        raise UserError(f'{path}: path must be a path')
+    return folder
+
+
+def declared_data(listing: Listing, declared: DeclaredLists) -> Recognized:
+    """The data that a file declares, with paths that exist here, relative to the root of a
+    listing."""
+    path, given = declared
+    name = Path(path_from(listing.root, path)).as_posix()
+    base = path.parent
+    places = [base / folder_of(given, path), base]
+    settings: dict[str, Any] = {}
+    notes = [f'{name} declares the data']
+    lists = []
+    for split in SPLITS:
+        value = given.get(split)
+        if not value:
+            continue
+        if not is_path(value):
+            raise UserError(f'{path}: {split} must be a path or a list of paths')
+        entries = value if isinstance(value, list) else [value]
+        found = [declared_place(listing, entry, places) for entry in entries]
+        missing = [entry for entry, place in zip(entries, found) if place is None]
+        if missing and split == 'test':
+            notes.append(f'test is left out: {missing[0]} of {name} does not exist'[:300])
+            continue
+        if missing:
+            raise UserError(f'{path}: {split} is {missing[0]}, which does not exist'[:300])
+        moved = [f'{e} is {p}' for e, p in zip(entries, found) if not is_same_path(e, p, listing)]
+        notes += [f'{split}: {line}' for line in moved[:SHOWN]]
+        settings[split] = one_or_many(found)
+        lists += [place for place in found if place and (listing.root / place).is_file()]
+    add_prefix_of_lists(listing, lists, settings)
+    for key in ('names', 'nc', 'masks_dir', 'kpt_shape'):
+        if key in given:
+            settings[key] = given[key]
+    if name.endswith('.data'):
+        settings['names'] = darknet_names(path, settings)
+    check_number_of_names(settings, name, notes)
+    if 'names' not in settings:
+        classes = classes_from_files(listing.root, listing.names)
+        settings.update(classes.settings)
+        notes += classes.notes
+    else:
+        warn_about_other_orders(listing, settings['names'], name, notes)
+    settings.pop('nc', None)
+    return Recognized({k: v for k, v in settings.items() if v}, notes, is_declared=True)
+
+
+def is_same_path(entry: str, place: Optional[str], listing: Listing) -> bool:
+    path = os.path.normpath(entry.replace('\\', '/'))
+    return path == place or path == os.path.abspath(listing.root / str(place))
+
+
+def declared_place(listing: Listing, entry: str, places: Sequence[Path]) -> Optional[str]:
+    """The folder or list that an entry names, relative to the folder of the data: as it says, or
+    without the `../` that Roboflow writes too often, or with its last part, as Darknet's are
+    relative to wherever it is started."""
+    entry = entry.replace('\\', '/')
+    inside = entry
+    while inside.startswith('../'):
+        inside = inside.removeprefix('../')
+    tried = [place / entry for place in places]
+    tried += [places[-1] / inside, places[-1] / posixpath.basename(entry.rstrip('/'))]
+    for place in tried:
+        if place.exists():
+            return Path(os.path.relpath(place, listing.root)).as_posix()
+    return None
+
+
+def add_prefix_of_lists(listing: Listing, lists: Sequence[str], settings: dict[str, Any]) -> None:
+    """Add the folders of another machine that the lines of lists begin with."""
+    prefixes = set()
+    for path in lists:
+        lines = [line.split('\t')[0] for line in lines_of(listing.root / path)]
+        names = [line for line in lines if not line.startswith('./')]
+        places = image_places(listing, names) if names else None
+        if places and '.' in places.counts:
+            prefixes.add(places.prefix)
+    if len(prefixes) == 1 and prefixes != {''}:
+        settings['strip_prefix'] = prefixes.pop()
+
+
+def darknet_names(path: Path, settings: dict[str, Any]) -> Any:
+    """The names of the file that obj.data names."""
+    given = str(settings.get('names') or '')
+    for place in (path.parent / given, path.parent / posixpath.basename(given)):
+        if given and place.is_file():
+            return lines_of(place)
+    return None
+
+
+def check_number_of_names(settings: dict[str, Any], name: str, notes: list[str]) -> None:
+    count = whole_number(settings.get('nc'))
+    names = settings.get('names')
+    if count is not None and isinstance(names, (list, dict)) and names and len(names) != count:
+        notes.append(
+            f'{name} declares another number of classes than it names, and the names count: nc is '
+            f'{count}, and names has {len(names)}'
+        )
+
+
+def warn_about_other_orders(listing: Listing, names: Any, source: str, notes: list[str]) -> None:
+    """Note a classes.txt that has the names of another file in another order."""
+    texts = list(names.values()) if isinstance(names, dict) else names
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return
+    for name in listing.named('classes.txt', 'obj.names'):
+        other = lines_of(listing.root / name)
+        if other != texts and sorted(other) == sorted(texts):
+            notes.append(f'{name} has the classes in another order than {source}, which counts')

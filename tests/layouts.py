@@ -91,6 +91,19 @@ def voc(path: Path, picture: Scene, filename: str = '', folder: str = '') -> Non
     write(path, f'<annotation>{place}{size}{objects}</annotation>')
 
 
+def labelme(path: Path, picture: Scene, image: str = '') -> None:
+    """Polygons."""
+    shapes = []
+    for label, x, y, width, height in picture.boxes:
+        right, bottom = x + width, y + height
+        points = [[x, y], [right, y], [right, bottom], [x, bottom]]
+        shape = {'label': CLASSES[label], 'points': points, 'group_id': None}
+        shapes.append({**shape, 'shape_type': 'polygon', 'flags': {}})
+    content = {'version': '5.5.0', 'flags': {}, 'shapes': shapes, 'imagePath': image}
+    size = {'imageHeight': SIZE[0], 'imageWidth': SIZE[1]}
+    write(path, json.dumps({**content, 'imageData': 'iVBORw0K', **size}))
+
+
 def label_map(path: Path, picture: Scene, kind: str = 'indices') -> None:
     labels = np.zeros(SIZE, np.uint8)
     for label, x, y, width, height in picture.boxes:
@@ -240,6 +253,13 @@ def voc_of_two_years(root: Path) -> None:
         write(root / year / f'ImageSets/Main/{split}.txt', names)
 
 
+def labelme_of_splits(root: Path) -> None:
+    """Next to their images, with one that is not annotated; and in a folder of their own."""
+    fill(root, SCENES, 'train/{}.png', labelme, 'train/{}.json')
+    scene(8).write(root / 'train/008.png')
+    fill(root, MORE, 'val/images/{}.png', labelme, 'val/json/{}.json')
+
+
 def maps_of_folders(root: Path) -> None:
     """With images of a test without maps, and a picture that belongs to nothing."""
     for place, scenes in (('a', SCENES), ('b', MORE)):
@@ -314,6 +334,7 @@ VALID = {  # by layout: the number of training and validation images
     voc_with_lists_elsewhere: (2, 2),
     voc_of_folders: (8, 1),
     voc_of_two_years: (4, 4),
+    labelme_of_splits: (4, 4),
     maps_of_folders: (7, 1),
     maps_of_cityscapes: (4, 4),
     maps_of_mmseg: (4, 4),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from ..images.coco import CocoImage, coco_of
+from ..predictions.records import mask_of
 from . import defects
 from .defects import Defects
 from .description import Description
@@ -68,13 +69,24 @@ def packed(color: Color) -> int:
 
 
 class Outline(NamedTuple):
-    """An object as YOLO and VOC files have it."""
+    """An object, as files with annotations of one image have it.
+
+    Attributes:
+        label: the index of its class.
+        parts: (N, 2) corners of each polygon, or the two of a box, in pixels.
+        at: its place, for messages.
+        is_polygon: the parts are polygons, and not boxes.
+        is_ignored: training and evaluation leave it out.
+        runs: its pixels in an image, as run lengths of COCO, if polygons do not tell them because
+            it has holes; `parts` are then boxes around it.
+    """
 
     label: int
-    points: np.ndarray  # (N, 2) corners of the box or polygon, in pixels
-    at: str  # its place, for messages
+    parts: list[np.ndarray]
+    at: str
     is_polygon: bool = False
     is_ignored: bool = False
+    runs: Optional[dict[str, Any]] = None
 
 
 def coco_content(
@@ -87,32 +99,50 @@ def coco_content(
     reaches beyond an image is cut off."""
     images = []
     for name, outlines in objects.items():
-        height, width = sizes[name]
-        annotations: list[dict] = []
-        for outline in outlines:
-            points = outline.points.clip(0, (width, height))
-            low, high = points.min(0), points.max(0)
-            if not (high > low).all():
-                is_outside = (outline.points.max(0) > outline.points.min(0)).all()
-                found.add(defects.OUTSIDE_CUT if is_outside else defects.WITHOUT_AREA, outline.at)
-                continue
-            if np.abs(points - outline.points).max() > ROUNDING:
-                found.add(defects.CUT, outline.at)
-            x, y = points.T
-            area = 0.0
-            if outline.is_polygon:
-                area = 0.5 * abs(x @ np.roll(y, 1) - y @ np.roll(x, 1))
-            annotation = {
-                'category_id': outline.label + 1,
-                'bbox': rounded([*low, *(high - low)]),
-                'area': round(float(area or (high - low).prod()), 2),
-                'iscrowd': int(outline.is_ignored),
-            }
-            if outline.is_polygon:
-                annotation['segmentation'] = [rounded(points.ravel())]
-            annotations.append(annotation)
-        images.append(CocoImage(name, (height, width), annotations))
+        annotations = [annotation_of(outline, sizes[name], found) for outline in outlines]
+        images.append(CocoImage(name, sizes[name], [a for a in annotations if a]))
     return coco_of(images, classes)
+
+
+def annotation_of(outline: Outline, size: tuple[int, int], found: Defects) -> dict[str, Any]:
+    """The annotation of an object in an image of a (height, width); nothing if nothing of it is
+    inside."""
+    parts = []
+    is_cut = False
+    for part in outline.parts:
+        points = part.clip(0, size[::-1])
+        if (points.max(0) > points.min(0)).all():
+            parts.append(points)
+        is_cut = is_cut or bool(np.abs(points - part).max() > ROUNDING)
+    if not parts:
+        has_area = any((part.max(0) > part.min(0)).all() for part in outline.parts)
+        found.add(defects.OUTSIDE_CUT if has_area else defects.WITHOUT_AREA, outline.at)
+        return {}
+    if is_cut:
+        found.add(defects.CUT, outline.at)
+    corners = np.concatenate(parts)
+    low, sides = corners.min(0), np.ptp(corners, axis=0)
+    area = float(sides.prod())
+    if outline.is_polygon:
+        area = sum(map(area_of_polygon, parts)) or area
+    if outline.runs:
+        area = float(mask_of(outline.runs).sum())
+    annotation = {
+        'category_id': outline.label + 1,
+        'bbox': rounded([*low, *sides]),
+        'area': round(area, 2),
+        'iscrowd': int(outline.is_ignored),
+    }
+    if outline.is_polygon:
+        annotation['segmentation'] = [rounded(part.ravel()) for part in parts]
+    if outline.runs:
+        annotation['segmentation'] = outline.runs
+    return annotation
+
+
+def area_of_polygon(points: np.ndarray) -> float:
+    x, y = points.T
+    return 0.5 * abs(float(x @ np.roll(y, 1) - y @ np.roll(x, 1)))
 
 
 def rounded(values: Iterable[float]) -> list[float]:

@@ -107,7 +107,7 @@ OTHER_CLASS = Kind(
     NOTHING,
 )
 
-# Label files and XML files
+# Files of annotations for each image
 
 NO_LABEL_TEXT = Kind('label files that are not text')
 BAD_LINE = Kind(
@@ -122,16 +122,22 @@ OUTSIDE_CUT = Kind('objects outside their image', left_out=OBJECT)
 CUT = Kind('objects that reach beyond their image: cut off', WARNING, NOTHING)
 LONELY_LABELS = Kind('label files without an image', WARNING, NOTHING)
 TORN_XML = Kind('annotation files that are not complete XML')
+TORN_JSON = Kind('annotation files that are not complete JSON')
+OTHER_JSON = Kind('JSON files without a list of shapes')
 OTHER_ROOT = Kind('XML files with another root than <annotation>')
-XML_WITHOUT_IMAGE = Kind('annotation files without an image')
-XML_OF_OTHER = Kind('annotation files that name another image', WARNING, NOTHING)
-XML_SIZE = Kind('annotation files with another size than their image', WARNING, NOTHING)
+FILE_WITHOUT_IMAGE = Kind('annotation files without an image')
+FILE_OF_OTHER = Kind('annotation files that name another image', WARNING, NOTHING)
+SIZE_IN_FILE = Kind('annotation files with another size than their image', WARNING, NOTHING)
 SHARED_IMAGE = Kind(
     'images with several annotation files, whose objects are all used', WARNING, NOTHING
 )
-STRAY_XML = Kind(
+STRAY_FILE = Kind(
     'annotation files of other names whose image has an annotation file of its own', left_out=KEPT
 )
+UNANNOTATED = Kind('images without an annotation file: left out', WARNING, NOTHING)
+UNKNOWN_SHAPE = Kind('shapes of an unknown type', left_out=OBJECT)
+BAD_SHAPE = Kind('shapes whose points or mask do not fit their type', left_out=OBJECT)
+LINES_OR_POINTS = Kind('shapes without an area, which are no objects: left out', WARNING, OBJECT)
 BAD_BOX = Kind('objects without a bndbox of 4 numbers', left_out=OBJECT)
 NO_NAME = Kind('objects without a name', left_out=OBJECT)
 REVERSED_BOX = Kind('objects whose xmax or ymax is below their xmin or ymin', left_out=OBJECT)
@@ -139,7 +145,7 @@ ODD_DIFFICULT = Kind(
     'objects whose <difficult> is neither 0 nor 1, taken for 0: they count', WARNING, NOTHING
 )
 LOST_NAME = Kind('names in a list for which there is no image', WARNING, NOTHING)
-LIST_WITHOUT_XML = Kind('images in a list without an annotation file', WARNING, NOTHING)
+LISTED_WITHOUT_FILE = Kind('images in a list without an annotation file', WARNING, NOTHING)
 
 # Segmentation masks
 

@@ -165,6 +165,11 @@ class Folder:
             shown = name.encode('utf-8', 'backslashreplace').decode()
             found.add(defects.NO_TEXT_NAME, shown)
 
+    def images_in(self, folder: str) -> list[str]:
+        """The images in a folder itself."""
+        names = sorted(self._names_in(folder or '.'))
+        return [posixpath.join(folder, name) for name in names if is_image(name)]
+
     def images_below(self, folder: str) -> list[str]:
         """The images in a folder and its subfolders."""
         found = []

@@ -137,13 +137,13 @@ def splits_of_folders(settings: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def check_that_folders_are_apart(settings: dict[str, Any], listing: Listing) -> None:
-    """Raise `Undecided` if a folder of a split has another folder with images below it, which would
-    be read with it."""
+def check_that_folders_are_apart(settings: dict[str, Any], others: Iterable[str]) -> None:
+    """Raise `Undecided` if a folder of a split has one of some others below it, which is not of the
+    split and would be read with it."""
     purposes = splits_of_folders(settings)
     for folder, split in purposes.items():
         above = '' if folder == '.' else f'{folder}/'
-        for other in listing.image_folders:
+        for other in others:
             if other != folder and other.startswith(above) and purposes.get(other) != split:
                 raise Undecided(
                     f'{folder} has images, and so has {other} below it; list those for {split} in '

@@ -121,7 +121,21 @@ def cvat_table_of_indices(root: Path) -> None:
         label_map(root / f'SegmentationClass/{picture.name}.png', picture)
 
 
-def labelme(root: Path) -> None:
+def labelme_in_a_folder(root: Path) -> None:
+    """As people have it: the images and their files, and the list of labels."""
+    fill(root, SCENES, '{}.png', layouts.labelme, '{}.json')
+    write(root / 'labels.txt', f'__ignore__\n_background_\n{NAMES}')
+
+
+def labelme_of_windows(root: Path) -> None:
+    """The files name images with another ending, in another folder."""
+    fill(root, SCENES, 'images/{}.png')
+    for picture in SCENES:
+        image = f'..\\images\\{picture.name}.jpg'
+        layouts.labelme(root / f'annotations/{picture.name}.json', picture, image)
+
+
+def labelme_without_shapes(root: Path) -> None:
     fill(root, SCENES, '{}.png')
     for picture in SCENES:
         write(root / f'{picture.name}.json', '{"version": "5.0", "shapes": [], "imagePath": ""}')
@@ -477,7 +491,9 @@ LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
     (cvat_images, 2, 'has no data in a known layout'),
     (cvat_masks, 0, '4 classes: ground, cat, dog, owl'),
     (cvat_table_of_indices, 1, 'colours that are in no list'),
-    (labelme, 2, 'has no data in a known layout'),
+    (labelme_in_a_folder, 0, 'train: 4 images, 8 objects'),
+    (labelme_of_windows, 0, 'train: 4 images, 8 objects'),
+    (labelme_without_shapes, 2, 'no .json file has an image and objects'),
     (via, 2, 'has no data in a known layout'),
     (via_table, 2, 'has no data in a known layout'),
     (capital_classes, 0, '3 classes: cat, dog, owl'),

@@ -1039,7 +1039,7 @@ def test_bases_and_arguments_that_do_not_fit(tmp_path, capsys):
         (
             tmp_path / 'maps',
             DETECTOR,
-            'has data in the format masks, but coco or voc or yolo is asked for',
+            'has data in the format masks, but coco or labelme or voc or yolo is asked for',
         ),
         (DETECTOR, tmp_path / 'boxes', 'the data and --base are swapped'),
         (tmp_path / 'boxes', tmp_path / 'boxes', '--base must be a config with the suffix .py'),

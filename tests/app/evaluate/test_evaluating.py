@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layouts import CLASSES, SCENES, SIZE, coco, fill, label_map, voc, write, yolo
+from layouts import CLASSES, SCENES, SIZE, coco, fill, label_map, labelme, voc, write, yolo
 from mmdet.evaluation import CocoMetric
 from mmseg.evaluation import IoUMetric
 from PIL import Image
@@ -95,7 +95,8 @@ def objects(root: Path, layout: str) -> None:
         fill(root, SCENES, 'images/{}.png')
         coco(root / 'train.json', SCENES)
         return
-    ending, annotate = {'yolo': ('txt', yolo), 'voc': ('xml', voc)}[layout]
+    files = {'yolo': ('txt', yolo), 'voc': ('xml', voc), 'labelme': ('json', labelme)}
+    ending, annotate = files[layout]
     fill(root, SCENES, 'images/{}.png', annotate, f'labels/{{}}.{ending}')
     write(root / 'classes.txt', '\n'.join(CLASSES))
 
@@ -129,12 +130,12 @@ def test_objects_have_the_ap_of_cocometric(has_masks, batch_size, evaluated, tmp
             assert value == pytest.approx(expected[f'coco/{kind}_{theirs}'], abs=1e-9)
 
 
-@pytest.mark.parametrize('layout', ['yolo', 'voc'])
-def test_layouts_and_orders_of_classes_change_nothing(layout, evaluated, tmp_path):
+@pytest.mark.parametrize('layout, has_masks', [('yolo', False), ('voc', False), ('labelme', True)])
+def test_layouts_and_orders_of_classes_change_nothing(layout, has_masks, evaluated, tmp_path):
     objects(tmp_path / 'a', 'coco')
     objects(tmp_path / 'b', layout)
-    expected = evaluated(FakeModel('detections'), tmp_path / 'a')
-    found = evaluated(FakeModel('detections', CLASSES[::-1]), tmp_path / 'b')
+    expected = evaluated(FakeModel('detections', has_masks=has_masks), tmp_path / 'a')
+    found = evaluated(FakeModel('detections', CLASSES[::-1], has_masks), tmp_path / 'b')
     assert found == pytest.approx(expected, nan_ok=True)
 
 

@@ -23,7 +23,7 @@ from ..description import Description, SplitPart
 from ..files import Folder, join
 from ..folders import SHOWN, image_places, place_of_split
 from ..layout import Layout, Recognized, Undecided
-from ..listing import Listing
+from ..listing import Listing, by_folder
 from ..lists import without_prefix
 from ..splits import divided_by_name, split_of
 
@@ -38,6 +38,7 @@ ID_FIELDS = {
 LIST = re.compile(rb'"(images|annotations)"\s*:\s*\[')
 FILE_NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")')
 COCO_URL = re.compile(rb'"coco_url"\s*:\s*("(?:[^"\\]|\\.)*")')
+MOST_FILES = 100  # JSON files in a folder
 # COCO's files without objects that detectors are trained on, next to instances_train2017.json
 OTHER_FILES = (
     'person_keypoints_',
@@ -106,9 +107,12 @@ def recognize_coco(listing: Listing) -> Optional[Recognized]:
 
 def coco_files(listing: Listing) -> list[CocoFile]:
     """The JSON files that have lists of images and annotations, or one of these, if they are
-    torn. COCO's lists of test images have categories instead of annotations."""
+    torn. COCO's lists of test images have categories instead of annotations. Folders with a JSON
+    file for each image are not searched."""
     found = []
-    for name in listing.ending('.json'):
+    folders = by_folder(listing.ending('.json')).values()
+    few = [names for names in folders if len(names) <= MOST_FILES]
+    for name in [name for names in few for name in names]:
         text = (listing.root / name).read_bytes()
         lists = {*LIST.findall(text)}
         is_torn = not text.rstrip().endswith(b'}')

@@ -95,7 +95,7 @@ def recognize_masks(listing: Listing) -> Optional[Recognized]:
     groups = [Group(pair.images, pair.masks) for pair in pairs]
     lists = image_sets(listing, 'Segmentation')
     settings, notes = settings_with_lists(groups, lists, listing)
-    check_that_folders_are_apart(settings, listing)
+    check_that_folders_are_apart(settings, listing.image_folders)
     ends = {(pair.image_suffix, pair.mask_suffix) for pair in pairs}
     if len(ends) > 1:
         shown = ', '.join(f'{image!r} and {mask!r}' for image, mask in sorted(ends))

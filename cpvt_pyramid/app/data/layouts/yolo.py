@@ -80,7 +80,7 @@ def recognize_yolo(listing: Listing) -> Optional[Recognized]:
     if not groups:
         return None
     settings, notes = settings_of_groups(groups, listing)
-    check_that_folders_are_apart(settings, listing)
+    check_that_folders_are_apart(settings, listing.image_folders)
     classes = classes_from_files(listing.root, listing.names)
     return Recognized({**settings, **classes.settings}, notes + unlabelled + classes.notes)
 
@@ -227,7 +227,7 @@ def parse_outlines(rows: list[Row], size: Size, boxes_only: bool, found: Defects
             if not is_polygon:
                 center, sides = points
                 points = np.stack([center - sides / 2, center + sides / 2])
-            objects.append(Outline(int(values[0]), points * size[::-1], row.at, is_polygon))
+            objects.append(Outline(int(values[0]), [points * size[::-1]], row.at, is_polygon))
     return objects
 
 
@@ -241,7 +241,7 @@ def check_that_boxes_have_centers(
     for image, outlines in objects.items():
         for outline in outlines:
             if not outline.is_polygon:
-                boxes.append(outline.points)
+                boxes.append(outline.parts[0])
                 sides.append(sizes[image][::-1])
     if not boxes:
         return

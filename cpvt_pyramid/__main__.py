@@ -21,13 +21,8 @@ from typing import Optional
 from . import __version__
 
 INTERRUPTED, BROKEN_PIPE = 130, 141  # exit statuses, as shells report them
-GROUPS = {  # the order of `cpvt help`
-    'data': ('check-data', 'new-config', 'demo-data'),
-    'training': ('train', 'models', 'convert-weights'),
-    'evaluation and prediction': ('test', 'infer'),
-    'deployment': ('export', 'verify', 'quantize', 'app'),
-    'installation': ('doctor',),
-}
+# The order of `cpvt help`. The file of each tool has the name of its group, `GROUP = 'data'`.
+GROUPS = 'data', 'training', 'evaluation and prediction', 'deployment', 'installation'
 
 
 def find_tools() -> dict[str, Path]:
@@ -42,12 +37,21 @@ def first_sentence(path: Path) -> str:
     return re.split(r'[.:](?:\s|$)', text)[0]
 
 
+def group_of(path: Path) -> str:
+    """What the file of a tool sets GROUP to."""
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'GROUP':
+            return ast.literal_eval(node.value)
+    raise ValueError(f'{path} must set GROUP to one of {", ".join(GROUPS)}')
+
+
 def list_tools(tools: dict[str, Path]) -> None:
     print('usage: cpvt TOOL ...')
-    for group, names in GROUPS.items():
+    for group in GROUPS:
         print(f'\n{group}:')
-        for name in names:
-            print(f'  {name:<16}  {first_sentence(tools[name])}')
+        for name, path in tools.items():
+            if group_of(path) == group:
+                print(f'  {name:<16}  {first_sentence(path)}')
     print('\ncpvt TOOL --help lists the options of a tool.')
 
 

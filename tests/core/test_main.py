@@ -7,7 +7,7 @@ import pytest
 from support import ROOT, run
 
 import cpvt_pyramid
-from cpvt_pyramid.__main__ import find_tools, first_sentence, main
+from cpvt_pyramid.__main__ import GROUPS, find_tools, first_sentence, group_of, main
 
 cpvt = partial(run, sys.executable, '-m', 'cpvt_pyramid')
 
@@ -22,6 +22,14 @@ def test_the_list_is_one_line_for_each_tool(tmp_path):
     assert {'train', 'infer', 'new-config', 'app', 'doctor'} <= find_tools().keys()
     assert ['train', 'Train a detector or a segmentor'] in lines
     assert max(map(len, ended.stdout.splitlines())) <= 100
+
+
+def test_the_file_of_a_tool_names_its_group(tmp_path):
+    """Its list needs no other file to be edited."""
+    assert {group_of(path) for path in find_tools().values()} == {*GROUPS}
+    (tmp_path / 'new.py').write_text('"""New."""\nname = 3\n')
+    with pytest.raises(ValueError, match='new.py must set GROUP to one of data, training'):
+        group_of(tmp_path / 'new.py')
 
 
 def test_the_list_may_be_cut_off():

@@ -16,6 +16,8 @@ from typing import Literal, Optional
 
 from ..tooling.command import imports_of, run_command
 
+GROUP = 'deployment'
+
 
 def app(
     model: str,

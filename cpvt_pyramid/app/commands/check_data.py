@@ -16,6 +16,8 @@ from typing import Literal, Optional
 from ..tooling.command import UserError, run_command
 from ..tooling.report import amount
 
+GROUP = 'data'
+
 
 def check_data(
     source: str,

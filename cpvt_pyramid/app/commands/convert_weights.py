@@ -21,6 +21,7 @@ from ...checkpoints.table import FORMATS
 from ..tooling.command import UserError, one_line, run_command
 from ..tooling.files import check_folder, folder_to_fill
 
+GROUP = 'training'
 assert __doc__ is not None
 __doc__ = __doc__.replace(
     '{formats}', '\n'.join(f'    {key:<20} {form.owners}' for key, form in FORMATS.items())

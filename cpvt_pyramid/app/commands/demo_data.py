@@ -15,6 +15,7 @@ from typing import Literal, Optional
 
 from ..tooling.command import UserError, check_at_least, imports_of, run_command
 
+GROUP = 'data'
 ROOTS = {'pages': 'data/pages', 'trees': 'data/trees'}
 
 

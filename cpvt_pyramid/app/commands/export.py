@@ -16,6 +16,7 @@ from typing import Optional
 from ..tooling.command import imports_of, run_command
 from ..tooling.sizes import Size
 
+GROUP = 'deployment'
 UNFIT = 3  # exit status: the file was written, but must not be used in one of the runtimes
 
 

@@ -41,6 +41,7 @@ from typing import Optional
 from ..predict.options import InferOptions
 from ..tooling.command import run_command
 
+GROUP = 'evaluation and prediction'
 WHEN_STOPPED = 'finished results are in {out_dir}; --skip-existing keeps them'
 
 

@@ -17,6 +17,8 @@ from typing import Optional
 
 from ..tooling.command import run_command
 
+GROUP = 'training'
+
 
 def models() -> None:
     """Print the table of the detectors and segmentors, and the names of the architectures."""

@@ -40,6 +40,8 @@ from typing import Optional
 
 from ..tooling.command import check_at_least, run_command
 
+GROUP = 'data'
+
 
 def new_config(
     data: str,

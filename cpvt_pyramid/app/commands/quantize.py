@@ -14,6 +14,8 @@ from typing import Literal, Optional
 
 from ..tooling.command import UserError, check_at_least, run_command
 
+GROUP = 'deployment'
+
 
 def quantize(
     model: str,

@@ -24,6 +24,8 @@ from typing import Literal, Optional
 from ..tooling.command import UserError, check_at_least, imports_of, run_command
 from ..tooling.files import check_file, check_new
 
+GROUP = 'evaluation and prediction'
+
 
 def test(
     model: str,

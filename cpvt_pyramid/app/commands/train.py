@@ -13,6 +13,8 @@ from typing import Literal, Optional, Union
 
 from ..tooling.command import run_command
 
+GROUP = 'training'
+
 
 def train(
     config: str,

@@ -18,6 +18,8 @@ from typing import Literal, Optional
 from ..tooling.command import UserError, check_at_least, run_command
 from ..tooling.sizes import Size
 
+GROUP = 'deployment'
+
 
 def verify(
     model: str,

@@ -19,6 +19,7 @@ FILES = [
 FOLDERS = [
     ('check_data', 'data --out-dir'),
     ('convert_weights', f'{NANO} --to mmseg --out-dir'),
+    ('crop', 'data --out-dir'),
     ('infer', f'nowhere.onnx {ROOT}/examples/trees --out-dir'),
     ('demo_data', 'pages --train 1 --val 1 --root'),
 ]
@@ -28,6 +29,7 @@ FOLDERS = [
 FAILING = [
     'check_data data --out new/a.yaml --out-dir new/b',
     'convert_weights file --to mmseg --out-dir new/a/b',
+    'crop data --out-dir new/a',
     'export file --out new/a/b.onnx',
     'infer file photo.jpg --out-dir new/a',
     'new_config data --base retinanet_cpvt_s --out new/a.py',

@@ -18,10 +18,10 @@ from PIL import Image
 
 from cpvt_pyramid.app.data.check import check_split
 from cpvt_pyramid.app.data.config_data import check_dataset
-from cpvt_pyramid.app.data.data import Split
+from cpvt_pyramid.app.data.data import Split, coco_of_split
 from cpvt_pyramid.app.data.defects import ALL_IGNORED, NO_ANNOTATIONS, Defects, Problem
 from cpvt_pyramid.app.data.images import ALL
-from cpvt_pyramid.app.data.layouts.coco import check_categories, read_coco
+from cpvt_pyramid.app.data.layouts.coco import check_categories, parse_coco, read_coco
 from cpvt_pyramid.app.tooling.command import UserError
 
 FUZZ = settings.get_profile('fuzz')
@@ -78,8 +78,10 @@ def check_file(path: Path, folder: Path) -> tuple[dict, list[Problem]]:
     content = read_coco(path)
     check_categories(content, path)
     found = Defects()
-    split = check_split(Split(content, folder, path), ALL, found)
-    return split.content, [problem for problem in found.problems() if problem.is_error]
+    classes = [category['name'] for category in content['categories']]
+    split = parse_coco(content, Split([], folder, path), classes, found)
+    good = coco_of_split(check_split(split, ALL, found), classes)
+    return good, [problem for problem in found.problems() if problem.is_error]
 
 
 @settings(FUZZ)

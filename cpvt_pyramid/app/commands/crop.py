@@ -137,20 +137,17 @@ def boxes_of_data(source: Path, split: Optional[str]) -> list[Boxes]:
     found: list[Boxes] = []
     ignored = 0
     for part in [splits[split]] if split else splits.values():
-        content = part.content
-        names = {category['id']: category['name'] for category in content['categories']}
-        of_image: dict[Any, Boxes] = {}
-        for image in content['images']:
-            path = part.folder / image['file_name']
-            of_image[image['id']] = Boxes(path, name_inside(path, described.root), [])
-        for item in content['annotations']:
-            if item['iscrowd']:
-                ignored += 1
-                continue
-            left, top, width, height = item['bbox']
-            box = (left, top, left + width, top + height)
-            of_image[item['image_id']].boxes.append((names[item['category_id']], box))
-        found += of_image.values()
+        for image in part.images:
+            path = part.folder / image.name
+            boxes: list[tuple[str, Box]] = []
+            for item in image.objects:
+                left, top, width, height = item.box
+                if item.is_ignored:
+                    ignored += 1
+                else:
+                    box = left, top, left + width, top + height
+                    boxes.append((checked.data.classes[item.label], box))
+            found.append(Boxes(path, name_inside(path, described.root), boxes))
     if ignored:
         print(f'left out: {amount(ignored, "object")} to be ignored')
     return found

@@ -16,7 +16,7 @@ from ..tooling.command import UserError
 from ..tooling.files import files_below
 from ..tooling.report import amount
 from . import defects
-from .data import Objects, Outline, Split, coco_content
+from .data import Objects, Outline, Split, images_with_objects
 from .defects import Defects
 from .description import Description, SplitPart
 from .files import (
@@ -226,7 +226,7 @@ def objects_of_files(
                     of_image.append(outline._replace(label=classes.index(name)))
                 else:
                     left_out[name] += 1
-        splits[split] = Split(coco_content(outlines, sizes, classes, found), description.root)
+        splits[split] = Split(images_with_objects(outlines, sizes, found), description.root)
     for name, count in left_out.items():
         found.add(defects.OTHER_CLASS, f'{name} ({amount(count, "object")})')
     return Objects(description, splits, classes, [])

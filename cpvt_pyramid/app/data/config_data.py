@@ -27,7 +27,7 @@ from .data import Masks, Pair, Split
 from .defects import Defects, Problem, stop_message
 from .description import IGNORED, Description
 from .images import ALL, NAMES, Reading
-from .layouts.coco import check_categories, read_coco, with_classes
+from .layouts.coco import check_categories, parse_coco, read_coco
 
 STAMPS = Path('work_dirs/check_data/checked.json')  # what cpvt check-data found without errors
 
@@ -132,12 +132,11 @@ def coco_split(cfg: Config, split: str, dataset: dict, found: Defects) -> Split:
     path = annotation_file(dataset)
     content = read_coco(path)
     check_categories(content, path)
-    data = Split(content, image_folder(dataset), path, path.name)
-    if not cfg.get('check_classes', True):
-        return data
-    classes = classes_of(dataset, cfg.default_scope)
-    check_order_of_categories(content['categories'], classes, split, path)
-    return with_classes(data, classes, found)
+    classes = [category['name'] for category in content['categories']]
+    if cfg.get('check_classes', True):
+        classes = list(classes_of(dataset, cfg.default_scope))
+        check_order_of_categories(content['categories'], classes, split, path)
+    return parse_coco(content, Split([], image_folder(dataset), path, path.name), classes, found)
 
 
 def annotation_file(dataset: dict) -> Path:

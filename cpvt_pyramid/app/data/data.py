@@ -13,19 +13,72 @@ from ..predictions.records import mask_of
 from . import defects
 from .defects import Defects
 from .description import Description
+from .images import Size
 
 ROUNDING = 1  # pixels by which a box may reach beyond its image
 ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
 Color = tuple[int, int, int]
 
 
-class Split(NamedTuple):
-    """The images and objects for training, validation or testing."""
+class ImageObject(NamedTuple):
+    """An object in an image.
 
-    content: dict[str, Any]  # as in a COCO file
-    folder: Path  # that the images' names are relative to
-    path: Optional[Path] = None  # the COCO file, if it has this content
-    name: str = ''  # of that file, for messages
+    Attributes:
+        label: the index of its class.
+        box: left, top, width and height in pixels.
+        area: in pixels.
+        at: its place in the annotations, for messages.
+        is_ignored: training and evaluation leave it out, as crowds.
+        polygons: of its parts, each x1 y1 x2 y2 and so on.
+        runs: its pixels as run lengths of COCO, where polygons do not tell them, as with holes.
+        has_bad_mask: the annotations have a mask that cannot be read, which was reported.
+    """
+
+    label: int
+    box: tuple[float, float, float, float]
+    area: float
+    at: str
+    is_ignored: bool = False
+    polygons: Sequence[list[float]] = ()
+    runs: Optional[dict[str, Any]] = None
+    has_bad_mask: bool = False
+
+    @property
+    def has_mask(self) -> bool:
+        return bool(self.polygons or self.runs)
+
+
+class ObjectImage(NamedTuple):
+    """An image and the objects in it."""
+
+    name: str  # relative to the folder of its split
+    size: Size  # as the annotations have it
+    objects: list[ImageObject]
+
+
+class Split(NamedTuple):
+    """The images and objects for training, validation or testing.
+
+    Attributes:
+        images: all of them.
+        folder: that the images' names are relative to.
+        path: the COCO file that OpenMMLab can read instead; None if there is none.
+        name: of the file with the annotations of all images, for messages.
+    """
+
+    images: list[ObjectImage]
+    folder: Path
+    path: Optional[Path] = None
+    name: str = ''
+
+    @property
+    def objects(self) -> list[ImageObject]:
+        return [item for image in self.images for item in image.objects]
+
+
+def place_in(split: Split, item: str) -> str:
+    """An item with its file of annotations, if there is one for all images."""
+    return f'{item} ({split.name})' if split.name else item
 
 
 class Objects(NamedTuple):
@@ -89,24 +142,20 @@ class Outline(NamedTuple):
     runs: Optional[dict[str, Any]] = None
 
 
-def coco_content(
-    objects: dict[str, list[Outline]],
-    sizes: dict[str, tuple[int, int]],
-    classes: Sequence[str],
-    found: Defects,
-) -> dict[str, Any]:
-    """The content of a COCO file, from the objects and the (height, width) of each image. What
-    reaches beyond an image is cut off."""
+def images_with_objects(
+    outlines: dict[str, list[Outline]], sizes: dict[str, Size], found: Defects
+) -> list[ObjectImage]:
+    """Images with their objects, from the outlines in them and their sizes. What reaches beyond an
+    image is cut off."""
     images = []
-    for name, outlines in objects.items():
-        annotations = [annotation_of(outline, sizes[name], found) for outline in outlines]
-        images.append(CocoImage(name, sizes[name], [a for a in annotations if a]))
-    return coco_of(images, classes)
+    for name, of_image in outlines.items():
+        objects = [object_inside(outline, sizes[name], found) for outline in of_image]
+        images.append(ObjectImage(name, sizes[name], [item for item in objects if item]))
+    return images
 
 
-def annotation_of(outline: Outline, size: tuple[int, int], found: Defects) -> dict[str, Any]:
-    """The annotation of an object in an image of a (height, width); nothing if nothing of it is
-    inside."""
+def object_inside(outline: Outline, size: Size, found: Defects) -> Optional[ImageObject]:
+    """The part of an object that is inside an image; None if there is none."""
     parts = []
     is_cut = False
     for part in outline.parts:
@@ -117,27 +166,24 @@ def annotation_of(outline: Outline, size: tuple[int, int], found: Defects) -> di
     if not parts:
         has_area = any((part.max(0) > part.min(0)).all() for part in outline.parts)
         found.add(defects.OUTSIDE_CUT if has_area else defects.WITHOUT_AREA, outline.at)
-        return {}
+        return None
     if is_cut:
         found.add(defects.CUT, outline.at)
     corners = np.concatenate(parts)
     low, sides = corners.min(0), np.ptp(corners, axis=0)
     area = float(sides.prod())
+    polygons = []
     if outline.is_polygon:
         area = sum(map(area_of_polygon, parts)) or area
+        polygons = [rounded(part.ravel()) for part in parts]
     if outline.runs:
         area = float(mask_of(outline.runs).sum())
-    annotation = {
-        'category_id': outline.label + 1,
-        'bbox': rounded([*low, *sides]),
-        'area': round(area, 2),
-        'iscrowd': int(outline.is_ignored),
-    }
-    if outline.is_polygon:
-        annotation['segmentation'] = [rounded(part.ravel()) for part in parts]
-    if outline.runs:
-        annotation['segmentation'] = outline.runs
-    return annotation
+    left, top, width, height = rounded([*low, *sides])
+    box = left, top, width, height
+    is_ignored = outline.is_ignored
+    return ImageObject(
+        outline.label, box, round(area, 2), outline.at, is_ignored, polygons, outline.runs
+    )
 
 
 def area_of_polygon(points: np.ndarray) -> float:
@@ -149,17 +195,28 @@ def rounded(values: Iterable[float]) -> list[float]:
     return [round(float(value), 2) for value in values]
 
 
-def content_of_images(content: dict[str, Any], images: list[dict]) -> dict[str, Any]:
-    """The part of a COCO file with some of its images; their ids may be of any type."""
-    ids = {repr(image.get('id')) for image in images}
-    annotations = [a for a in content['annotations'] if repr(a.get('image_id')) in ids]
-    return {**content, 'images': images, 'annotations': annotations}
+def coco_of_split(split: Split, classes: Sequence[str]) -> dict[str, Any]:
+    """The content of a COCO file with the images and objects of a split."""
+    images = []
+    for image in split.images:
+        annotations = []
+        for item in image.objects:
+            annotation = {
+                'category_id': item.label + 1,
+                'bbox': list(item.box),
+                'area': item.area,
+                'iscrowd': int(item.is_ignored),
+            }
+            if item.has_mask:
+                annotation['segmentation'] = item.runs or list(item.polygons)
+            annotations.append(annotation)
+        images.append(CocoImage(image.name, image.size, annotations))
+    return coco_of(images, classes)
 
 
-def objects_by_class(content: dict[str, Any]) -> Counter:
+def objects_by_class(objects: Iterable[ImageObject], classes: Sequence[str]) -> Counter:
     """The number of objects of each class that has any."""
-    names = {category['id']: category['name'] for category in content['categories']}
-    return Counter(names[annotation['category_id']] for annotation in content['annotations'])
+    return Counter(classes[item.label] for item in objects)
 
 
 def divided(items: Sequence, chosen: np.ndarray) -> tuple[list, list]:

@@ -53,7 +53,7 @@ NARROW_IMAGE = Kind(
 )
 OTHER_SIZE = Kind('images that have another size than the width and height of their records')
 
-# Objects, in the form in memory: that of COCO
+# Records of COCO files, and objects of all layouts
 
 NO_FILE_NAME = Kind('images without file_name')
 NO_IMAGE_ID = Kind('images without an id of the type of the others')

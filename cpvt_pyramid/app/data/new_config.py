@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Optional
 
@@ -38,7 +38,7 @@ from .adapt import (
     wrapped,
 )
 from .check import Checked
-from .data import Data, Masks, Objects, Pair, Split, content_of_images, divided, objects_by_class
+from .data import Data, Masks, Objects, Pair, Split, coco_of_split, divided, objects_by_class
 from .defects import Defects
 from .describe import checked_source
 from .description import SPLITS
@@ -195,8 +195,8 @@ def check_task(data: Data, task: str) -> None:
             f'{source} has objects ({data.description.format}), but the base segments images; '
             'choose a detector as the base, such as retinanet_cpvt_s.py'
         )
-    every = [a for split in data.splits.values() for a in split.content['annotations']]
-    if task == 'instance' and not any(annotation.get('segmentation') for annotation in every):
+    every = [item for split in data.splits.values() for item in split.objects]
+    if task == 'instance' and not any(item.has_mask or item.has_bad_mask for item in every):
         raise UserError(
             f'the base trains masks, but {source} has boxes only ({data.description.format}); '
             'choose a base such as retinanet_cpvt_s.py'
@@ -213,7 +213,7 @@ def data_settings(checked: Checked, target: Generated) -> DataSettings:
     notes = list(data.notes)
     source = data.description.source
     test = splits.get('test')
-    if isinstance(test, Split) and not test.content['annotations']:
+    if isinstance(test, Split) and not test.objects:
         del splits['test']
         notes.append('the test data have no annotations: cpvt test uses the validation data')
     if 'train' not in splits:
@@ -238,7 +238,7 @@ def data_settings(checked: Checked, target: Generated) -> DataSettings:
 
 
 def images_of(split: Any) -> list:
-    return split.content['images'] if isinstance(split, Split) else split
+    return split.images if isinstance(split, Split) else split
 
 
 def without_validation(train: Any) -> tuple[Any, Any]:
@@ -253,39 +253,46 @@ def without_validation(train: Any) -> tuple[Any, Any]:
     parts = divided(images, chosen)
     if not isinstance(train, Split):
         return parts
-    contents = [content_of_images(train.content, part) for part in parts]
-    first, second = (train._replace(content=content, path=None) for content in contents)
+    first, second = (train._replace(images=part, path=None) for part in parts)
     return first, second
 
 
 def settings_of_objects(data: Objects, target: Generated) -> DataSettings:
     """The settings of a detector's data; writes annotations that are no COCO file as they are."""
     root = data.description.root
-    datasets = {key: coco_dataset(key, split, root, target) for key, split in data.splits.items()}
-    lines = [line for key, split in data.splits.items() for line in lines_about(key, split.content)]
-    train = data.splits['train'].content
-    sizes = {image['id']: (image['height'], image['width']) for image in train['images']}
+    classes = data.classes
+    datasets = {
+        key: coco_dataset(key, split, classes, root, target) for key, split in data.splits.items()
+    }
+    lines = [
+        line for key, split in data.splits.items() for line in lines_about(key, split, classes)
+    ]
+    train = data.splits['train']
     objects = []
-    for annotation in train['annotations']:
-        if not annotation['iscrowd']:
-            area = annotation['bbox'][2] * annotation['bbox'][3]
-            objects.append((max(area, 0) ** 0.5, *sizes[annotation['image_id']]))
+    for image in train.images:
+        for item in image.objects:
+            if not item.is_ignored:
+                area = item.box[2] * item.box[3]
+                objects.append((max(area, 0) ** 0.5, *image.size))
     return DataSettings(
         datasets,
         dict(classes=tuple(data.classes)),
         lines,
-        np.array([*sizes.values()], float),
+        np.array([image.size for image in train.images], float),
         np.array(objects).reshape(-1, 3),
-        has_ignored=len(objects) < len(train['annotations']),
+        has_ignored=len(objects) < len(train.objects),
     )
 
 
-def coco_dataset(key: str, split: Split, root: Path, target: Generated) -> dict[str, Any]:
+def coco_dataset(
+    key: str, split: Split, classes: Sequence[str], root: Path, target: Generated
+) -> dict[str, Any]:
     """The settings of a data set; writes its annotations, unless a COCO file has them."""
     if split.path:
         file = relative(split.path, root)
     else:
-        file = target.write(f'{key}.json', json.dumps(split.content, ensure_ascii=False))
+        content = coco_of_split(split, classes)
+        file = target.write(f'{key}.json', json.dumps(content, ensure_ascii=False))
     folder = f'{relative(split.folder, root)}/'.removeprefix('./')
     dataset: dict[str, Any] = dict(type='CocoDataset', ann_file=file, data_prefix=dict(img=folder))
     if key == 'train':
@@ -295,14 +302,14 @@ def coco_dataset(key: str, split: Split, root: Path, target: Generated) -> dict[
     return dataset
 
 
-def lines_about(key: str, content: dict[str, Any]) -> Iterator[str]:
+def lines_about(key: str, split: Split, classes: Sequence[str]) -> Iterator[str]:
     """Lines about the images and objects of a split."""
-    images = content['images']
-    every = content['annotations']
-    objects = [annotation for annotation in every if not annotation['iscrowd']]
-    common = objects_by_class({**content, 'annotations': objects}).most_common()
-    counts = Counter(annotation['image_id'] for annotation in objects)
-    empty = len(images) - len(counts)
+    images = split.images
+    every = split.objects
+    objects = [item for item in every if not item.is_ignored]
+    common = objects_by_class(objects, classes).most_common()
+    counts = [sum(not item.is_ignored for item in image.objects) for image in images]
+    empty = counts.count(0)
     line = f'{key}: {amount(len(images), "image")}'
     if objects and empty:
         line += f' ({empty} without objects)'
@@ -314,7 +321,7 @@ def lines_about(key: str, content: dict[str, Any]) -> Iterator[str]:
     if len(objects) < len(every):
         line += f'; {len(every) - len(objects)} more are ignored'
     yield line
-    most = max(counts.values(), default=0)
+    most = max(counts, default=0)
     if key != 'train' and most > COUNTED_IN_AP:
         yield (
             f"note: an image of the {key} data has {most} objects, and COCO's AP counts "

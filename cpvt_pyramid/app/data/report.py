@@ -82,8 +82,8 @@ def lines_about_data(data: Data, counts: Counter) -> list[str]:
         lines += [f'{split}: {amount(len(pairs), "image")}' for split, pairs in data.splits.items()]
         lines.append(line_about_pixels(data, counts))
     else:
-        for split, objects in data.splits.items():
-            lines += lines_about(split, objects.content)
+        for key, split in data.splits.items():
+            lines += lines_about(key, split, data.classes)
     return [*lines, *(f'note: {note}' for note in data.notes)]
 
 

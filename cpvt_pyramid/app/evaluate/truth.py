@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from ..data.data import Masks, Objects
+from ..data.data import Masks, Objects, coco_of_split
 from ..data.defects import Defects
 from ..data.describe import checked_source
 from ..data.description import SPLITS
@@ -210,7 +210,8 @@ def read_truth(
     if isinstance(data, Masks):
         return MaskTruth(data, chosen, classes, palette, about)
     objects = data.splits[chosen]
-    return ObjectTruth(objects.content, objects.folder, classes, about)
+    content = coco_of_split(objects, data.classes)
+    return ObjectTruth(content, objects.folder, classes, about)
 
 
 def images_in(data: Any, split: str) -> list:
@@ -218,8 +219,8 @@ def images_in(data: Any, split: str) -> list:
     if split not in data.splits:
         return []
     if isinstance(data, Objects):
-        content = data.splits[split].content
-        return content['images'] if content['annotations'] else []
+        objects = data.splits[split]
+        return objects.images if objects.objects else []
     return data.splits[split]
 
 

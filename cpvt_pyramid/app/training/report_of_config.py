@@ -11,11 +11,10 @@ from pycocotools.coco import COCO
 from tqdm import tqdm
 
 from ..config.parts import as_list, data_of, dataset_meta, kind_of
-from ..data.check import usable_content
 from ..data.config_data import annotation_file, image_folder, mask_reader
 from ..data.data import Split
 from ..data.defects import Defects
-from ..data.layouts.coco import check_categories, read_coco
+from ..data.layouts.coco import check_categories, parse_coco, read_coco
 from ..evaluate.report.common import WORST, Analysis
 from ..evaluate.report.detections import analyse_detections
 from ..evaluate.report.label_maps import ComparedImage, analyse_label_maps, compared_label_map
@@ -86,10 +85,11 @@ def as_coco(sample: dict, categories: Sequence[int]) -> Iterator[dict[str, Any]]
 
 def ground_truth(dataset: dict) -> COCO:
     path = annotation_file(dataset)
-    read = read_coco(path)
-    check_categories(read, path)
+    content = read_coco(path)
+    check_categories(content, path)
+    classes = [category['name'] for category in content['categories']]
     defects = Defects()
-    content = usable_content(Split(read, image_folder(dataset)), defects)
+    parse_coco(content, Split([], image_folder(dataset)), classes, defects)
     if problems := [problem for problem in defects.problems() if problem.is_error]:
         raise UserError(f'{path} has {problems[0]}; see cpvt check-data')
     return coco_with_index(content)

@@ -24,6 +24,7 @@ from cpvt_pyramid.app.config import check as checks
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.config.shipped import shipped_configs
 from cpvt_pyramid.app.data.adapt import Code, set_classes, text_of_settings
+from cpvt_pyramid.app.data.data import coco_of_split
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.describe import describe
 from cpvt_pyramid.app.data.new_config import find_base, new_config
@@ -59,7 +60,7 @@ def test_coco(sample_dataset, tmp_path):
     content['categories'].reverse()
     val.write_text(json.dumps(content))
     data = read_data(describe(root, ['coco']).description, Defects())
-    found = [split.content for split in data.splits.values()]
+    found = [coco_of_split(split, data.classes) for split in data.splits.values()]
     assert [c['categories'][0]['name'] for c in found] == ['ant', 'ant']
     counts = [sum(a['category_id'] == 1 for a in c['annotations']) for c in (content, found[1])]
     assert counts[0] == counts[1] > 0
@@ -73,10 +74,11 @@ def test_coco(sample_dataset, tmp_path):
         files = [tmp_path / f'my{number}_data/{split}.json' for split in ('train', 'val')]
         parts.append([json.loads(file.read_text()) for file in files])
     assert parts[0] == parts[1]
-    ids = [{image['id'] for image in part['images']} for part in parts[0]]
-    assert len(ids[0]) == 7 and len(ids[1]) == 1 and not ids[0] & ids[1]
-    for part, own in zip(parts[0], ids):
-        assert part['annotations'] and {a['image_id'] for a in part['annotations']} <= own
+    names = [{image['file_name'] for image in part['images']} for part in parts[0]]
+    assert len(names[0]) == 7 and len(names[1]) == 1 and not names[0] & names[1]
+    for part in parts[0]:
+        ids = {image['id'] for image in part['images']}
+        assert part['annotations'] and {a['image_id'] for a in part['annotations']} <= ids
 
 
 # Label maps

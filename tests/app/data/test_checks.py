@@ -23,10 +23,10 @@ from cpvt_pyramid.app.config.parts import dataset_meta
 from cpvt_pyramid.app.data import config_data, defects
 from cpvt_pyramid.app.data.check import check_split
 from cpvt_pyramid.app.data.config_data import check_dataset
-from cpvt_pyramid.app.data.data import Split
+from cpvt_pyramid.app.data.data import Split, coco_of_split
 from cpvt_pyramid.app.data.defects import Defects, Problem
 from cpvt_pyramid.app.data.images import ALL, HEADERS, NAMES, inspect, shown_image
-from cpvt_pyramid.app.data.layouts.coco import check_categories, read_coco
+from cpvt_pyramid.app.data.layouts.coco import check_categories, parse_coco, read_coco
 from cpvt_pyramid.app.images.rasters import ReadError
 from cpvt_pyramid.app.predictions.average_precision import coco_with_index
 from cpvt_pyramid.app.tooling.command import UserError
@@ -55,8 +55,9 @@ def check_file(
     content = read_coco(path)
     check_categories(content, path)
     found = Defects(masks=masks)
-    split = check_split(Split(content, folder, path), how, found)
-    return split.content, found.problems()
+    classes = [category['name'] for category in content['categories']]
+    split = parse_coco(content, Split([], folder, path), classes, found)
+    return coco_of_split(check_split(split, how, found), classes), found.problems()
 
 
 def found(folder: Path, content: object, **options) -> tuple[dict, list[Problem]]:
@@ -165,7 +166,7 @@ def test_defects(coco, apply, problem, item, images, annotations):
         (None, True),
         ([[1, 1, 5, 5]], True),
         ([[1, 1, 5, 5], [1, 1, 5, 1, 5, 5]], True),
-        ([[1, 1, 5, 1, 5, 5], [1, 1, 5, 5]], False),
+        ([[58, 40, 64, 40, 64, 49], [1, 1, 5, 5]], False),
         ({'size': [60, 79], 'counts': [4740]}, True),
         ({'size': [60, 80], 'counts': 'XX0'}, True),
         ({'size': [60, 80], 'counts': [3, 4]}, True),

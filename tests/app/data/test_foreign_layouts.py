@@ -387,7 +387,7 @@ def test_a_yaml_file_is_read_as_its_folder(name, tmp_path):
     assert of_file.notes == of_folder.notes
     assert of_file.description == of_folder.description._replace(source=of_file.source)
     found = read_data(of_file.description, Defects())
-    assert [len(split.content['images']) for split in found.splits.values()] == [4, 4]
+    assert [len(split.images) for split in found.splits.values()] == [4, 4]
 
 
 @pytest.mark.parametrize('build', ['binary', 'colors'])

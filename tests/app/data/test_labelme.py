@@ -17,6 +17,7 @@ from pycocotools import mask as coco_masks
 from support import ROOT, load_tool
 
 from cpvt_pyramid.app.data.check import checked_data
+from cpvt_pyramid.app.data.data import coco_of_split
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.describe import describe
 from cpvt_pyramid.app.data.images import HEADERS
@@ -46,7 +47,7 @@ def read(root: Path, shapes: list, **more: Any) -> tuple[list[dict], list[str]]:
     write(root / 'a.json', json.dumps({'shapes': shapes, 'imagePath': 'a.png', **size, **more}))
     found = Defects()
     data = checked_data(read_data(describe(root).description, found), HEADERS, found).data
-    content = data.splits['train'].content
+    content = coco_of_split(data.splits['train'], data.classes)
     ids = {image['file_name']: image['id'] for image in content['images']}
     own = [a for a in content['annotations'] if a['image_id'] == ids.get('a.png')]
     return own, [str(problem) for problem in found.problems()]
@@ -199,10 +200,7 @@ def test_missing_images_and_files(tmp_path):
     SCENES[3].write(tmp_path / 'new.png')
     found = Defects()
     data = read_data(describe(tmp_path).description, found)
-    assert [image['file_name'] for image in data.splits['train'].content['images']] == [
-        '002.png',
-        'a.png',
-    ]
+    assert [image.name for image in data.splits['train'].images] == ['002.png', 'a.png']
     assert list(map(str, found.problems())) == [
         'error: annotation files without an image: 001.json',
         'warning: images without an annotation file: left out: new.png',

@@ -22,7 +22,7 @@ from support import ROOT, load_tool
 
 from cpvt_pyramid.app.data.check import box_of_runs, checked_data
 from cpvt_pyramid.app.data.config_data import check_dataset
-from cpvt_pyramid.app.data.data import Masks, Objects
+from cpvt_pyramid.app.data.data import Masks, Objects, coco_of_split
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.describe import describe
 from cpvt_pyramid.app.data.description import Description, SplitPart
@@ -74,10 +74,12 @@ def maps_in(root: Path, names: str = '') -> tuple[Masks, list[str]]:
 
 def counts(found: Objects) -> dict[str, tuple[int, int]]:
     """The number of images and objects of each split."""
-    return {
-        split: (len(content['images']), len(content['annotations']))
-        for split, (content, *_) in found.splits.items()
-    }
+    return {key: (len(split.images), len(split.objects)) for key, split in found.splits.items()}
+
+
+def trained(found: Objects) -> dict[str, Any]:
+    """The content of a COCO file with the training data."""
+    return coco_of_split(found.splits['train'], found.classes)
 
 
 @pytest.fixture
@@ -154,7 +156,7 @@ def test_coco_of_lvis(coco):
     found, problems = objects_in(root)
     assert counts(found) == {'train': (4, 8)} and not problems
     assert 'file names from coco_url, iscrowd 0' in found.notes[0]
-    assert found.splits['train'].content['images'][0]['file_name'] == 'val2017/000.png'
+    assert found.splits['train'].images[0].name == 'val2017/000.png'
 
 
 def test_coco_without_areas_and_ids_from_0(coco):
@@ -167,15 +169,13 @@ def test_coco_without_areas_and_ids_from_0(coco):
     write(path, json.dumps(content))
     found, problems = objects_in(root)
     assert not problems and found.splits['train'].path is None  # a copy is used
-    read = found.splits['train'].content['annotations']
+    read = trained(found)['annotations']
     assert [a['id'] for a in read] == list(range(1, 9))
     assert all(a['area'] == a['bbox'][2] * a['bbox'][3] for a in read)
     for annotation in content['annotations']:
         del annotation['id']
     write(path, json.dumps(content))
-    assert [a['id'] for a in objects_in(root)[0].splits['train'].content['annotations']] == [
-        *range(1, 9)
-    ]
+    assert [a['id'] for a in trained(objects_in(root)[0])['annotations']] == [*range(1, 9)]
 
 
 def test_coco_with_ids_of_two_types(coco):
@@ -242,7 +242,7 @@ def test_images_of_another_machine(coco):
     write(root / 'all.json', json.dumps(content))
     (root / 'images/a/000.png').unlink()
     found, problems = objects_in(root)
-    names = [image['file_name'] for image in found.splits['train'].content['images']]
+    names = [image.name for image in found.splits['train'].images]
     assert names == ['b/001.png', 'a/002.png', 'b/003.png']
     assert found.splits['train'].folder == root / 'images'
     assert problems[0] == 'error: images that are missing: /home/me/a/000.png (all.json)'
@@ -262,11 +262,10 @@ def test_coco_names_that_are_alike(first, second, third, tmp_path):
     content = layouts.coco_content([s._replace(name=n) for n, s in scenes.items()], '{}')
     write(tmp_path / 'train.json', json.dumps(content))
     found, said = objects_in(tmp_path)
-    read = found.splits['train'].content
-    assert read['images'] == content['images'] and not any('error' in line for line in said)
-    assert [a['image_id'] for a in read['annotations']] == [
-        a['image_id'] for a in content['annotations']
-    ]
+    assert not any('error' in line for line in said)
+    for image, (name, picture) in zip(found.splits['train'].images, scenes.items()):
+        assert image.name == name
+        assert [item.box for item in image.objects] == [box[1:] for box in picture.boxes]
     if third:
         text = (tmp_path / 'train.json').read_text()
         write(tmp_path / 'train.json', text.replace(json.dumps(first), json.dumps(third)))
@@ -289,7 +288,7 @@ def test_folders_that_are_alike(tmp_path):
         f'format: yolo\ntrain: [{NFC}/images, {NFD}/images]\nnames: {list(CLASSES)}\n',
     )
     found, _ = objects_in(tmp_path)
-    content = found.splits['train'].content
+    content = trained(found)
     for image, picture in zip(content['images'], SCENES):
         boxes = [a['bbox'] for a in content['annotations'] if a['image_id'] == image['id']]
         np.testing.assert_allclose(boxes, [box[1:] for box in picture.boxes], atol=0.02)
@@ -303,7 +302,7 @@ def test_voc_of_images_that_differ_in_their_endings(named, tmp_path):
     voc(tmp_path / 'annotations/0.xml', SCENES[0], named)
     fill(tmp_path, [SCENES[1]], 'images/{}.png', voc, 'annotations/{}.xml')
     found, said = objects_in(tmp_path)
-    names = {image['file_name'] for image in found.splits['train'].content['images']}
+    names = {image.name for image in found.splits['train'].images}
     is_told = named in ('0.jpg', '0.png')
     assert names == {'images/001.png', *([f'images/{named}'] if is_told else [])}
     message = 'images/0 (images/0.jpg, images/0.png)'
@@ -316,7 +315,7 @@ def test_voc_objects_that_are_difficult_in_other_words(value, tmp_path):
     path = tmp_path / 'annotations/000.xml'
     write(path, path.read_text().replace('</name>', f'</name><difficult>{value}</difficult>'))
     found, said = objects_in(tmp_path)
-    ignored = [a for a in found.splits['train'].content['annotations'] if a['iscrowd']]
+    ignored = [item for item in found.splits['train'].objects if item.is_ignored]
     assert len(ignored) == (2 if value == '1' else 0)
     assert any(f'annotations/000.xml ({value})' in line for line in said) == (value not in '01')
 
@@ -422,9 +421,9 @@ def test_coco_objects_that_mm_leaves_out(coco):
     content['annotations'][1]['ignore'] = 1
     write(root / 'all.json', json.dumps(content))
     assert objects_in(root)[1] == [
-        'warning: objects whose area is 0, which OpenMMLab leaves out: annotation 1 of 000.png '
-        '(all.json)',
         'warning: objects with "ignore", which OpenMMLab leaves out: annotation 2 of 000.png '
+        '(all.json)',
+        'warning: objects whose area is 0, which OpenMMLab leaves out: annotation 1 of 000.png '
         '(all.json)',
     ]
     for annotation in content['annotations']:
@@ -587,7 +586,7 @@ def test_yolo_with_gaps_in_its_labels(tmp_path):
     write(tmp_path / 'data.yaml', declared + 'names: {40: owl, 7: dog, 2: cat}')
     found, problems = objects_in(tmp_path)
     assert found.classes == ['cat', 'dog', 'owl']
-    assert found.splits['train'].content == expected.splits['train'].content
+    assert trained(found) == trained(expected)
     assert not any('without a name' in problem for problem in problems)
     write(tmp_path / 'data.yaml', declared + 'names: {7: dog, 2: cat}')
     found, problems = objects_in(tmp_path)
@@ -647,7 +646,7 @@ def test_yolo_poses(tmp_path):
     found, problems = objects_in(tmp_path)
     assert 'in the training data, too' in problems[0] and len(problems) == 1
     assert any('only the boxes are used' in note for note in found.notes)
-    annotations = found.splits['train'].content['annotations']
+    annotations = trained(found)['annotations']
     assert [a['bbox'] for a in annotations] == [[13.6, 15, 12.8, 6]] * 4
 
 

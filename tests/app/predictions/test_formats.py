@@ -18,7 +18,7 @@ from cpvt_pyramid.app.data.check import check_split
 from cpvt_pyramid.app.data.data import Split
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.images import ALL
-from cpvt_pyramid.app.data.layouts.coco import read_coco
+from cpvt_pyramid.app.data.layouts.coco import parse_coco, read_coco
 from cpvt_pyramid.app.predict import Detections, LabelMap
 from cpvt_pyramid.app.predict.results import Results
 from cpvt_pyramid.app.tooling.command import UserError
@@ -96,7 +96,9 @@ def test_coco(kind, masks):
     else:
         assert written.summary() == '2 cat, small, 1 Hündchen'
     found = Defects()
-    check_split(Split(read_coco(Path('out/coco.json')), Path()), ALL, found)
+    content = read_coco(Path('out/coco.json'))
+    classes = [category['name'] for category in content['categories']]
+    check_split(parse_coco(content, Split([], Path()), classes, found), ALL, found)
     assert not [problem for problem in found.problems() if problem.is_error]
 
 

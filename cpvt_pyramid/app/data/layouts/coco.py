@@ -5,23 +5,34 @@ with pycocotools. So records are read as JSON here, and checked in `check.py`.
 """
 
 import json
+import math
 import posixpath
 import re
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from ...images.coco import categories_of
+import numpy as np
+
 from ...tooling.command import UserError
 from ...tooling.report import amount
 from .. import defects
-from ..data import Objects, Split
-from ..defects import Defects
+from ..data import (
+    ENOUGH,
+    ImageObject,
+    ObjectImage,
+    Objects,
+    Split,
+    are_corners,
+    place_in,
+)
+from ..defects import Defects, Kind
 from ..description import Description, SplitPart
 from ..files import Folder, join
 from ..folders import SHOWN, image_places, place_of_split
+from ..images import Size
 from ..layout import Layout, Recognized, Undecided
 from ..listing import Listing, by_folder
 from ..lists import without_prefix
@@ -180,6 +191,7 @@ def without_supercategory(root: Path, paths: Iterable[str]) -> Optional[list[str
 
 def read_coco_data(description: Description, found: Defects) -> Objects:
     """The objects of the COCO files that a description names."""
+    contents = {}
     splits = {}
     notes = []
     for split, part in parts_of_files(description).items():
@@ -194,10 +206,13 @@ def read_coco_data(description: Description, found: Defects) -> Objects:
         folder = description.root / part.images
         if changes:
             notes.append(f'{name} is copied, with {", ".join(changes)}')
-        splits[split] = Split(content, folder, None if changes else path, name)
-    classes = classes_of_files(description, splits)
-    chosen = {name: with_classes(split, classes, found) for name, split in splits.items()}
-    return Objects(description, chosen, classes, notes)
+        contents[split] = content
+        splits[split] = Split([], folder, None if changes else path, name)
+    classes = classes_of_files(description, contents, splits)
+    parsed = {
+        key: parse_coco(contents[key], split, classes, found) for key, split in splits.items()
+    }
+    return Objects(description, parsed, classes, notes)
 
 
 def parts_of_files(description: Description) -> dict[str, SplitPart]:
@@ -248,12 +263,14 @@ def name_images(
     return is_changed
 
 
-def classes_of_files(description: Description, splits: dict[str, Split]) -> list[str]:
+def classes_of_files(
+    description: Description, contents: dict[str, dict], splits: dict[str, Split]
+) -> list[str]:
     """The classes: as declared, or all categories in the order of the files."""
     names: dict[str, None] = {}
-    for split in splits.values():
-        check_categories(split.content, description.root / split.name)
-        names.update(dict.fromkeys(c['name'] for c in split.content['categories']))
+    for key, content in contents.items():
+        check_categories(content, description.root / splits[key].name)
+        names.update(dict.fromkeys(c['name'] for c in content['categories']))
     if description.names is None:
         return list(names)
     for name in description.names.values():
@@ -265,35 +282,227 @@ def classes_of_files(description: Description, splits: dict[str, Split]) -> list
     return list(description.names.values())
 
 
-def with_classes(split: Split, classes: Sequence[str], found: Defects) -> Split:
-    """A split with the objects of some classes alone; with categories of its own, unless those of
-    the file have the classes in their order, which is that of mmdet's labels."""
-    names = {category['id']: category['name'] for category in split.content['categories']}
-    others = {key: name for key, name in names.items() if name not in classes}
-    annotations = split.content['annotations']
-    if others:
-        counts: Counter = Counter()
-        kept = []
-        for annotation in annotations:
-            key = annotation.get('category_id')
-            name = others.get(key) if is_key(annotation, 'category_id') else None
-            if name is None:
-                kept.append(annotation)
-            else:
-                counts[name] += 1
-        annotations = kept
-        for name, count in counts.items():
-            found.add(defects.OTHER_CLASS, f'{name} ({amount(count, "object")} in {split.name})')
-    if [name for name in names.values() if name in classes] == list(classes):
-        return split._replace(content={**split.content, 'annotations': annotations})
-    labels = {key: classes.index(name) + 1 for key, name in names.items() if name in classes}
-    numbered = []
-    for annotation in annotations:
-        key = annotation.get('category_id')
-        number = labels.get(key) if is_key(annotation, 'category_id') else None
-        numbered.append({**annotation, 'category_id': -1 if number is None else number})
-    content = {'annotations': numbered, 'categories': categories_of(classes)}
-    return split._replace(content={**split.content, **content}, path=None)
+def parse_coco(
+    content: dict[str, Any], split: Split, classes: Sequence[str], found: Defects
+) -> Split:
+    """A split with the images and objects of a COCO file, whose lists and categories are checked.
+
+    It keeps its path if OpenMMLab reads the same from that: if no record is left out or completed,
+    and the file has the classes in their order, which is that of mmdet's labels.
+
+    Args:
+        content: of the file.
+        split: where it belongs, without images.
+        classes: that count.
+        found: gets what is wrong with single records.
+    """
+    names = {category['id']: category['name'] for category in content['categories']}
+    labels = {key: classes.index(name) for key, name in names.items() if name in classes}
+    is_same = [name for name in names.values() if name in classes] == list(classes)
+    images = images_in_records(content['images'], split, found)
+    is_same = is_same and len(images) == len(content['images'])
+    seen: set[int] = set()  # ids of annotations
+    others: Counter = Counter()
+    for index, record in enumerate(content['annotations']):
+        category = record.get('category_id') if is_key(record, 'category_id') else None
+        if category in names and category not in labels:
+            others[names[category]] += 1
+            continue
+        key = record.get('image_id')
+        image = images.get(key) if isinstance(key, (int, str)) else None
+        at = f'annotation {record.get("id", index)}'
+        problem = annotation_problem(record, image is not None, labels, seen, images)
+        if problem or image is None:
+            place = f'{at} of {image.name}' if image else at
+            found.add(problem or defects.UNKNOWN_IMAGE, place_in(split, place))
+            is_same = False
+            continue
+        seen.add(record['id'])
+        flaws = flaws_of(record, image.size)
+        for kind in flaws:
+            found.add(kind, place_in(split, f'{at} of {image.name}'))
+        if any(kind.left_out == defects.OBJECT and found.is_error(kind) for kind in flaws):
+            is_same = False
+            continue
+        is_same = is_same and defects.NO_AREA not in flaws and defects.NO_CROWD not in flaws
+        image.objects.append(object_in_record(record, labels[category], at, flaws))
+    for name, count in others.items():
+        found.add(defects.OTHER_CLASS, f'{name} ({amount(count, "object")} in {split.name})')
+    parsed = split._replace(images=list(images.values()), path=split.path if is_same else None)
+    check_that_boxes_are_no_corners(parsed)
+    check_that_boxes_are_pixels(parsed)
+    return parsed
+
+
+def images_in_records(
+    records: Sequence[dict], split: Split, found: Defects
+) -> dict[Any, ObjectImage]:
+    """The images of a COCO file by their ids, without objects; reports those that are unusable."""
+    images: dict[Any, ObjectImage] = {}
+    key_kind = str if isinstance(records[0].get('id'), str) else int
+    for index, record in enumerate(records):
+        problem = image_record_problem(record, key_kind, images)
+        if problem is None:
+            size = record['height'], record['width']
+            images[record['id']] = ObjectImage(record['file_name'], size, [])
+            continue
+        name: Any = record.get('file_name')
+        is_named = isinstance(name, str) and name
+        found.add(problem, place_in(split, name if is_named else f'image {index}'))
+    return images
+
+
+def image_record_problem(image: dict, key_kind: type, known: Collection) -> Optional[Kind]:
+    if not isinstance(image.get('file_name'), str) or not image['file_name']:
+        return defects.NO_FILE_NAME
+    if not is_key(image, 'id', key_kind):
+        return defects.NO_IMAGE_ID
+    sides: list[Any] = [image.get('width'), image.get('height')]
+    if not all(is_number(side) and side >= 1 for side in sides):
+        return defects.NO_SIZE
+    return defects.SAME_IMAGE_ID if image['id'] in known else None
+
+
+def annotation_problem(
+    annotation: dict, has_image: bool, categories: Collection, seen: set, images: dict
+) -> Optional[Kind]:
+    """What makes an annotation unusable, or None. `has_image` tells whether its image is listed,
+    and `seen` are the ids of annotations before it."""
+    if not is_key(annotation, 'id'):
+        return defects.NO_ID
+    if not has_image:
+        is_other_type = other_type(annotation.get('image_id')) in images
+        return defects.ID_OF_OTHER_TYPE if is_other_type else defects.UNKNOWN_IMAGE
+    if not is_key(annotation, 'category_id') or annotation['category_id'] not in categories:
+        return defects.UNKNOWN_CATEGORY
+    if not has_box(annotation):
+        return defects.NO_BOX
+    return defects.SAME_ID if annotation['id'] in seen else None
+
+
+def other_type(key: Any) -> Any:
+    """A number as a string, or a string as a number; None if that is not possible."""
+    if isinstance(key, str):
+        return int(key) if key.isdecimal() and len(key) < 20 else None
+    return str(key) if isinstance(key, int) else None
+
+
+def flaws_of(annotation: dict, size: Size) -> list[Kind]:
+    """What is odd about an annotation in an image of a size; what it lacks is completed."""
+    found = []
+    if not is_number(annotation.get('area')):
+        found.append(defects.NO_AREA)
+    if annotation.get('iscrowd') not in (0, 1):
+        found.append(defects.NO_CROWD)
+    if annotation['id'] == 0:
+        found.append(defects.ID_0)
+    if annotation.get('ignore'):
+        found.append(defects.IGNORED_OBJECT)
+    mask = mask_problem(annotation.get('segmentation'), size)
+    if mask not in (None, defects.NO_MASK):
+        found.append(mask)
+    return found
+
+
+BAD_MASKS = {
+    defects.BAD_POLYGON,
+    defects.SHORT_POLYGON,
+    defects.MASK_SIZE,
+    defects.BAD_RUNS,
+}
+
+
+def object_in_record(annotation: dict, label: int, at: str, flaws: Collection[Kind]) -> ImageObject:
+    """The object in an annotation; without an area that of its box counts, and a crowd is what
+    mmdet takes for one."""
+    left, top, width, height = annotation['bbox']
+    area: Any = annotation.get('area')
+    crowd = annotation.get('iscrowd')
+    mask = annotation.get('segmentation')
+    has_bad_mask = not BAD_MASKS.isdisjoint(flaws)
+    polygons: Sequence[list[float]] = ()
+    if isinstance(mask, list) and not has_bad_mask:
+        polygons = [part for part in mask if len(part) >= 6]
+    return ImageObject(
+        label,
+        (left, top, width, height),
+        area if is_number(area) else width * height,
+        at,
+        is_ignored=bool(crowd) if crowd in (0, 1) else is_number(crowd),
+        polygons=polygons,
+        runs=mask if mask and isinstance(mask, dict) and not has_bad_mask else None,
+        has_bad_mask=has_bad_mask,
+    )
+
+
+def mask_problem(mask: Any, size: Size) -> Optional[Kind]:
+    """What is wrong with a mask as pycocotools reads it, or None."""
+    if not isinstance(mask, (list, dict)) or not mask:
+        return defects.NO_MASK
+    if isinstance(mask, list):
+        points = [p for p in mask if isinstance(p, list) and len(p) % 2 == 0]
+        if len(points) < len(mask) or not all(is_number(n) for p in points for n in p):
+            return defects.BAD_POLYGON
+        # mmdet leaves short polygons out, and pycocotools if they are not the first.
+        if len(mask[0]) < 6:
+            return defects.SHORT_POLYGON
+        return defects.SHORT_PART if any(len(polygon) < 6 for polygon in mask) else None
+    if mask.get('size') != list(size):
+        return defects.MASK_SIZE
+    counts = lengths_of_runs(mask)
+    if not isinstance(counts, list) or not all(isinstance(n, int) and n >= 0 for n in counts):
+        return defects.BAD_RUNS
+    return None if sum(counts) == math.prod(mask['size']) else defects.BAD_RUNS
+
+
+def lengths_of_runs(mask: dict) -> Any:
+    """The run lengths of a mask, of zeros first."""
+    counts = mask.get('counts')
+    return counts_of(counts) if isinstance(counts, str) else counts
+
+
+def counts_of(text: str) -> list[int]:
+    """The run lengths, of zeros first, in COCO's compressed encoding."""
+    counts: list[int] = []
+    value = 0
+    shift = 0
+    for character in text.encode():
+        code = character - 48
+        value |= (code & 31) << shift
+        shift += 5
+        is_last_group = not code & 32
+        if is_last_group:
+            value -= (code & 16) << shift - 4
+            if len(counts) > 2:
+                value += counts[-2]
+            counts.append(value)
+            value = 0
+            shift = 0
+    return counts
+
+
+def check_that_boxes_are_no_corners(split: Split) -> None:
+    """Raise a UserError if all boxes of a file fit their images as x1 y1 x2 y2, and many do not as
+    x y width height."""
+    found = [(item.box, image.size[::-1]) for image in split.images for item in image.objects]
+    sides = np.array([side for _, side in found], float).reshape(-1, 2)
+    boxes = np.array([box for box, _ in found], float).reshape(-1, 2, 2)
+    beyond = (boxes.sum(1) > 1.05 * sides).any(1).sum()
+    if beyond >= ENOUGH and are_corners(boxes, sides):
+        raise UserError(
+            f'{split.name or split.folder}: each bbox must be x, y, width and height, but these '
+            f'are x1, y1, x2, y2: {beyond} of {len(boxes)} would reach beyond their image'
+        )
+
+
+def check_that_boxes_are_pixels(split: Split) -> None:
+    """Raise a UserError if no box of many has a number above 1."""
+    boxes = [item.box for item in split.objects]
+    if len(boxes) >= ENOUGH and max(map(max, boxes)) <= 1:
+        raise UserError(
+            f'{split.name or split.folder}: each bbox must be x, y, width and height in pixels, '
+            'but no number is above 1; multiply them by the width and height of the image'
+        )
 
 
 def complete_records(content: dict[str, Any]) -> list[str]:

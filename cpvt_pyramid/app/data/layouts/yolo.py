@@ -17,7 +17,7 @@ from ...tooling.command import UserError
 from ...tooling.report import amount
 from .. import defects
 from ..class_files import classes_from_files
-from ..data import ENOUGH, Objects, Outline, Split, are_corners, coco_content
+from ..data import ENOUGH, Objects, Outline, Split, are_corners, images_with_objects
 from ..declared import declared_data
 from ..defects import Defects
 from ..description import MOST_CLASSES, Description, SplitPart
@@ -141,7 +141,7 @@ def read_yolo(description: Description, found: Defects) -> Objects:
     splits = {}
     for split, of_split in images.items():
         good = {image: named[image] for image in of_split if image in named}
-        splits[split] = Split(coco_content(good, sizes, classes, found), description.root)
+        splits[split] = Split(images_with_objects(good, sizes, found), description.root)
     return Objects(description, splits, classes, notes)
 
 

@@ -28,9 +28,10 @@ For a video it writes NAME.overlay.mp4 and NAME.detections.jsonl, one line per f
 subfolders of a folder or a pattern, and gets a number where two inputs would have the same;
 inputs.json tells which input has which.
 
-With --tile, images of any size are processed in tiles at their own resolution. It is needed for
-images that are larger than memory, and where objects would be too small once an image is resized,
-as in aerial photographs. Segmentation masks are GeoTIFFs then, NAME.labels.tif, and detections are
+A model that does not resize images takes large ones in tiles, and a line says so. With --tile,
+every model takes all images in tiles at their own resolution. It is needed for images that are
+larger than memory, and where objects would be too small once an image is resized, as in aerial
+photographs. Segmentation masks are GeoTIFFs then, NAME.labels.tif, and detections are
 boxes without masks.
 """
 

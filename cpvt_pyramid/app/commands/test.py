@@ -37,6 +37,8 @@ def test(
     backend: Optional[Literal['onnxruntime', 'openvino']] = None,
     dtype: Literal['float32', 'bfloat16'] = 'float32',
     batch_size: int = 1,
+    tile: Optional[int] = None,
+    overlap: Optional[int] = None,
     work_dir: Optional[str] = None,
     out: Optional[str] = None,
     tta: bool = False,
@@ -57,6 +59,10 @@ def test(
         backend: of an exported model; by default onnxruntime, and openvino for .xml.
         dtype: as in cpvt infer.
         batch_size: images that the model takes at a time.
+        tile: process all images in overlapping tiles of this side in pixels, without resizing, as
+            cpvt infer does. By default a model that does not resize images takes those that are
+            much larger than a tile in tiles; 0 takes them as a whole.
+        overlap: overlap of neighbouring tiles; by default a quarter of a tile.
         work_dir: for the test data of a config: folder for the log and the metrics; by default
             work_dirs/NAME/test.
         out: for the test data of a config: write the predictions, pickled.
@@ -71,6 +77,9 @@ def test(
 
     files, words = resolve_model(model, data)
     check_at_least('--batch-size', batch_size, 1)
+    check_at_least('--tile', tile, 0)
+    if not tile and overlap is not None:
+        raise UserError('--overlap needs --tile')
     if len(words) > 1:
         raise UserError(
             f'one data.yaml or folder can be evaluated at a time, got {" ".join(words)}'
@@ -83,13 +92,19 @@ def test(
             from ..evaluate.evaluating import EvaluationOptions, evaluate_model
 
         page = Path(report) if report else None
-        options = EvaluationOptions(split, page, device, backend, dtype, batch_size, cfg_options)
+        options = EvaluationOptions(
+            split, page, device, backend, dtype, batch_size, tile, overlap, cfg_options
+        )
         evaluate_model(files, Path(words[0]), options)
         return
     if files.config is None or files.checkpoint is None:
         raise UserError(f'{model} needs data: a data.yaml or a folder comes next')
     given = {'--split': split, '--device': device, '--backend': backend}
-    given |= {'--dtype': dtype != 'float32', '--batch-size': batch_size != 1}
+    given |= {
+        '--dtype': dtype != 'float32',
+        '--batch-size': batch_size != 1,
+        '--tile': tile is not None,
+    }
     check_unused(given, 'needs a data.yaml or a folder after the checkpoint')
     from ..training.test import run_test
 

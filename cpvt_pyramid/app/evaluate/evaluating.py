@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from ..images.rasters import ReadError
+from ..predict.automatic_tiles import with_tiles
 from ..predict.opening import ModelFiles, open_model
 from ..predict.protocol import Model, Prepared, TooLarge, predict_all
 from ..predict.sessions import SessionError
@@ -27,6 +28,8 @@ class EvaluationOptions(NamedTuple):
     backend: Optional[str] = None
     dtype: str = 'float32'
     batch_size: int = 1
+    tile: Optional[int] = None
+    overlap: Optional[int] = None
     cfg_options: Sequence[str] = ()
 
 
@@ -36,7 +39,7 @@ def evaluate_model(files: ModelFiles, source: Path, options: EvaluationOptions) 
     Raises:
         UserError: the model or the data cannot be read, or do not fit each other.
     """
-    model = open_model(
+    opened = open_model(
         files,
         device=options.device,
         score_thr=0.0,
@@ -44,6 +47,7 @@ def evaluate_model(files: ModelFiles, source: Path, options: EvaluationOptions) 
         dtype=options.dtype,
         cfg_options=options.cfg_options,
     )
+    model = with_tiles(opened, options.tile, options.overlap, progress)
     truth = read_truth(source, model.kind, model.classes, model.palette, options.split)
     for line in truth.about:
         print(line)

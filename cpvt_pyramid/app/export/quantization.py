@@ -202,12 +202,13 @@ def predictions_of(
     model: ExportedModel, paths: Iterable[Path]
 ) -> Iterator[tuple[Path, Prediction]]:
     """The predictions for the images that can be read, of any score, as AP needs them."""
+    of_any_score = model.with_score_thr(0.0)
     for path in paths:
         image = load_or_skip(path)
         if image is None:
             continue
         try:
-            (prediction,) = model.predict([model.prepare(image)], 0.0)
+            (prediction,) = of_any_score.predict([of_any_score.prepare(image)])
         except (SessionError, TooLarge) as error:
             raise UserError(f'{path}: the model fails on it: {one_line(error)}') from error
         yield path, prediction

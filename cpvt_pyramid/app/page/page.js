@@ -49,6 +49,27 @@ function hideResult() {
   picture.hidden = element('save').hidden = true;
 }
 
+/** Say each second how far a prediction is, until the returned function is called. */
+function showProgress(name) {
+  const start = Date.now();
+  let isOver = false;
+  const timer = setInterval(async () => {
+    const seconds = Math.round((Date.now() - start) / 1000);
+    let done = `${seconds} s`;
+    try {
+      const now = await ask('progress');
+      if (now.tiles) done += `, ${now.done} of ${now.tiles} tiles`;
+    } catch (error) {
+      // The prediction itself tells that the server does not answer.
+    }
+    if (!isOver) say('status', `${name}: ${done}`);
+  }, 1000);
+  return () => {
+    isOver = true;
+    clearInterval(timer);
+  };
+}
+
 async function predict() {
   if (!chosen) return;
   running.abort();
@@ -59,15 +80,18 @@ async function predict() {
   if (chosen.sample !== undefined) parameters.set('sample', chosen.sample);
   say('status', `${chosen.name}: ...`);
   element('result').classList.add('busy');
+  const endProgress = showProgress(chosen.name);
   try {
     if (chosen.file && chosen.file.size > about.upload_bytes) {
       throw new Error(`an image file may have up to ${about.upload_bytes >> 20} MB`);
     }
     const options = {method: 'POST', body: chosen.file, signal: mine.signal};
     const answer = await ask(`predict?${parameters}`, options);
+    endProgress();
     say('status', `${chosen.name}: ${answer.summary}`);
     showResult(answer);
   } catch (error) {
+    endProgress();
     if (error.name === 'AbortError') return;
     say('status', `${chosen.name}: ${error.message}`, true);
     hideResult();

@@ -44,10 +44,11 @@ from starlette.routing import Route
 from ...padding.batching import padded_size
 from ..images.formats import IMAGE_ENDINGS
 from ..images.reading import load_image, size_of
+from ..predict.automatic_tiles import tiling_for, with_tiles
 from ..predict.exported import SessionModel
 from ..predict.protocol import check_score_thr, line_about_threshold
 from ..predictions.drawing import jpeg_of
-from ..predictions.kinds import Detections, line_about_limit
+from ..predictions.kinds import Detections, LabelMap, Prediction, line_about_limit
 from ..tooling.command import IGNORED_WARNINGS, UserError, one_line
 from ..tooling.files import data_url
 
@@ -57,11 +58,12 @@ SAMPLE_SIDE = 240  # pixels, longest side of a sample's small picture
 UPLOAD_BYTES = 64 * 2**20
 REQUESTS = 32  # at the same time, and connections; one more is refused
 IMAGE_PIXELS = 64 * 2**20  # of an image: phones have up to 50 million
-INPUT_PIXELS = 2**20  # of the model's input, unless the model's own size has more
-PICTURE_PIXELS = 4 * 2**20  # in which a prediction is made and drawn; larger images are reduced
+INPUT_PIXELS = 2**20  # of the model's input, unless the model's own size or its tiles have more
+PICTURE_PIXELS = 4 * 2**20  # of the picture in the answer; larger images are reduced
 PICTURE_SIDE = 8192
 CLOSING_SECONDS = 3  # for the answers that are under way when the server is stopped
 PRIVATE_HOSTS = ('localhost', '127.0.0.1', '[::1]', '[')  # '[': IPv6, as Starlette 0 reads it
+WITHOUT_TILES = 'a shorter side of the input takes them as a whole'
 HEADERS = {
     'Content-Security-Policy': (
         "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'"
@@ -74,18 +76,11 @@ HEADERS = {
 }
 
 
-class PageImage(NamedTuple):
-    """An image as a prediction is made for it."""
-
-    image: np.ndarray  # (H, W, 3), reduced to at most `PICTURE_PIXELS`
-    size: tuple[int, int]  # height and width of the image as it was given
-
-
 class Sample(NamedTuple):
     """An image to pick from. It is read when the server starts, and never again."""
 
     name: str
-    picture: PageImage
+    content: bytes  # of its file
     small: bytes  # a JPEG
 
 
@@ -100,6 +95,8 @@ class Page:
     def __init__(self, model: SessionModel, samples: Sequence[Sample] = ()) -> None:
         self.model = model
         self.samples = samples
+        self.tiles_done = 0  # of the prediction that is made now
+        self.tiles = 0  # all of it; 0: the image is not divided
 
     def about(self) -> dict[str, Any]:
         """What the page shows before there is an image."""
@@ -128,21 +125,26 @@ class Page:
 
     def predict(
         self,
-        picture: PageImage,
+        image: np.ndarray,
         shorter_side: Optional[int] = None,
         score_thr: Optional[float] = None,
     ) -> dict[str, Any]:
-        """Predictions for an image; see `serve` for the parameters.
+        """Predictions for an image (H, W, 3).
 
         Raises:
             UserError: a parameter is out of its range, or the input would be too large.
         """
-        model = self.model_for(picture.size, shorter_side, score_thr)
+        given = image
+        height, width = image.shape[:2]
+        model = self.model_for((height, width), shorter_side, score_thr)
+        if not takes_in_tiles(model, (height, width)):
+            image = fitted(image)
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter('always')
             warnings.filterwarnings('ignore', IGNORED_WARNINGS)
-            (found,) = model.predict([model.prepare(picture.image)], score_thr)
-            drawn = jpeg_of(found.draw())
+            by_tiles = with_tiles(model, progress=self.progress, advice=WITHOUT_TILES)
+            (found,) = by_tiles.predict([by_tiles.prepare(image)])
+            drawn = jpeg_of(resized(found, fitted(image)).draw())
         lines = [str(note.message) for note in notes]
         if line := line_about_threshold(score_thr, model):
             lines.append(line)
@@ -154,8 +156,21 @@ class Page:
             'picture': data_url('image/jpeg', drawn),
         }
         if isinstance(found, Detections):
-            answer['detections'] = in_pixels_of(picture, found).records()
+            answer['detections'] = resized(found, given).records()
         return answer
+
+    @contextmanager
+    def progress(self, total: int, unit: str, name: str) -> Iterator[Callable[[int], object]]:
+        """Counts the tiles of a prediction; see `tooling.progress`."""
+        self.tiles_done, self.tiles = 0, total
+
+        def update(count: int) -> None:
+            self.tiles_done += count
+
+        try:
+            yield update
+        finally:
+            self.tiles_done, self.tiles = 0, 0
 
     def model_for(
         self,
@@ -175,6 +190,8 @@ class Page:
             )
         check_score_thr(score_thr, self.model.kind)
         model = self.model
+        if score_thr is not None:
+            model = model.with_score_thr(score_thr)
         if shorter_side is not None:
             model = model.with_shorter_side(shorter_side)
         self.check_input(model, image_size)
@@ -185,6 +202,8 @@ class Page:
         pixels; it names a size that fits."""
         if all(model.session.shapes['images'][2:]):
             return  # all inputs have the size of the file
+        if takes_in_tiles(model, size):
+            return
         most = self.input_pixels()
         height, width = model.padded_size(size)
         if height * width <= most:
@@ -202,6 +221,9 @@ class Page:
 
     def input_pixels(self) -> int:
         """The largest number of pixels of the model's input."""
+        tiling = tiling_for(self.model)
+        if tiling is not None:
+            return max(INPUT_PIXELS, tiling.above)
         if not self.model.resize:
             return INPUT_PIXELS
         short, long = self.model.resize
@@ -212,47 +234,58 @@ class Page:
         """A message about the model that does not tell where it lies."""
         return printable(line.replace(str(self.model.path), self.model.path.name))
 
-    def sample(self, number: int) -> PageImage:
-        """The image of a sample, by its index."""
+    def sample(self, number: int) -> bytes:
+        """The content of the file of a sample, by its index."""
         if not 0 <= number < len(self.samples):
             raise UserError(f'no sample {number}; there are {len(self.samples)}')
-        return self.samples[number].picture
+        return self.samples[number].content
 
 
-def read_picture(path: Path) -> PageImage:
-    """Read an image, and reduce a large one.
+def takes_in_tiles(model: SessionModel, size: tuple[int, int]) -> bool:
+    """Whether an image of this height and width is taken in tiles."""
+    tiling = tiling_for(model)
+    return tiling is not None and math.prod(size) > tiling.above
+
+
+def fitted(image: np.ndarray) -> np.ndarray:
+    """An image (H, W, 3) with at most `PICTURE_PIXELS` and sides of `PICTURE_SIDE`."""
+    height, width = image.shape[:2]
+    scale = min(1.0, math.sqrt(PICTURE_PIXELS / (height * width)), PICTURE_SIDE / max(image.shape))
+    if scale == 1:
+        return image
+    smaller = max(int(width * scale), 1), max(int(height * scale), 1)
+    return np.asarray(Image.fromarray(image).resize(smaller, Image.Resampling.BILINEAR))
+
+
+def check_pixels_of(path: Path) -> Optional[tuple[int, int]]:
+    """The height and width of an image, by its header; None if it cannot be read.
 
     Raises:
         UserError: it has more than `IMAGE_PIXELS`.
-        OSError: not a complete image.
     """
     size = size_of(path)
-    if size is not None:
-        check_pixels(size)
-    image = load_image(path)
-    height, width = image.shape[:2]
-    scale = min(1.0, math.sqrt(PICTURE_PIXELS / (height * width)), PICTURE_SIDE / max(image.shape))
-    if scale < 1:
-        smaller = max(int(width * scale), 1), max(int(height * scale), 1)
-        picture = Image.fromarray(image).resize(smaller, Image.Resampling.BILINEAR)
-        return PageImage(np.asarray(picture), (height, width))
-    return PageImage(image, (height, width))
-
-
-def check_pixels(size: tuple[int, int]) -> None:
-    """Raise a UserError if an image of this height and width has more than `IMAGE_PIXELS`."""
-    if math.prod(size) > IMAGE_PIXELS:
+    if size is not None and math.prod(size) > IMAGE_PIXELS:
         raise UserError(
             f'an image may have up to {IMAGE_PIXELS / 1e6:.0f} megapixels, got {size[1]} x '
             f'{size[0]}; cut or reduce it'
         )
+    return size
 
 
-def in_pixels_of(picture: PageImage, found: Detections) -> Detections:
-    """Detections with their boxes in pixels of the image as it was given, not as it was reduced."""
-    height, width = picture.image.shape[:2]
-    down, across = picture.size[0] / height, picture.size[1] / width
-    return replace(found, boxes=found.boxes * np.array([across, down] * 2, np.float32))
+def resized(found: Prediction, image: np.ndarray) -> Prediction:
+    """A prediction in pixels of an image (H, W, 3), which is the one that it was made for, in
+    another size. Masks of objects stay as they are."""
+    if found.image.shape == image.shape:
+        return found
+    height, width = image.shape[:2]
+    if isinstance(found, Detections):
+        down, across = height / found.image.shape[0], width / found.image.shape[1]
+        boxes = found.boxes * np.array([across, down] * 2, np.float32)
+        return replace(found, image=image, boxes=boxes)
+    assert isinstance(found, LabelMap)
+    rows = np.arange(height) * found.image.shape[0] // height
+    columns = np.arange(width) * found.image.shape[1] // width
+    return replace(found, image=image, labels=found.labels[rows[:, None], columns])
 
 
 def printable(text: str) -> str:
@@ -274,14 +307,16 @@ def read_samples(folder: Path) -> list[Sample]:
         try:
             if path.resolve().parent != folder.resolve():
                 raise OSError('a link to another folder')
-            picture = read_picture(path)
+            check_pixels_of(path)
+            picture = load_image(path)
+            content = path.read_bytes()
         except (OSError, UserError) as error:
             name = printable(str(path))
             warnings.warn(f'left out the sample {name}: {one_line(error)}', stacklevel=2)
             continue
-        small = Image.fromarray(picture.image)
+        small = Image.fromarray(picture)
         small.thumbnail((SAMPLE_SIDE, SAMPLE_SIDE))
-        samples.append(Sample(printable(path.name), picture, jpeg_of(small)))
+        samples.append(Sample(printable(path.name), content, jpeg_of(small)))
         if len(samples) == SAMPLES:
             break
     return samples
@@ -359,7 +394,10 @@ async def receive(request: Request, path: Path) -> None:
 
 def create_app(page: Page, hosts: Sequence[str]) -> Starlette:
     """The addresses of a page; `hosts` are the names under which it may be asked for."""
-    routes = [Route('/predict', answer_prediction, methods=['POST'])]
+    routes = [
+        Route('/predict', answer_prediction, methods=['POST']),
+        Route('/progress', answer_progress, methods=['GET']),
+    ]
     for address, content in page_contents(page).items():
         routes.append(Route(address, content, methods=['GET']))
     app = Starlette(
@@ -405,13 +443,20 @@ async def answer_prediction(request: Request) -> Response:
 
         def answer() -> dict[str, Any]:
             if sample is not None:
-                return page.predict(page.sample(sample), **parameters)
+                upload.write_bytes(page.sample(sample))
             return predict_upload(page, upload, parameters)
 
         async with request.app.state.lock:
             if await request.is_disconnected():
                 raise ClientDisconnect
             return JSONResponse(await run_in_threadpool(answer))
+
+
+async def answer_progress(request: Request) -> Response:
+    """How many tiles of the image are done for which a prediction is made now, and of how many; 0
+    of 0 if it is not divided."""
+    page: Page = request.app.state.page
+    return JSONResponse({'done': page.tiles_done, 'tiles': page.tiles})
 
 
 async def answer_mistake(request: Request, error: Exception) -> Response:
@@ -433,18 +478,17 @@ async def report_defect(request: Request, error: Exception) -> Response:
 def predict_upload(page: Page, path: Path, parameters: dict[str, Any]) -> dict[str, Any]:
     """Predictions for an uploaded image, which is refused before its pixels are decoded if it is
     too large; messages do not name its temporary file."""
-    size = size_of(path)
+    size = check_pixels_of(path)
     if size is not None:
-        check_pixels(size)
         page.model_for(size, **parameters)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter('always')
         warnings.filterwarnings('ignore', IGNORED_WARNINGS)
         try:
-            picture = read_picture(path)
+            image = load_image(path)
         except OSError as error:
             raise UserError(without_path(one_line(error), path)) from error
-    answer = page.predict(picture, **parameters)
+    answer = page.predict(image, **parameters)
     about_file = [without_path(str(note.message), path) for note in notes]
     return answer | {'warnings': about_file + answer['warnings']}
 

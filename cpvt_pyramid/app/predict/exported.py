@@ -33,7 +33,7 @@ from .sessions import (
     padded_inputs,
     run_session,
 )
-from .tiles import Boxes, Suppression
+from .tiles import ALIGN, TILE, Boxes, Suppression
 
 # Memory for a pixel of the input, of a label map and of masks; see `ExportedModel.memory_estimate`.
 INPUT_BYTES, LABEL_BYTES, MASK_BYTES = 1000, 80, 100
@@ -95,6 +95,21 @@ class SessionModel:
         other.resize = short, long
         return other
 
+    def with_score_thr(self, score_thr: float) -> 'SessionModel':
+        """The same model with another threshold for the scores of boxes."""
+        other = copy.copy(self)
+        other.score_thr = score_thr
+        return other
+
+    @property
+    def own_tile(self) -> Optional[int]:
+        """Side of the tiles that show what a whole image shows; see `protocol.Model`. A file of a
+        fixed size takes tiles of this size."""
+        if self.resize or not self.takes_tiles:
+            return None
+        sides = [TILE, *(side for side in self.session.shapes['images'][2:] if side)]
+        return min(sides) // ALIGN * ALIGN or None
+
     def read(self, path: Path) -> np.ndarray:
         """The image at a path, (H, W, 3) RGB uint8."""
         return read_image(path)
@@ -118,20 +133,15 @@ class SessionModel:
             raise too_large from None
         return Prepared(image, resized, self.padded_size(image.shape[:2]))
 
-    def predict(
-        self, batch: Sequence[Prepared], score_thr: Optional[float] = None
-    ) -> list[Prediction]:
-        """The results of images with one padded size; `score_thr` replaces the model's."""
+    def predict(self, batch: Sequence[Prepared]) -> list[Prediction]:
+        """The results of images with one padded size."""
         most = self.session.shapes['images'][0] or len(batch)  # of a file with a fixed batch
         found: list[Prediction] = []
         for start in range(0, len(batch), most):
-            found += self._predict_batch(batch[start : start + most], score_thr)
+            found += self._predict_batch(batch[start : start + most])
         return found
 
-    def _predict_batch(
-        self, batch: Sequence[Prepared], score_thr: Optional[float]
-    ) -> list[Prediction]:
-        score_thr = self.score_thr if score_thr is None else score_thr
+    def _predict_batch(self, batch: Sequence[Prepared]) -> list[Prediction]:
         images = [prepared.image for prepared in batch]
         resized: list[np.ndarray] = [prepared.data for prepared in batch]
         with self.memory.take(self.memory_estimate(images)), self.one_line_if_too_large(resized):
@@ -142,7 +152,7 @@ class SessionModel:
                 if self.kind == 'labels':
                     found.append(self.label_map(output, image, input_size))
                 else:
-                    found.append(self.detections(output, image, input_size, score_thr))
+                    found.append(self.detections(output, image, input_size))
             return found
 
     def predict_tiles(self, tiles: Sequence[np.ndarray]) -> list[Union[np.ndarray, Boxes]]:
@@ -180,10 +190,8 @@ class SessionModel:
             free = memory.free_text()
             if isinstance(error, OutOfMemory) and error.needed:
                 free = f'{error.needed / 1e9:.1f} GB are needed at once, {free}'
-            can_be_tiled = self.kind == 'detections' and self.takes_tiles and not self.resize
             raise TooLarge(
-                f'{what} not fit into memory ({free}); reduce the input with --shorter-side',
-                can_be_tiled,
+                f'{what} not fit into memory ({free}); reduce the input with --shorter-side'
             ) from error
 
     def memory_estimate(self, images: Sequence[np.ndarray]) -> float:
@@ -222,16 +230,12 @@ class SessionModel:
         return LabelMap(image, self.classes, self.palette, labels)
 
     def detections(
-        self,
-        output: dict[str, np.ndarray],
-        image: np.ndarray,
-        input_size: tuple[int, int],
-        score_thr: float,
+        self, output: dict[str, np.ndarray], image: np.ndarray, input_size: tuple[int, int]
     ) -> Detections:
-        """Those with at least a score, in pixels of the image; see `label_map`."""
+        """Those with at least the model's threshold, in pixels of the image; see `label_map`."""
         size = image.shape[:2]
         scale = input_size[0] / size[0], input_size[1] / size[1]
-        keep = (output['scores'] >= score_thr) & (output['labels'] >= 0)
+        keep = (output['scores'] >= self.score_thr) & (output['labels'] >= 0)
         boxes, scores, labels = (output[name][keep] for name in ('boxes', 'scores', 'labels'))
         boxes = boxes / np.array([scale[1], scale[0]] * 2, np.float32)
         masks = None

@@ -15,14 +15,15 @@ from ..tooling.command import UserError, escaped
 from ..tooling.files import check_folder
 from ..tooling.report import amount
 from ..tooling.threads import usable_cores
+from .automatic_tiles import tiling_for
 from .cluster import write_on_ray
 from .opening import ModelFiles, open_model, resolve_model
 from .options import InferOptions
-from .protocol import line_about_threshold
+from .protocol import Model, line_about_threshold
 from .results import Results
 from .run_record import claimed, record_of
 from .running import RunOptions, write_results
-from .tiles import ALIGN, spans
+from .tiles import ALIGN, TILE
 
 
 def run_infer(options: InferOptions) -> int:
@@ -35,8 +36,8 @@ def run_infer(options: InferOptions) -> int:
         )
     check_folder(options.out_dir)
     found = find_inputs(words, out_dir=options.out_dir)
-    if options.tile is not None:
-        check_tiles(found, options.tile, options.tile_overlap)
+    if options.tile:
+        check_no_videos(found)
     model_options: dict[str, Any] = {
         'files': files,
         'device': options.device,
@@ -54,6 +55,7 @@ def run_infer(options: InferOptions) -> int:
         if options.workers is not None:
             workers = options.workers
         ready = open_model(**model_options, threads=1 if options.tile else max(workers, 1))
+    tiling = tiling_for(ready, options.tile, options.overlap)
     if line := line_about_threshold(options.score_thr, ready):
         print(line)
     results_options: dict[str, Any] = {
@@ -62,7 +64,7 @@ def run_infer(options: InferOptions) -> int:
         'classes': ready.classes,
         'pictures': not options.no_pictures,
         'format': options.format,
-        'is_tiled': options.tile is not None,
+        'is_tiled': bool(options.tile),
         'most_boxes': ready.most_boxes,
     }
     results = Results(**results_options)
@@ -83,9 +85,11 @@ def run_infer(options: InferOptions) -> int:
         else:
             write_results(ready, todo, results, how, skip)
 
-    how = RunOptions(options.batch_size, workers, options.tile, options.tile_overlap)
-    with claimed(options.out_dir, record_of(options, files), options.overwrite):
-        return write_named(options, files, found, results, ready.takes_tiles, write)
+    if options.ray and tiling is not None and tiling.above:  # warnings of its workers are not shown
+        print(f'{tiling.line()}; --tile 0 takes them as a whole')
+    how = RunOptions(options.batch_size, workers, options.tile, options.overlap)
+    with claimed(options.out_dir, record_of(options, files, tiling), options.overwrite):
+        return write_named(options, files, found, results, ready, write)
 
 
 def write_named(
@@ -93,14 +97,14 @@ def write_named(
     files: ModelFiles,
     found: Mapping[Path, str],
     results: Results,
-    takes_tiles: bool,
+    model: Model,
     write: Callable[[list[NamedInput], Callable[[Path, str], None]], None],
 ) -> int:
     """Name the results of inputs, write them, and say what was written.
 
     Args:
         found: see `find_inputs`.
-        takes_tiles: whether the model does.
+        model: opened.
         write: writes the results of inputs, and calls a function with those that it skips and why.
 
     Returns:
@@ -130,24 +134,23 @@ def write_named(
     if count:
         print(f'found in images: {results.summary()}')
     if results.full:
-        print(note_about_limit(results, files, options.tile, takes_tiles))
+        print(note_about_limit(results, files, model, options.tile))
     if count and not options.tile and not options.ray:
         print(f'{count / seconds:.3g} images per second, reading and writing included')
     return int(bool(skipped))
 
 
-def note_about_limit(
-    results: Results, files: ModelFiles, tile: Optional[int], takes_tiles: bool
-) -> str:
+def note_about_limit(results: Results, files: ModelFiles, model: Model, tile: Optional[int]) -> str:
     """That a model returned as many boxes as it can, and what to do about it."""
     count = amount(len(results.full), 'image')
     has_video = any(is_video(path) for path in results.full)
     if has_video:
         count = amount(len(results.full), 'image or video', 'images or videos')
     advice = []
-    if takes_tiles and not has_video:
-        advice.append('tiles, such as --tile 1024')
-    if tile is not None:
+    if model.takes_tiles and not has_video:
+        side = TILE if model.own_tile is None else model.own_tile // 2
+        advice.append(f'tiles, such as --tile {side}')
+    if tile:
         count = f'in {count} a tile'
         advice = [f'tiles smaller than --tile {tile}'] if tile > ALIGN else []
     if files.trained is None:
@@ -160,9 +163,8 @@ def note_about_limit(
     return f'note: {line}; use {", or ".join(advice)}'
 
 
-def check_tiles(inputs: Iterable[Path], tile: int, overlap: int) -> None:
-    """Raise a UserError unless tiles have possible sizes, and no input is a video."""
-    spans(1, tile, overlap)  # raises one
+def check_no_videos(inputs: Iterable[Path]) -> None:
+    """Raise a UserError if an input is a video."""
     for path in inputs:
         if is_video(path):
             raise UserError(f'--tile is for images, but {path} is a video; run it without')

@@ -74,17 +74,15 @@ def boxes_in_tiles(
     grid: TileGrid,
     batch_size: int,
     done: Callable[[int], object],
-) -> tuple[Boxes, bool]:
-    """The detections in an image, best first, and whether a tile has as many as the model
-    returns."""
+) -> tuple[Boxes, int]:
+    """The detections in an image, best first, and the number of those in the tile that has most."""
     found: list[Any] = []
     for outputs in outputs_of_rows(model, image, grid, batch_size, done):
         found += outputs
-    most = max(int((part.scores >= model.score_thr).sum()) for part in found)
-    is_full = model.most_boxes is not None and most >= model.most_boxes
+    fullest = max(int((part.scores >= model.score_thr).sum()) for part in found)
     boxes = merged(found, grid, model.suppression)
     keep = boxes.scores >= model.score_thr
-    return Boxes(*(part[keep] for part in boxes)), is_full
+    return Boxes(*(part[keep] for part in boxes)), fullest
 
 
 def label_lines(
@@ -92,11 +90,11 @@ def label_lines(
     image: LargeImage,
     grid: TileGrid,
     batch_size: int,
-    folder: Path,
+    folder: Optional[Path],
     done: Callable[[int], object],
 ) -> Iterator[np.ndarray]:
     """The label map of an image, some lines (h, W) at a time, from top to bottom; temporary files
-    are in `folder`."""
+    are in `folder`, by default that of the system."""
     weights = ramps(grid.rows), ramps(grid.columns)
     dtype = label_type(model)
     rows: Any = outputs_of_rows(model, image, grid, batch_size, done)

@@ -36,9 +36,10 @@ class InferOptions:
             default they are refused: run.json there says what the results are of.
         workers: threads that read images ahead of the model, as many that write results, and as
             many that run an exported model on a CPU; by default one for each core.
-        tile: process images in overlapping tiles of this side in pixels, for example 1024, without
-            resizing: for images larger than memory, or with small objects. A detector that does not
-            resize images does so by itself with images that do not fit into memory.
+        tile: process all images in overlapping tiles of this side in pixels, for example 1024,
+            without resizing: for images larger than memory, or with small objects. By default a
+            model that does not resize images takes those that are much larger than a tile in tiles;
+            0 takes them as a whole.
         overlap: overlap of neighbouring tiles; by default a quarter of a tile.
         ray: give images to the workers of a Ray cluster: local, one that is started on this
             machine; auto, one that this machine is part of; or HOST:PORT.
@@ -75,13 +76,14 @@ class InferOptions:
         check_at_least('--batch-size', self.batch_size, 1)
         check_at_least('--shorter-side', self.shorter_side, 1)
         check_at_least('--ray-workers', self.ray_workers, 1)
-        if self.tile is None and self.overlap is not None:
+        check_at_least('--tile', self.tile, 0)
+        if not self.tile and self.overlap is not None:
             raise UserError('--overlap needs --tile')
-        if self.tile is not None and self.shorter_side is not None:
+        if self.tile and self.shorter_side is not None:
             raise UserError(
                 '--shorter-side has no effect with --tile, which does not resize images; drop one'
             )
-        if self.tile is not None and self.workers is not None:
+        if self.tile and self.workers is not None:
             raise UserError(
                 '--workers has no effect with --tile, on which one thread works; drop it'
             )
@@ -91,12 +93,3 @@ class InferOptions:
             raise UserError(
                 '--workers has no effect with --ray, whose workers have one core each; leave it out'
             )
-
-    @property
-    def tile_overlap(self) -> int:
-        """Overlap of neighbouring tiles in pixels; 0 without tiles."""
-        if self.tile is None:
-            return 0
-        if self.overlap is None:
-            return self.tile // 4 // 32 * 32
-        return self.overlap

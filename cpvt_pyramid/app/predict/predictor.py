@@ -13,6 +13,7 @@ from ..predictions.kinds import Detections, Prediction, line_about_limit
 from ..tooling.command import UserError
 from ..tooling.report import amount
 from ..tooling.threads import prefetch
+from .automatic_tiles import with_tiles
 from .opening import open_model, resolve_model
 from .protocol import Model, Prepared, line_about_threshold, predict_all
 
@@ -38,6 +39,9 @@ class Predictor:
         dtype: 'float32' or, for a model in PyTorch or with the backend 'openvino', 'bfloat16'.
         workers: threads of an exported model that predict from the images of a list, each with its
             share of the cores. Results are the same. With 1, each image has all cores.
+        tile: side in pixels of overlapping tiles, into which all images are divided without
+            resizing. None: only those that are much larger than a tile, by a model that does not
+            resize images, and a warning says so. 0: none.
 
     Raises:
         UserError: the model cannot be opened; one line that says why.
@@ -62,6 +66,7 @@ class Predictor:
         device: Optional[str] = None,
         dtype: Literal['float32', 'bfloat16'] = 'float32',
         workers: int = 1,
+        tile: Optional[int] = None,
     ) -> None:
         numbers = {'batch_size': batch_size, 'shorter_side': shorter_side, 'workers': workers}
         for name, value in numbers.items():
@@ -71,7 +76,7 @@ class Predictor:
         files, rest = resolve_model(str(model), [] if checkpoint is None else [str(checkpoint)])
         if rest:
             raise UserError(f'a checkpoint belongs to a config, and {model} is none')
-        self.model: Model = open_model(
+        opened = open_model(
             files,
             device=device,
             score_thr=score_thr,
@@ -80,6 +85,7 @@ class Predictor:
             threads=workers,
             dtype=dtype,
         )
+        self.model: Model = with_tiles(opened, tile, advice='tile=0 takes them as a whole')
         if line := line_about_threshold(score_thr, self.model):
             warnings.warn(line, stacklevel=2)
         self._arguments = {
@@ -92,6 +98,7 @@ class Predictor:
             'device': device,
             'dtype': dtype,
             'workers': workers,
+            'tile': tile,
         }
 
     @overload

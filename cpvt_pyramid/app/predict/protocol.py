@@ -23,16 +23,7 @@ Result = TypeVar('Result')
 
 
 class TooLarge(UserError):
-    """Images that do not fit into memory together.
-
-    Attributes:
-        can_be_tiled: tiles of such an image show the same, because the model does not resize it,
-            and have all that is written for it.
-    """
-
-    def __init__(self, line: str, can_be_tiled: bool = False) -> None:
-        super().__init__(line)
-        self.can_be_tiled = can_be_tiled
+    """Images that do not fit into memory together."""
 
 
 class Prepared(NamedTuple):
@@ -57,6 +48,11 @@ class Model(Protocol):
     suppression: Suppression  # of detectors
     most_boxes: Optional[int]  # of an image or a tile; None: no limit is known
     takes_tiles: bool  # without losing results: tiles have no masks of objects
+
+    @property
+    def own_tile(self) -> Optional[int]:
+        """Side in pixels of the tiles that show what a whole image shows, because the model does
+        not resize images; None: no tiles do."""
 
     def read(self, path: Path) -> np.ndarray:
         """The image that `prepare` takes: (H, W, 3) RGB uint8, or bands (H, W, N) float32.

@@ -180,13 +180,20 @@ class Results:
         overlay = self.folder / f'{name}{OVERLAY}'
         objects: list[dict[str, Any]] = []
         if self.kind == 'detections':
-            boxes, is_full = boxes_in_tiles(model, image, grid, batch_size, done)
-            if is_full:
-                self.full.add(path)
+            boxes, fullest = boxes_in_tiles(model, image, grid, batch_size, done)
+            empty = np.zeros((1, 1, 3), np.uint8)  # which is not drawn
+            prediction = Detections(
+                empty,
+                self.classes,
+                model.palette,
+                *boxes,
+                limit=model.most_boxes,
+                fullest=fullest,
+            )
+            self.look_at_number(path, prediction)
             if self.pictures:
                 draw_large_boxes(image, model, boxes, overlay)
-            empty = np.zeros((1, 1, 3), np.uint8)  # which is not drawn
-            objects = Detections(empty, self.classes, model.palette, *boxes).records()
+            objects = prediction.records()
             file = self.folder / f'{name}.detections.json'
             write_records(file, path, image.shape, self.kind, objects)
             counts = Counter(item['class'] for item in objects)

@@ -10,18 +10,20 @@ from typing import Any, Optional
 from ..images.inputs import COCO, OWNERS, RESULTS
 from ..tooling.command import UserError
 from ..tooling.files import folder_to_fill, locked, write_text
+from .automatic_tiles import Tiling
 from .opening import ModelFiles
 from .options import InferOptions
 
 RUN = 'run.json'
 LOCK = '.run.lock'
 INPUTS = 'inputs'  # a key of run.json; runs of other inputs may share a folder
+TILED_ABOVE = 'tiled_above'  # pixels of an image; None: no image is divided into tiles
 # Options that change results, besides the model's files. Others change how fast they are there, or
 # which further files are written.
-OPTIONS = ('score_thr', 'shorter_side', 'dtype', 'backend', 'tile', 'overlap', 'cfg_options')
+OPTIONS = ('score_thr', 'shorter_side', 'dtype', 'backend', 'cfg_options')
 
 
-def record_of(options: InferOptions, files: ModelFiles) -> dict[str, Any]:
+def record_of(options: InferOptions, files: ModelFiles, tiling: Optional[Tiling]) -> dict[str, Any]:
     """What run.json says of a run."""
     record: dict[str, Any] = {}
     for name, value in files._asdict().items():
@@ -31,6 +33,9 @@ def record_of(options: InferOptions, files: ModelFiles) -> dict[str, Any]:
     for name in OPTIONS:
         value = getattr(options, name)
         record[name] = value if value is None or isinstance(value, (int, float, str)) else [*value]
+    record['tile'] = tiling.side if tiling else 0
+    record['overlap'] = tiling.overlap if tiling else 0
+    record[TILED_ABOVE] = tiling.above if tiling else None
     record[INPUTS] = [*options.inputs]
     return record
 
@@ -114,6 +119,8 @@ def differences_of(earlier: dict[str, Any], record: dict[str, Any]) -> list[str]
 def words_for(name: str, before: Any, now: Any) -> str:
     if name.endswith('_sha256'):
         return f'another file of the {name.partition("_")[0]} model'
+    if name == TILED_ABOVE:
+        return f'tiles of images above {before} pixels, now {now}'
     option = name if name in ModelFiles._fields else f'--{name.replace("_", "-")}'
     return f'{option} {before}, now {now}'
 

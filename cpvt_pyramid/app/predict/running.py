@@ -1,7 +1,6 @@
 """From files of images and videos to files of results: the loop of `cpvt infer`."""
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,14 +11,14 @@ from ..images.large import open_large
 from ..images.rasters import ReadError
 from ..images.reading import size_of
 from ..predictions.kinds import Prediction
-from ..tooling import memory
 from ..tooling.command import one_line
 from ..tooling.progress import progress
 from ..tooling.threads import prefetch
+from .automatic_tiles import tiles_too_large, tiling_for, with_tiles
 from .protocol import Model, Prepared, TooLarge, predict_all
 from .results import Results
 from .sessions import OutOfMemory, SessionError
-from .tiles import TileGrid
+from .tiles import TILE, TileGrid
 from .videos import write_video
 
 
@@ -28,11 +27,11 @@ class RunOptions(NamedTuple):
 
     batch_size: int = 1  # images, frames or tiles that a model gets at a time
     workers: int = 0  # threads that read images ahead of the model, and as many that write; 0: none
-    tile: Optional[int] = None  # height and width of tiles in pixels; None: whole images
-    overlap: int = 0  # of neighbouring tiles in pixels
+    # Height and width of tiles in pixels, of all images; 0: none; None: see `automatic_tiles`
+    tile: Optional[int] = None
+    overlap: Optional[int] = None  # of neighbouring tiles in pixels; by default a quarter
 
 
-TILE, OVERLAP = 1024, 256  # pixels, of images that do not fit into memory
 NO_MEMORY = 'its results do not fit into memory; add --workers 0'
 MOST_FAILURES = 10  # a model that fails on as many images, and on no other before, fails on all
 Outcome = Union[Prediction, TooLarge, SessionError]  # of an image
@@ -44,7 +43,9 @@ def write_results(
 ) -> None:
     """Write the results of images and videos."""
     images = [entry for entry in named if not is_video(entry[0])]
-    if options.tile is not None:
+    if not options.tile:
+        model = with_tiles(model, options.tile, progress=progress)
+    if options.tile:
         write_large_images(model, images, results, options, skip)
     elif images:
         if options.batch_size > 1:  # those of one size in turn
@@ -64,9 +65,9 @@ def write_images(
     model: Model, named: Sequence[NamedInput], results: Results, options: RunOptions, skip: Skip
 ) -> None:
     """Write the results of images. Threads read the next images and write the last results while
-    the model is at others. Images that do not fit into memory are divided into tiles, where those
-    show the same, or skipped. Images on which an exported model fails otherwise are skipped; if it
-    fails on the first `MOST_FAILURES`, that is an error."""
+    the model is at others. Images that do not fit into memory are skipped. Images on which an
+    exported model fails otherwise are skipped; if it fails on the first `MOST_FAILURES`, that is an
+    error."""
     or_tiles = f', or divide the image with --tile {TILE}' if model.takes_tiles else ''
     # In order, those that the model has not finished, and their padded sizes
     loaded: deque[tuple[NamedInput, Optional[tuple[int, int]]]] = deque()
@@ -105,18 +106,9 @@ def write_images(
         for found in predict_all(predict, images(), most, threads):
             entry, size = loaded.popleft()
             if isinstance(found, TooLarge):
-                is_smaller_in_tiles = size is None or math.prod(size) > TILE**2
-                if found.can_be_tiled and is_smaller_in_tiles:
-                    warnings.warn(
-                        f'{entry[0]}: it does not fit into memory as a whole; divided as with '
-                        f'--tile {TILE}',
-                        stacklevel=2,
-                    )
-                    in_tiles = options._replace(tile=TILE, overlap=OVERLAP)
-                    write_large_images(model, [entry], results, in_tiles, skip)
-                else:
-                    advice = or_tiles if is_smaller_in_tiles else ''
-                    skip(entry[0], one_line(found) + advice)
+                is_smaller_in_tiles = size is not None and math.prod(size) > TILE**2
+                advice = or_tiles if is_smaller_in_tiles else ''
+                skip(entry[0], one_line(found) + advice)
                 update(1)
                 continue
             if not isinstance(found, SessionError):
@@ -146,17 +138,16 @@ def write_large_images(
     model: Model, named: Sequence[NamedInput], results: Results, options: RunOptions, skip: Skip
 ) -> None:
     """Write the results of images, one after the other, in tiles."""
-    assert options.tile is not None
+    tiling = tiling_for(model, options.tile, options.overlap)
+    assert tiling is not None
     for entry in named:
         path, name = entry
         try:
             with open_large(path, model.bands) as image:
-                grid = TileGrid(image.shape, options.tile, options.overlap)
+                grid = TileGrid(image.shape, tiling.side, tiling.overlap)
                 with progress(len(grid.rows) * len(grid.columns), 'tiles', name) as update:
                     results.write_in_tiles(entry, model, image, grid, options.batch_size, update)
         except (MemoryError, OutOfMemory):
-            free = memory.free_text()
-            what = f'tiles of {options.tile} pixels do not fit into memory ({free})'
-            skip(path, f'{what}; use a smaller --tile')
+            skip(path, tiles_too_large(tiling.side))
         except (ReadError, SessionError, TooLarge) as error:
             skip(path, one_line(error))

@@ -19,6 +19,7 @@ from ..predictions.matching import box_intersection, box_ious
 from ..tooling.command import UserError
 
 ALIGN = 32  # the largest stride; in aligned tiles, map cells are where those of the image are
+TILE = 1024  # pixels: the side of tiles, unless the user or the model says otherwise
 CUT = 4  # pixels: a box that ends this close to an inner border of its tile counts as cut
 
 Span = tuple[int, int]
@@ -63,6 +64,11 @@ class TileGrid:
         self.size = size
         self.rows = spans(size[0], tile, overlap)
         self.columns = spans(size[1], tile, overlap)
+
+
+def overlap_for(tile: int) -> int:
+    """The overlap of tiles, unless the user says otherwise: a quarter."""
+    return tile // 4 // ALIGN * ALIGN
 
 
 def spans(length: int, tile: int, overlap: int) -> list[Span]:

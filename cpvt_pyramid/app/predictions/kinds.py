@@ -171,7 +171,9 @@ class Detections(_Prediction):
         scores: (N,) float32, 0 to 1.
         labels: (N,), indices into `classes`.
         masks: (N, H, W) boolean, or None if the model has none.
-        limit: the most boxes that the model returns for an image; None: none is known.
+        limit: the most boxes that the model returns for an image or a tile; None: none is known.
+        fullest: of an image that was divided into tiles, the number of boxes in the tile that has
+            most.
 
     Examples:
         >>> found = Predictor('examples/trees.onnx')('examples/trees/florida.jpg')
@@ -186,6 +188,7 @@ class Detections(_Prediction):
     labels: np.ndarray
     masks: Optional[np.ndarray] = None
     limit: Optional[int] = None
+    fullest: Optional[int] = None
 
     kind: ClassVar[Kind] = 'detections'
 
@@ -195,7 +198,8 @@ class Detections(_Prediction):
     @property
     def is_full(self) -> bool:
         """Whether these are as many boxes as the model returns, so that objects may be missing."""
-        return self.limit is not None and len(self) >= self.limit
+        most = len(self) if self.fullest is None else self.fullest
+        return self.limit is not None and most >= self.limit
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, (int, np.integer)):
@@ -206,6 +210,7 @@ class Detections(_Prediction):
             scores=self.scores[index],
             labels=self.labels[index],
             masks=None if self.masks is None else self.masks[index],
+            limit=self.limit if self.fullest is None else None,  # of tiles: unknown in a part
         )
 
     def above(self, score: float) -> 'Detections':

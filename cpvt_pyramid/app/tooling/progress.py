@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,8 @@ from tqdm import tqdm
 
 from .command import rank
 
-INTERVAL = 30.0  # seconds between two lines in a log
+INTERVAL = 10.0  # seconds between two lines in a log
+REFRESH = 1.0  # seconds between two states of a bar whose items take longer
 BAR = (
     '{desc}{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} [{elapsed}<{remaining}, '
     '{rate_noinv_fmt}]'
@@ -29,7 +31,8 @@ def terminal_bar(**options: Any) -> tqdm:
 def progress(total: Optional[int], unit: str, name: str = '') -> Iterator[Callable[[int], object]]:
     """A function to call with the number of items that are finished since the last call.
 
-    Both a bar and lines go to stderr, of the first process of a run only.
+    Both a bar and lines go to stderr, of the first process of a run only. A log gets a line after
+    each `INTERVAL`, also while an item takes longer.
 
     Args:
         total: number of items, if it is known.
@@ -37,24 +40,47 @@ def progress(total: Optional[int], unit: str, name: str = '') -> Iterator[Callab
         name: of what is done; begins the bar and the lines.
     """
     start = f'{name}: ' if name else ''
-    if sys.stderr.isatty() and rank() == 0:
+    if rank():
+        yield lambda count: None
+        return
+    if sys.stderr.isatty():
         form = BAR if total else BAR_OF_UNKNOWN
         with terminal_bar(total=total, unit=f' {unit}', desc=start, bar_format=form) as bar:
-            yield bar.update
+            with every(REFRESH, bar.refresh):
+                yield bar.update
         return
-
     done = 0
-    begin = reported = time.monotonic()
+    begin = time.monotonic()
 
     def update(count: int) -> None:
-        nonlocal done, reported
+        nonlocal done
         done += count
-        now = time.monotonic()
-        if now - reported < INTERVAL or rank():
-            return
-        share = f'{done} of {total}' if total else f'{done}'
-        speed = done / (now - begin)
-        print(f'{start}{share} {unit}, {speed:.3g} {unit}/s', file=sys.stderr, flush=True)
-        reported = now
 
-    yield update
+    def report() -> None:
+        seconds = time.monotonic() - begin
+        share = f'{done} of {total}' if total else f'{done}'
+        speed = f'{done / seconds:.3g} {unit}/s' if done else f'{seconds:.0f} s'
+        # One call with its end of line: the lines of two threads would mix.
+        print(f'{start}{share} {unit}, {speed}\n', end='', file=sys.stderr, flush=True)
+
+    with every(INTERVAL, report):
+        yield update
+
+
+@contextmanager
+def every(seconds: float, function: Callable[[], object]) -> Iterator[None]:
+    """Inside this context another thread calls a function each time this many seconds have
+    passed."""
+    is_over = threading.Event()
+
+    def call() -> None:
+        while not is_over.wait(seconds):
+            function()
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 from PIL import Image
 from support import ROOT
@@ -33,7 +34,7 @@ from cpvt_pyramid.app.commands.app import main
 from cpvt_pyramid.app.commands.infer import main as infer_main
 from cpvt_pyramid.app.page import server as app
 from cpvt_pyramid.app.page.start import samples_of
-from cpvt_pyramid.app.predict import Predictor
+from cpvt_pyramid.app.predict import Predictor, automatic_tiles, exported
 from cpvt_pyramid.app.predict.exported import ExportedModel
 from cpvt_pyramid.app.predictions.drawing import jpeg_of
 
@@ -473,13 +474,65 @@ def test_names_that_are_not_utf8_are_shown_escaped(model, photos):
         assert client.predict(query='sample=0').status == 200
 
 
-def test_large_images_are_reduced_and_boxes_stay_in_their_pixels(client):
+@pytest.mark.parametrize('changes', [{}, {'resize': None}])
+def test_large_images_are_reduced_and_boxes_stay_in_their_pixels(changes, model, monkeypatch):
+    """Also those in tiles, in which each has the size of a tile."""
+    monkeypatch.setattr(exported, 'TILE', 1024)
+    Path('nothing').mkdir()
+    with serving(model('detection', **changes), Path('nothing')) as client:
+        check_large_images(client)
+
+
+def check_large_images(client):
     answer = client.predict(encoded(Image.new('RGB', (4000, 1500), 'white')))
     picture = Image.open(io.BytesIO(picture_of(answer)))
-    assert math.prod(picture.size) <= app.PICTURE_PIXELS < 4000 * 1500
+    assert math.prod(picture.size) <= 1.1 * app.PICTURE_PIXELS < 4000 * 1500  # with a legend
     assert answer.json['detections'][0]['box'] == pytest.approx([0, 0, 4000, 1500], abs=1)
     thin = client.predict(encoded(Image.new('RGB', (20000, 2), 'white')))
     assert max(Image.open(io.BytesIO(picture_of(thin))).size) <= app.PICTURE_SIDE
+
+
+@pytest.mark.parametrize('name', ['detection', 'labels'])
+def test_images_much_larger_than_tiles_are_divided(name, model, monkeypatch):
+    """Results are those of the whole image in its own pixels, and the picture is small."""
+    monkeypatch.setattr(exported, 'TILE', 64)
+    random = np.random.default_rng(0)
+    image = Image.fromarray(
+        random.integers(0, 250, (70, 100, 3), np.uint8).repeat(4, 0).repeat(4, 1)
+    )
+    Path('nothing').mkdir()
+    with serving(model(name, resize=None), Path('nothing')) as client:
+        answer = client.predict(encoded(image))
+        whole = client.predict(encoded(image.resize((100, 100))))
+        with_side = client.predict(encoded(image), 'shorter_side=100')
+        assert client.get('/progress').json == {'done': 0, 'tiles': 0}
+    (line,) = answer.json['warnings']
+    assert 'are taken in tiles of 64 pixels, because the model does not resize them; a s' in line
+    assert whole.json['warnings'] == with_side.json['warnings'] == []
+    image.save('a.png')
+    with pytest.warns(UserWarning, match='in tiles of 64'):
+        expected = Predictor(model(name, resize=None))('a.png')
+    if name == 'detection':
+        assert answer.json['detections'] == expected.records() != []
+    else:
+        assert answer.json['summary'] == expected.summary()
+
+
+def test_how_many_tiles_are_done_is_told(model, monkeypatch):
+    monkeypatch.setattr(exported, 'TILE', 64)
+    told = []
+    predict_tiles = ExportedModel.predict_tiles
+
+    def asking(self, tiles):
+        told.append(client.get('/progress').json)
+        return predict_tiles(self, tiles)
+
+    monkeypatch.setattr(ExportedModel, 'predict_tiles', asking)
+    Path('nothing').mkdir()
+    with serving(model('detection', resize=None), Path('nothing')) as client:
+        assert client.predict(encoded(Image.new('RGB', (200, 160)))).status == 200
+        assert client.get('/progress').json == {'done': 0, 'tiles': 0}
+    assert told == [{'done': i, 'tiles': 12} for i in range(12)]
 
 
 def resident_mb() -> float:
@@ -490,7 +543,9 @@ def resident_mb() -> float:
 def test_what_requests_cost_is_bounded():
     """Before there were limits, each of these took 2 to 12 GB and the server kept most of it."""
     thin = encoded(Image.new('RGB', (20000, 1)))
-    large = encoded(Image.new('RGB', (2000, 2000)))
+    large = encoded(Image.new('RGB', (2000, 2000)))  # as a whole, it would take 20 seconds
+    monkeypatch.setattr(automatic_tiles, 'MUCH_LARGER', 1)
+    monkeypatch.setattr(app, 'takes_in_tiles', lambda model, size: False)
     small = encoded(Image.new('RGB', (320, 240)))
     refused = [
         (large, '', 'this page takes up to 1.0 megapixels; shorter_side=1024 fits'),
@@ -637,9 +692,8 @@ def test_mistakes_on_the_command_line(model, capsys):
 
 def test_an_image_that_reaches_the_limit_of_the_model(model, photos):
     page = app.Page(ExportedModel(model('full')))
-    images = [app.PageImage(photo, photo.shape[:2]) for photo in photos[1:3]]
     line = "this image reached the model's limit of 2 boxes, so that objects may be missing"
-    assert [page.predict(image)['warnings'] for image in images] == [[], [line]]
+    assert [page.predict(photo)['warnings'] for photo in photos[1:3]] == [[], [line]]
 
 
 def test_samples_are_in_the_folder_with_the_name_of_the_model(model, photos, monkeypatch, capsys):

@@ -17,7 +17,8 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 from support import ROOT
 
-from cpvt_pyramid.app.page.server import Page, Server, read_picture, read_samples
+from cpvt_pyramid.app.images.reading import load_image
+from cpvt_pyramid.app.page.server import Page, Server, read_samples
 from cpvt_pyramid.app.predict.exported import ExportedModel
 
 pytestmark = pytest.mark.page
@@ -141,7 +142,7 @@ def test_a_dropped_image_is_shown_with_its_results(browser, page, photos):
         f'{model.resize[0]} pixels' if model.resize else 'unscaled'
     )
     browser.drop(photo)
-    expected = page.page.predict(read_picture(photo))
+    expected = page.page.predict(load_image(photo))
     picture = browser.find('picture')
     assert browser.text('status') == f'{photo.name}: {expected["summary"]}'
     assert picture.get_attribute('src') == expected['picture']
@@ -152,7 +153,7 @@ def test_a_dropped_image_is_shown_with_its_results(browser, page, photos):
     assert not browser.overflows()
     browser.set_slider('size', 320)
     assert browser.text('size-value') == '320 pixels'
-    expected = page.page.predict(read_picture(photo), 320)
+    expected = page.page.predict(load_image(photo), 320)
     assert picture.get_attribute('src') == expected['picture']
     score = browser.find('score')
     assert score.is_displayed() == (model.kind == 'detections')
@@ -167,13 +168,13 @@ def test_samples_and_files_are_chosen_with_a_click(browser, page, photos):
     assert all(image.get_property('naturalWidth') for image in browser.all('#samples img'))
     samples[2].click()
     browser.wait_for_result()
-    expected = page.page.predict(read_picture(photos[2]))
+    expected = page.page.predict(load_image(photos[2]))
     assert browser.find('picture').get_attribute('src') == expected['picture']
     assert [sample.get_attribute('aria-pressed') for sample in samples].index('true') == 2
     browser.find('file').send_keys(str(photos[0]))
     browser.wait(lambda: browser.text('status').startswith(photos[0].name))
     browser.wait_for_result()
-    expected = page.page.predict(read_picture(photos[0]))
+    expected = page.page.predict(load_image(photos[0]))
     assert browser.find('picture').get_attribute('src') == expected['picture']
     assert 'true' not in [sample.get_attribute('aria-pressed') for sample in samples]
 

@@ -26,7 +26,7 @@ from cpvt_pyramid.app.commands.infer import main
 from cpvt_pyramid.app.images.gate import ORIENTATION
 from cpvt_pyramid.app.images.inputs import OWNERS
 from cpvt_pyramid.app.images.rasters import ReadError
-from cpvt_pyramid.app.predict import Predictor, infer, running, sessions
+from cpvt_pyramid.app.predict import Predictor, automatic_tiles, exported, infer, running, sessions
 from cpvt_pyramid.app.predict.exported import INPUT_BYTES, ExportedModel
 from cpvt_pyramid.app.predict.infer import note_about_limit
 from cpvt_pyramid.app.predict.opening import ModelFiles
@@ -537,7 +537,7 @@ def test_advice_at_the_limit_names_tiles_where_they_keep_masks(name, tiles, mode
     opened = ExportedModel(model(name))
     results = Results(Path(), opened.kind, opened.classes, most_boxes=3)
     results.full.add(Path('a.png'))
-    line = note_about_limit(results, ModelFiles(opened.path), None, opened.takes_tiles)
+    line = note_about_limit(results, ModelFiles(opened.path), opened, None)
     assert ('--tile' in line) == tiles and line.endswith('or a higher --score-thr')
 
 
@@ -625,15 +625,18 @@ def test_an_image_that_needs_too_much_memory(text, model, photos, capsys, monkey
 
     monkeypatch.setattr(OnnxRuntime, 'run', run_small)
     monkeypatch.setattr(running, 'TILE', 64)
-    monkeypatch.setattr(running, 'OVERLAP', 32)
+    monkeypatch.setattr(exported, 'TILE', 64)
+    monkeypatch.setattr(automatic_tiles, 'overlap_for', lambda tile: 0 if tile == 32 else 32)
     limit = 3 * 64
-    for size in ('1', '3'):
-        assert main([str(model('detection', resize=None)), 'in', '--batch-size', size]) == 0
+    for batch in ('1', '3'):
+        assert main([str(model('detection', resize=None)), 'in', '--batch-size', batch]) == 0
         said = capsys.readouterr()
-        for name in 'ab':  # of 91 x 133 and 160 x 77 pixels, padded to 32
-            line = f'cpvt infer: in/{name}.png: it does not fit into memory as a whole; divided as'
+        for size in ('133 x 91', '77 x 160'):
+            line = (
+                f'cpvt infer: {size} pixels do not fit into memory as a whole; they are taken in '
+            )
             assert said.err.count(line) == 1
-        assert 'in/c.png' not in said.err and '3 of 3 done' in said.out
+        assert said.err.count('as a whole') == 2 and '3 of 3 done' in said.out
         found = json.loads(Path('predictions/a.detections.json').read_text())['detections']
         assert found[0]['box'] == [0, 0, 133, 91]
     told = (
@@ -653,7 +656,7 @@ def test_an_image_that_needs_too_much_memory(text, model, photos, capsys, monkey
         assert said.count('skipped') == 3
     film('film.mp4', [np.zeros((48, 64, 3), np.uint8)] * 3)
     assert main([str(model('detection', resize=None)), 'film.mp4', '--overwrite']) == 1
-    said = capsys.readouterr().err  # videos take no tiles
+    said = capsys.readouterr().err  # its frames are smaller than a tile
     assert '64 x 48 pixels does not fit into memory' in said and '--tile' not in said
 
 

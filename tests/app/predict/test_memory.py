@@ -11,7 +11,7 @@ from support import film, save_tiff
 
 from cpvt_pyramid.app.commands.infer import main
 from cpvt_pyramid.app.images import reading
-from cpvt_pyramid.app.predict import running, sessions
+from cpvt_pyramid.app.predict import automatic_tiles, exported, running, sessions
 from cpvt_pyramid.app.predict.protocol import Prepared, predict_all
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime, OpenVino
 from cpvt_pyramid.app.predictions.kinds import Detections
@@ -142,13 +142,14 @@ def test_openvino_returns_nothing_if_memory_is_too_small(model, images, monkeypa
 
     monkeypatch.setattr(OpenVino, 'run', empty_if_large)
     monkeypatch.setattr(running, 'TILE', 64)
-    monkeypatch.setattr(running, 'OVERLAP', 32)
+    monkeypatch.setattr(exported, 'TILE', 64)
+    monkeypatch.setattr(automatic_tiles, 'overlap_for', lambda tile: 0 if tile == 32 else 32)
     arguments = [*images, '--backend', 'openvino', '--overwrite']
     line = infer_all_but_one([str(model('box', resize=None)), *arguments], 'b.png', capsys)
     assert 'an input of 211 x 37 pixels does not fit into memory (' in line
     assert main([str(model('detection', resize=None)), *arguments]) == 0  # in tiles
     said = capsys.readouterr()
-    assert 'b.png: it does not fit into memory as a whole; divided' in said.err
+    assert '211 x 37 pixels do not fit into memory as a whole; they are taken in' in said.err
 
 
 @pytest.mark.parametrize('tile, advice', [(64, ', or divide the image with --tile 64'), (128, '')])
@@ -160,7 +161,8 @@ def test_tiles_are_advised_if_they_are_smaller(
     is_large = lambda session, inputs: inputs['images'].shape[3] >= WIDE  # noqa: E731
     monkeypatch.setattr(OnnxRuntime, 'run', fails_if(is_large, OnnxRuntime.run, MemoryError()))
     monkeypatch.setattr(running, 'TILE', tile)
-    monkeypatch.setattr(running, 'OVERLAP', 32)
+    monkeypatch.setattr(exported, 'TILE', tile)
+    monkeypatch.setattr(automatic_tiles, 'overlap_for', lambda tile: 0 if tile == 32 else 32)
     arguments = [str(model('detection', resize=resize)), *images, '--workers', '0']
     if advice and not resize:  # it takes them by itself
         assert main(arguments) == 0

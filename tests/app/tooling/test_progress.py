@@ -1,10 +1,10 @@
 """A bar on a terminal, lines in a log."""
 
 import io
-import itertools
 import re
 import sys
-from types import SimpleNamespace
+import threading
+import time
 from typing import Any, Optional
 
 import pytest
@@ -19,19 +19,30 @@ def work(total: Optional[int], **options: Any) -> None:
             done(2)
 
 
-def test_a_log_has_a_line_every_30_seconds(capsys, monkeypatch):
-    for seconds in (7, 16):  # for two images
-        clock = itertools.count(0, seconds)
-        monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=clock.__next__))
-        work(8, name='a.tif')
-    assert capsys.readouterr().err == (
-        'a.tif: 4 of 8 images, 0.125 images/s\na.tif: 8 of 8 images, 0.125 images/s\n'
-    )
-    work(None)
-    assert capsys.readouterr().err == '4 images, 0.125 images/s\n8 images, 0.125 images/s\n'
-    monkeypatch.setenv('RANK', '1')
-    work(8)
+def test_a_log_has_a_line_after_each_interval(capsys, monkeypatch):
+    """Also while an item takes longer than that; and none of a run that is shorter."""
+    work(8, name='a.tif')
     assert capsys.readouterr().err == ''
+    monkeypatch.setattr(module, 'INTERVAL', 0.1)
+    for total, of_total in ((8, ' of 8'), (None, '')):
+        with progress(total, 'images', 'a.tif') as done:
+            time.sleep(0.35)
+            done(2)
+            time.sleep(0.25)
+        lines = capsys.readouterr().err.splitlines()
+        assert lines.count(f'a.tif: 0{of_total} images, 0 s') >= 2
+        assert re.fullmatch(rf'a.tif: 2{of_total} images, [0-9.]+ images/s', lines[-1])
+    monkeypatch.setenv('RANK', '1')
+    with progress(8, 'images'):
+        time.sleep(0.3)
+    assert capsys.readouterr().err == ''
+
+
+def test_no_thread_outlives_an_error(monkeypatch):
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt), progress(8, 'images'):
+        raise KeyboardInterrupt
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize('total, text', [(8, 'a: 100% |.*8 of 8 .*, .* images/s'), (None, 'a: 8 ')])
@@ -44,5 +55,11 @@ def test_a_terminal_has_a_bar(total, text, monkeypatch):
 
     terminal = Terminal()
     monkeypatch.setattr(sys, 'stderr', terminal)
+    monkeypatch.setattr(module, 'REFRESH', 0.05)
     work(total, name='a')
     assert re.search(text, terminal.getvalue())
+    terminal.truncate(0)
+    with progress(total, 'images', 'b'):
+        terminal.truncate(0)
+        time.sleep(0.3)  # an image takes long; the bar shows how long
+        assert 'b: ' in terminal.getvalue()

@@ -18,7 +18,13 @@ from ....mm.amp import replace_forward
 from ...config.check import check_settings
 from ...config.load import config_in_checkpoint, load_config, merge_options
 from ...config.parts import dataset_meta, kind_of
-from ...config.pipelines import loaded_bands, loads_annotations, loads_image, pipeline_of
+from ...config.pipelines import (
+    keeps_size,
+    loaded_bands,
+    loads_annotations,
+    loads_image,
+    pipeline_of,
+)
 from ...images.rasters import ReadError
 from ...images.reading import picture, read_image
 from ...predictions.drawing import Color
@@ -27,7 +33,7 @@ from ...tooling import memory
 from ...tooling.command import UserError
 from ...tooling.report import amount
 from ..protocol import Prepared, TooLarge
-from ..tiles import Boxes, Suppression
+from ..tiles import TILE, Boxes, Suppression
 from .grouping import size_in_batch
 from .label_maps import predict_labels
 from .loading import build_model, fetch_checkpoint, load_whole_model
@@ -64,6 +70,7 @@ class OpenMMLabModel:
         self.suppression = suppression_of(model, score_thr)
         self.most_boxes = most_boxes_of(model)
         self.takes_tiles = not predicts_masks(model)
+        self.own_tile = own_tile_of(model, cfg) if self.takes_tiles else None
         self.pipeline = image_pipeline(cfg)
         if self.kind == 'detections':
             leave_out_low_scores(model, score_thr)
@@ -188,6 +195,20 @@ def check_kind(model: nn.Module) -> None:
 def predicts_masks(model: nn.Module) -> bool:
     """Whether a detector predicts masks of instances."""
     return getattr(model, 'with_mask', False) or hasattr(model, 'panoptic_fusion_head')
+
+
+def own_tile_of(model: Any, cfg: Config) -> Optional[int]:
+    """Side of the tiles that show what a whole image shows; see `protocol.Model`. None if the test
+    pipeline changes images, or if the model itself moves a window over them."""
+    settings = getattr(model, 'test_cfg', None) or {}
+    is_unchanged = all(map(leaves_image, pipeline_of(cfg, 'test')))
+    return TILE if is_unchanged and settings.get('mode') != 'slide' else None
+
+
+def leaves_image(transform: dict) -> bool:
+    """Whether a transform loads an image or packs it, and leaves its pixels as they are."""
+    is_part_of_loading = kind_of(transform).startswith(('Load', 'Pack'))
+    return is_part_of_loading or keeps_size(transform)
 
 
 def kind_of_results(cfg: Config) -> Kind:

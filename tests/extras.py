@@ -18,7 +18,7 @@ from pathlib import Path
 from release import ROOT, run
 
 # What is added to packages that are installed already, here to `runtime`.
-ADDITIONS = ('large', 'ray', 'demo', 'dev')
+ADDITIONS = ('video', 'heic', 'large', 'ray', 'demo', 'dev')
 BUILD_CONFIG = """
 from pathlib import Path
 import cpvt_pyramid
@@ -51,6 +51,27 @@ from cpvt_pyramid import CPVTPyramid
 CPVTPyramid('pcpvt_nano', position='rope')(torch.zeros(1, 3, 64, 64))
 """
 INFER = 'cpvt infer EXAMPLES/trees.onnx EXAMPLES/trees/florida.jpg --out-dir out'
+RUN = """
+import sys
+from pathlib import Path
+from cpvt_pyramid.app.commands.infer import main
+sys.exit(main([str(Path('EXAMPLES/trees.onnx')), 'a.NAME']))
+"""
+VIDEO = """
+import av
+from PIL import Image
+with av.open('a.mp4', 'w') as container:
+    stream = container.add_stream('libx264', rate=10)
+    stream.width = stream.height = 64
+    frame = av.VideoFrame.from_image(Image.new('RGB', (64, 64)))
+    container.mux(stream.encode(frame))
+    container.mux(stream.encode(None))
+""" + RUN.replace('NAME', 'mp4')
+HEIC = """
+import pillow_heif
+from PIL import Image
+pillow_heif.from_pillow(Image.new('RGB', (64, 64))).save('a.heic')
+""" + RUN.replace('NAME', 'heic')
 # A use of each extra: a command in which EXAMPLES stands for the folder, or a program.
 USES = {
     'torch': TORCH,
@@ -59,6 +80,8 @@ USES = {
     'openvino': f'{INFER} --backend openvino',
     'quantize': 'cpvt quantize EXAMPLES/trees.onnx EXAMPLES/trees --out a.xml --agreement 0',
     'mm': BUILD_CONFIG,
+    'video': VIDEO,
+    'heic': HEIC,
     'large': f'{INFER} --tile 256',
     'ray': f'{INFER} --ray local --ray-workers 1',
     'timm': TIMM,
@@ -104,7 +127,7 @@ def try_extra(wheel: Path, extra: str, folder: Path) -> None:
     use = USES[extra]
     if '\n' in use:
         program = folder / 'use.py'
-        program.write_text(use)
+        program.write_text(use.replace('EXAMPLES', str(ROOT / 'examples')))
         use = f'python {program}'
     environment.call(use.replace('EXAMPLES', str(ROOT / 'examples')))
 

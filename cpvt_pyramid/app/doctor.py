@@ -51,7 +51,7 @@ MM = {
     'mmdet': ('onedl-mmdetection==3.5.1', 'mmdet'),
     'mmseg': ('onedl-mmsegmentation==1.4.2', 'mmsegmentation'),
 }
-OPTIONAL = ('timm', 'onnx', 'onnxruntime', 'onnxruntime-gpu', 'openvino')
+OPTIONAL = ('timm', 'onnx', 'onnxruntime', 'onnxruntime-gpu', 'openvino', 'av', 'pillow-heif')
 
 
 class Finding(NamedTuple):

@@ -24,6 +24,7 @@ from .results import Results
 from .run_record import claimed, record_of
 from .running import RunOptions, write_results
 from .tiles import ALIGN, TILE
+from .videos import import_av
 
 
 def run_infer(options: InferOptions) -> int:
@@ -36,6 +37,8 @@ def run_infer(options: InferOptions) -> int:
         )
     check_folder(options.out_dir)
     found = find_inputs(words, out_dir=options.out_dir)
+    if any(map(is_video, found)):
+        import_av()
     if options.tile:
         check_no_videos(found)
     model_options: dict[str, Any] = {

@@ -1,167 +1,221 @@
-"""Videos, which OpenCV reads and writes."""
+"""Videos, which PyAV reads and writes: each frame at its own time."""
 
 import json
-import math
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from ..images.inputs import VIDEO_OVERLAY, NamedInput
 from ..images.rasters import ReadError
-from ..images.reading import check_readable, import_cv2
+from ..images.reading import check_readable
 from ..predictions.kinds import Prediction
-from ..tooling.command import UserError
+from ..tooling.command import one_line, optional_package
 from ..tooling.files import atomic_write
 from ..tooling.progress import progress
 from .protocol import Model, predict_all
 from .results import Results
 
-VARIABLE = 1.5  # times the mean duration of a frame: with one that lasts longer, a rate varies
-FRAME_RATE = 25.0  # for videos that declare none and have no time stamps
-MOST_TICKS = 65_535  # of a second in MPEG-4
+FRAME_RATE = Fraction(25)  # for videos that declare none, and frames without a time
 # How much earlier than its container a video may end: the sound is often longer.
 LATE_SECONDS, LATE_SHARE = 0.5, 0.05
-# Quarter turns, counterclockwise, for the orientation that a video declares.
-TURNS = {90: 3, 180: 2, 270: 1}
-# How files begin that are lists of other files, which FFmpeg would read, whatever their names.
-LISTS = b'#EXTM3U', b'ffconcat', b'<'
+# Formats of files, as FFmpeg calls them. It knows others, some of which are lists of further files
+# and addresses, which it would read.
+CONTAINERS = 'avi,matroska,webm,mov,mp4,m4v,mpeg,mpegts,mpegvideo'
+CODEC = 'libx264'  # H.264, which browsers play
+# Without B-frames, whose order would make the declared length of variable rates too short.
+QUALITY = {'crf': '20', 'preset': 'veryfast', 'bf': '0'}
+REPAIR = 'to use what is whole, copy it with ffmpeg -i VIDEO COPY'
+
+
+def import_av() -> ModuleType:
+    """PyAV, which brings FFmpeg; a UserError says how to install it."""
+    return optional_package('av', 'reading videos')
 
 
 def write_video(model: Model, entry: NamedInput, results: Results, batch_size: int) -> None:
     """Write NAME.overlay.mp4, unless without pictures, and, except for semantic segmentors, one
-    JSON line per frame to NAME.detections.jsonl, with its time in seconds.
-
-    OpenCV writes videos of one rate. A warning tells of a video whose frames have others.
+    JSON line per frame to NAME.detections.jsonl, with its time in seconds after the first frame.
 
     Raises:
-        ReadError: not a video, or one that ends early, which has no results.
+        ReadError: not a video, or one that is not complete, which has no results.
     """
     path, name = entry
     length = measure_video(path)
-    video = open_video(path)
-    if length.is_variable and results.pictures:
-        warnings.warn(
-            f'{path}: the rate of its frames varies; the overlay shows them at the mean rate of '
-            f'{length.rate:.3g} a second (JSON lines have their times)',
-            stacklevel=2,
-        )
-    count = 0
     with ExitStack() as stack:
+        video = stack.enter_context(open_video(path))
         update = stack.enter_context(progress(length.frames, 'frames', name))
-        for found in predicted_frames(model, video, batch_size):
+        overlay: Optional[VideoWriter] = None
+        for count, found in enumerate(predicted_frames(model, video, batch_size)):
             results.look_at_number(path, found)
             if results.pictures:
                 picture = np.array(found.draw(legend=False))
-                if count == 0:
-                    size = picture.shape[1], picture.shape[0]
+                if overlay is None:
                     file = results.folder / f'{name}{VIDEO_OVERLAY}'
-                    overlay = stack.enter_context(video_writer(file, size, length.rate))
-                overlay.write(picture[..., ::-1])
+                    overlay = stack.enter_context(video_writer(file, picture, video))
+                overlay.write(picture, video.ticks[count])
             if results.kind != 'labels':
                 if count == 0:
                     file = results.folder / f'{name}.{results.kind}.jsonl'
                     draft = stack.enter_context(atomic_write(file))
                     lines = stack.enter_context(draft.open('w'))
-                line = {'frame': count, 'time': round(video.times[count], 3)}
+                seconds = float((video.ticks[count] - video.ticks[0]) * video.tick)
+                line = {'frame': count, 'time': round(seconds, 3)}
                 lines.write(json.dumps({**line, results.kind: found.records()}) + '\n')
-            count += 1
             update(1)
-        if count < length.frames:  # an error of the disk
-            raise ReadError(f'ends after {count} of {length.frames} frames')
+        if not video.ticks:
+            raise ReadError('a video without frames')
+        check_end(float(video.end * video.tick), length.declared)
 
 
 class VideoLength(NamedTuple):
-    """How long a video is."""
+    """How long a video is, by its packets."""
 
-    frames: int
-    rate: float  # mean frames per second
-    is_variable: bool = False  # frames are shown for times that differ by more than rounding
+    frames: int  # about
+    declared: Optional[float]  # seconds, by the container
 
 
 def measure_video(path: Path) -> VideoLength:
-    """Count the frames of a video, and compute their rate from their time stamps.
-
-    Containers tell only an estimate of either, which is far off for the recordings of browsers
-    (1000 frames per second) and for variable rates. Frames are decoded for it, which takes little
-    time next to predictions.
+    """Read a video to its end without decoding it.
 
     Raises:
         ReadError: not a video, or one that ends before the end that its container declares.
     """
-    cv2 = import_cv2()
-    capture = open_video(path).capture
-    declared_frames = capture.get(cv2.CAP_PROP_FRAME_COUNT)
-    declared_rate = capture.get(cv2.CAP_PROP_FPS)
-    times = []
-    while capture.grab():
-        times.append(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000)
-    if not times:
-        raise ReadError('a video without frames')
-    count, first, last = len(times), times[0], times[-1]
-    rate = declared_rate if 0 < declared_rate < math.inf else FRAME_RATE
-    seconds = count / rate
-    if count > 1 and last > first:
-        rate = (count - 1) / (last - first)
-        seconds = last - first + 1 / rate
-    if count < declared_frames and declared_rate > 0:
-        declared = declared_frames / declared_rate
-        if seconds < declared - max(LATE_SECONDS, LATE_SHARE * declared):
-            raise ReadError(
-                f'not a complete video: it ends after {seconds:.1f} of {declared:.1f} seconds; to '
-                'use that part, copy it with ffmpeg -i VIDEO -c copy PART'
-            )
-    # A time is rounded to a tick of the container, a millisecond or less in those of today.
-    is_variable = count > 2 and float(np.diff(times).max()) > VARIABLE / rate
-    return VideoLength(count, rate, is_variable)
+    frames = 0
+    first: Optional[int] = None
+    end = 0
+    with open_video(path) as video:
+        for packet in video.packets():
+            frames += 1
+            if packet.pts is not None:
+                first = packet.pts if first is None else min(first, packet.pts)
+                end = max(end, packet.pts + (packet.duration or 0))
+        declared = video.declared_seconds()
+        if not frames:
+            raise ReadError('a video without frames')
+        if first is None:  # without times
+            seconds = float(frames / video.rate)
+        else:
+            seconds = float((end - first) * video.tick)
+    check_end(seconds, declared)
+    return VideoLength(frames, declared)
+
+
+def check_end(seconds: float, declared: Optional[float]) -> None:
+    """Raise a ReadError if a video of some seconds ends before its container says."""
+    if declared is not None and seconds < declared - max(LATE_SECONDS, LATE_SHARE * declared):
+        raise ReadError(
+            f'not a complete video: it ends after {seconds:.1f} of {declared:.1f} seconds; {REPAIR}'
+        )
 
 
 class Video:
-    """The frames of a video, upright, as (H, W, 3) RGB uint8.
+    """The frames of an open video, upright, as (H, W, 3) RGB uint8.
 
-    OpenCV turns the frames of phones in some of its builds and not in others. Here it does not, and
-    they are turned as the video says.
+    Attributes:
+        tick: the unit of times, in seconds.
+        ticks: the times of the frames that were read.
+        end: when the last of them ends, in ticks after the first.
+        rate: frames per second, on average or as a guess.
     """
 
-    def __init__(self, capture: Any) -> None:
-        cv2 = import_cv2()
-        self.capture = capture
-        self.times: list[float] = []  # of the frames that were read, in seconds
-        self.turns = 0
-        if capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 0):
-            orientation = int(capture.get(cv2.CAP_PROP_ORIENTATION_META))
-            self.turns = TURNS.get(orientation % 360, 0)
+    def __init__(self, container: Any, stream: Any) -> None:
+        self.container = container
+        self.stream = stream
+        self.rate = Fraction(stream.average_rate or stream.guessed_rate or FRAME_RATE)
+        self.tick = Fraction(stream.time_base or 1 / self.rate)
+        self.usual = max(round(1 / self.rate / self.tick), 1)  # ticks of a frame
+        self.ticks: list[int] = []
+        self.end = 0
+        self.size: Optional[tuple[int, ...]] = None
+
+    def packets(self) -> Iterator[Any]:
+        """The packets of the video, without those of sound."""
+        with errors_of_reading():
+            for packet in self.container.demux(self.stream):
+                if packet.size:
+                    yield packet
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        while True:
-            has_frame, frame = self.capture.read()
-            if not has_frame:
-                return
-            self.times.append(self.capture.get(import_cv2().CAP_PROP_POS_MSEC) / 1000)
-            yield np.ascontiguousarray(np.rot90(frame[..., ::-1], self.turns))
+        with errors_of_reading():
+            for frame in self.container.decode(self.stream):
+                self.add_time(frame)
+                if frame.is_corrupt:
+                    raise ReadError(
+                        f'not a complete video: frame {len(self.ticks) - 1} is damaged; {REPAIR}'
+                    )
+                pixels = frame.to_ndarray(format='rgb24')
+                upright = np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
+                if self.size is None:
+                    self.size = upright.shape
+                if upright.shape != self.size:
+                    raise ReadError(
+                        f'its frames have several sizes, {self.size[1]} x {self.size[0]} and '
+                        f'{upright.shape[1]} x {upright.shape[0]}; {REPAIR}'
+                    )
+                yield upright
+
+    def add_time(self, frame: Any) -> None:
+        """Note when a frame is shown: as it says, but later than the one before."""
+        last = self.ticks[-1] if self.ticks else None
+        at = frame.pts
+        if at is None:
+            at = 0 if last is None else last + self.usual
+        if last is not None:
+            at = max(at, last + 1)
+        self.ticks.append(at)
+        self.end = at - self.ticks[0] + (frame.duration or self.usual)
+
+    def declared_seconds(self) -> Optional[float]:
+        """How long the video is by its container; None if that does not say."""
+        if self.stream.duration:
+            return float(self.stream.duration * self.tick)
+        if self.container.duration:
+            return self.container.duration / 1e6
+        return None
 
 
-def open_video(path: Path) -> Video:
+@contextmanager
+def errors_of_reading() -> Iterator[None]:
+    """Inside this context, in which FFmpeg reads, its errors are ReadErrors."""
+    av = import_av()
+    try:
+        yield
+    except av.FFmpegError as error:
+        raise ReadError(f'not a complete video: {error.strerror}; {REPAIR}') from error
+
+
+@contextmanager
+def open_video(path: Path) -> Iterator[Video]:
     """Open a video.
 
     Raises:
-        ReadError: OpenCV cannot read it.
+        ReadError: FFmpeg cannot read it.
     """
+    av = import_av()
     try:
         check_readable(path)
-        with path.open('rb') as file:
-            beginning = file.read(16)
     except OSError as error:
         raise ReadError(str(error)) from error
-    if beginning.startswith(LISTS):
-        raise ReadError('a list of files, not a video')
-    capture = import_cv2().VideoCapture(str(path))
-    if not capture.isOpened():
-        raise ReadError('OpenCV cannot read this video')
-    return Video(capture)
+    with ExitStack() as stack:
+        # FFmpeg takes some names of files for addresses or patterns.
+        file = stack.enter_context(path.open('rb'))
+        try:
+            options = {'format_whitelist': CONTAINERS}
+            container = stack.enter_context(av.open(file, options=options))
+        except (av.FFmpegError, ValueError) as error:
+            raise ReadError(f'not a complete video in one of the formats {CONTAINERS}') from error
+        if not container.streams.video:
+            raise ReadError('a file without a video stream')
+        stream = container.streams.video[0]
+        if stream.codec_context is None:
+            raise ReadError('a video whose codec FFmpeg does not know')
+        stream.thread_type = 'AUTO'
+        yield Video(container, stream)
 
 
 def predicted_frames(model: Model, video: Video, batch_size: int) -> Iterator[Prediction]:
@@ -171,34 +225,56 @@ def predicted_frames(model: Model, video: Video, batch_size: int) -> Iterator[Pr
     return predict_all(model.predict, frames, batch_size, model.threads)
 
 
-def writable(rate: float) -> float:
-    """A frame rate, rounded to what OpenCV can write as MPEG-4: a fraction whose denominator is a
-    power of ten up to 1000, and whose numerator is from 1 to `MOST_TICKS`."""
-    rate = min(max(rate, 0.01), MOST_TICKS)
-    decimals = min(int(math.log10(MOST_TICKS / rate)), 3)
-    return round(rate, decimals)
+class VideoWriter:
+    """Writes frames (H, W, 3) RGB uint8 as H.264.
+
+    Sides are even in the format that browsers play: an odd one is longer by a pixel, which repeats
+    the last.
+    """
+
+    def __init__(self, container: Any, picture: np.ndarray, video: Video) -> None:
+        self.frame_of = import_av().VideoFrame.from_ndarray
+        self.container = container
+        self.video = video
+        self.stream = container.add_stream(CODEC, rate=video.rate, options=QUALITY)
+        height, width = picture.shape[:2]
+        self.stream.height = height + height % 2
+        self.stream.width = width + width % 2
+        self.stream.pix_fmt = 'yuv420p'
+        self.stream.codec_context.time_base = video.tick
+
+    def write(self, picture: np.ndarray, at: int) -> None:
+        """Add a frame that is shown from a time on, in ticks of the video."""
+        height, width = picture.shape[:2]
+        even = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), 'edge')
+        frame = self.frame_of(even, format='rgb24')
+        frame.pts = at - self.video.ticks[0]
+        frame.time_base = self.video.tick
+        self.container.mux(self.stream.encode(frame))
+
+    def finish(self) -> None:
+        self.container.mux(self.stream.encode(None))
 
 
 @contextmanager
-def video_writer(path: Path, size: Sequence[int], frame_rate: float) -> Iterator[Any]:
-    """An atomic writer for frames (H, W, 3) BGR of a size (width, height).
+def video_writer(path: Path, picture: np.ndarray, video: Video) -> Iterator[VideoWriter]:
+    """A writer of frames with the size of a picture and the times of a video. The file is complete,
+    or does not exist.
 
     Raises:
         ReadError: the format does not allow frames of this size.
-        UserError: the disk is full, which OpenCV does not report.
+        OSError: it cannot be written.
     """
-    cv2 = import_cv2()
-    with atomic_write(path, path.suffix) as draft:  # OpenCV chooses the format by suffix
-        draft.touch()  # OSError with the reason if this is not allowed
-        writer = cv2.VideoWriter(
-            str(draft), cv2.VideoWriter.fourcc(*'mp4v'), writable(frame_rate), size
-        )
-        try:
-            if not writer.isOpened():
-                raise ReadError(f'OpenCV cannot write a video of {size[0]} x {size[1]} pixels')
+    av = import_av()
+    with atomic_write(path) as draft, draft.open('wb') as file:
+        with av.open(file, 'w', format='mp4') as container:
+            try:
+                writer = VideoWriter(container, picture, video)
+                container.start_encoding()
+            except av.FFmpegError as error:
+                height, width = picture.shape[:2]
+                raise ReadError(
+                    f'cannot write a video of {width} x {height} pixels: {one_line(error)}'
+                ) from error
             yield writer
-            writer.release()
-            if not cv2.VideoCapture(str(draft)).isOpened():  # its index is written last
-                raise UserError(f'cannot write all of {path}; is the disk full?')
-        finally:
-            writer.release()
+            writer.finish()

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from tqdm.contrib.concurrent import thread_map
 
-from ..images.gate import OtherImage, TooManyPixels, conversion_of, read_header
+from ..images.gate import OtherImage, TooManyPixels, check_for_training, conversion_of, read_header
 from ..images.rasters import ReadError, open_raster, read_bands, size_of_raster
 from ..images.reading import check_whole_file, decode, picture, pixel_limit, read_image
 from ..tooling.command import one_line
@@ -59,6 +59,7 @@ def inspect(path: Path, how: Reading = ALL) -> tuple[Optional[Size], list[Findin
         return inspect_raster(path)
     try:
         header = read_header(path)
+        check_for_training(path, header)
         if how.pixels:
             check_whole_file(path, header)
             decode(path, header)

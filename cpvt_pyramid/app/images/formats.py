@@ -8,6 +8,7 @@ only in these formats.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, NamedTuple, Union
 
@@ -28,6 +29,7 @@ FORMATS = {
     'AVIF': ImageFormat('AVIF', ('.avif',)),  # Pillow reads it from version 11.3 on
     'BMP': ImageFormat('BMP', ('.bmp',)),
     'GIF': ImageFormat('GIF', ('.gif',)),
+    'HEIF': ImageFormat('HEIF', ('.heic', '.heif')),  # pillow-heif adds it to Pillow
     'JPEG': ImageFormat('JPEG', ('.jpg', '.jpeg', '.jfif')),
     'JPEG2000': ImageFormat('JP2OpenJPEG', ('.jp2',)),
     'PNG': ImageFormat('PNG', ('.png',)),
@@ -50,13 +52,18 @@ OTHER_CONTENTS = {
     b'<svg': 'an SVG drawing',
     b'<?xml': 'XML',
 }
+HEIF_STARTS = b'ftypheic', b'ftypheix', b'ftypmif1'  # from the fifth byte on
 IMAGE_ENDINGS = tuple(sorted(ending for kind in FORMATS.values() for ending in kind.endings))
 
 
 @cache
 def readable_formats() -> list[str]:
-    """Those of `FORMATS` that the installed Pillow reads."""
+    """Those of `FORMATS` that the installed Pillow reads, with pillow-heif if that is there."""
     Image.init()
+    if find_spec('pillow_heif'):
+        from pillow_heif import register_heif_opener
+
+        register_heif_opener(thumbnails=False)
     return [name for name in FORMATS if name in Image.OPEN]
 
 
@@ -67,7 +74,7 @@ def kind_of_content(path: Path) -> str:
     for start, kind in OTHER_CONTENTS.items():
         if beginning.lstrip().lower().startswith(start.lower()):
             return kind
-    if beginning[4:12] in (b'ftypheic', b'ftypheix', b'ftypmif1'):
+    if beginning[4:12] in HEIF_STARTS:
         return 'a HEIF photograph'
     if not beginning.strip(b'\0'):
         return 'filled with zeros'

@@ -4,6 +4,9 @@ Training reads images with OpenCV, masks with Pillow, and windows of large image
 differ in alpha, CMYK, palettes, more than 8 bits, white-is-zero, orientation, frames and pages. So
 an image has 8 bits a channel, is grey or RGB, and hides nothing. Any other file is refused in a
 line that says what it is, and how to convert it.
+
+HEIC, the format of telephones, is for predictions alone: OpenCV does not know it. Pillow reads
+it with pillow-heif, which turns it upright.
 """
 
 import re
@@ -75,6 +78,13 @@ class TooManyPixels(ReadError):
     """An image with more pixels than are read as a whole."""
 
 
+def check_for_training(path: Path, header: Header) -> None:
+    """Raise an OtherImage for what predictions take, and OpenCV, with which training reads, does
+    not."""
+    if header.format == 'HEIF':
+        raise OtherImage(path, 'a HEIF photograph, which OpenCV does not read in training')
+
+
 def conversion_of(path: Path) -> str:
     """A command of ImageMagick that converts an image to one that is taken.
 
@@ -109,8 +119,11 @@ def read_header(path: Path) -> Header:
         raise TooManyPixels(str(error)) from error
     except UnidentifiedImageError as error:
         kind = kind_of_content(path)
-        if kind == 'a HEIF photograph':
-            raise OtherImage(path, kind) from error
+        if kind == 'a HEIF photograph' and 'HEIF' not in readable_formats():
+            raise ReadError(
+                f'{kind}, which pillow-heif reads; pip install pillow-heif, or convert it: '
+                f'{conversion_of(path)}'
+            ) from error
         kinds = ', '.join(name for name in readable_formats() if name not in UNREAD)
         found = f'; it is {kind}' if kind else ''
         raise ReadError(f'not an image in one of the formats {kinds}{found}') from error
@@ -130,7 +143,7 @@ def _header_of(path: Path, image: Image.Image) -> Header:
         raise OtherImage(path, f'a file in the format {kind}')
     if kind != 'JPEG' and getattr(image, 'is_animated', False):
         raise OtherImage(path, 'an image of several frames')
-    depth = depth_of(path, kind)
+    depth = image.info['bit_depth'] if kind == 'HEIF' else depth_of(path, kind)
     if depth not in (1, 2, 4, 8):
         raise OtherImage(path, f'{kind} of {depth} bits a channel', bands=depth > 8)
     mode = image.mode

@@ -103,11 +103,13 @@ def check_whole_file(path: Path, header: Header) -> None:
 
 
 def decode(path: Path, header: Header) -> np.ndarray:
-    """The pixels (H, W, 3) RGB uint8 of a file, as OpenCV reads them.
+    """The pixels (H, W, 3) RGB uint8 of a file, as OpenCV reads them; of HEIC, as Pillow does.
 
     Raises:
         ReadError: OpenCV does not read it, or it has hidden pixels.
     """
+    if header.format == 'HEIF':
+        return decode_heif(path, header)
     cv2 = import_cv2()
     content = np.fromfile(path, np.uint8)
     try:
@@ -133,6 +135,19 @@ def decode(path: Path, header: Header) -> np.ndarray:
             f'{pixels.shape[1]} x {pixels.shape[0]}; save it again'
         )
     return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
+
+
+def decode_heif(path: Path, header: Header) -> np.ndarray:
+    """As `decode`; pillow-heif has turned the pixels."""
+    try:
+        with open_image(path) as image:
+            if header.has_alpha and image.convert('RGBA').getchannel('A').getextrema()[0] != OPAQUE:
+                raise OtherImage(path, 'an image whose alpha channel hides pixels')
+            return np.array(image.convert('RGB'))
+    except (ReadError, MemoryError):
+        raise
+    except Exception as error:  # pillow-heif raises several kinds on a damaged file
+        raise ReadError(f'not a complete image: {error}') from error
 
 
 def too_large_text() -> str:

@@ -1,16 +1,19 @@
 """What passes the gate is the same to every reader; anything else is refused by one line."""
 
+import io
 from pathlib import Path
 
 import cv2
 import numpy as np
+import pillow_heif
 import pytest
 import rasterio
-from PIL import Image
+from PIL import Image, ImageOps
 from support import photograph
 
 from cpvt_pyramid.app.data import defects
 from cpvt_pyramid.app.data.images import HEADERS, inspect
+from cpvt_pyramid.app.images import formats
 from cpvt_pyramid.app.images.gate import RULE, read_header
 from cpvt_pyramid.app.images.label_maps import read_label_map
 from cpvt_pyramid.app.images.rasters import ReadError
@@ -26,6 +29,21 @@ def with_hole() -> Image.Image:
     image = PHOTO.convert('RGBA')
     image.putpixel((3, 3), (1, 2, 3, 0))
     return image
+
+
+def write_heif(path: Path, kind: str = '', orientation: int = 1) -> None:
+    """A photograph as a telephone writes it: its rotation is in the file and in the EXIF data."""
+    if kind == '10 bits':
+        data = (RGB.astype(np.uint16) << 8).tobytes()
+        pillow_heif.from_bytes('RGB;16', PHOTO.size, data).save(path)
+        return
+    encoder = pillow_heif.misc.CtxEncode(pillow_heif.constants.HeifCompressionFormat.HEVC)
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    turned = {'image_orientation': orientation, 'exif': tags.tobytes()}
+    encoder.add_image(PHOTO.size, 'RGB', PHOTO.tobytes(), **turned)
+    with path.open('wb') as file:
+        encoder.save(file)
 
 
 def exif() -> Image.Exif:
@@ -104,7 +122,8 @@ REFUSED = {
         lambda path: path.write_bytes(b'P5\n61 37\n100\n' + (RGB[..., 0] // 3).tobytes()),
         'values up to 100',
     ),
-    'phone.jpg': (lambda path: path.write_bytes(b'\0\0\0\x18ftypheic' + bytes(50)), 'HEIF'),
+    'deep.heic': (lambda path: write_heif(path, '10 bits'), 'HEIF of 10 bits a channel'),
+    'burst.heic': (frames, 'several frames'),
 }
 
 
@@ -175,3 +194,66 @@ def test_masks_that_training_cannot_read():
         with pytest.raises(ReadError, match='not an image that Pillow reads, as training does'):
             read_label_map(Path(name))
     np.testing.assert_array_equal(read_label_map(Path('good.tif')).values, labels[..., 0])
+
+
+@pytest.mark.parametrize('orientation', [1, 3, 6, 8])
+def test_heic_is_turned_once(orientation):
+    path = Path('a.heic')
+    write_heif(path, orientation=orientation)
+    upright = ImageOps.exif_transpose(with_orientation(PHOTO, orientation))
+    header = read_header(path)
+    assert header.size == upright.size[::-1] and not header.is_turned
+    found = load_image(path)
+    assert np.abs(found.astype(int) - np.asarray(upright)).mean() < 12  # which is lossy
+    with Image.open(path) as image:
+        np.testing.assert_array_equal(load_image(image), found)
+
+
+def with_orientation(image: Image.Image, orientation: int) -> Image.Image:
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    file = io.BytesIO()
+    image.save(file, 'PNG', exif=tags)
+    return Image.open(file)
+
+
+def test_heic_that_is_grey_or_opaque_or_hides_pixels():
+    with_hole().save('hole.heic')
+    with pytest.raises(ReadError, match='alpha channel hides pixels'):
+        load_image('hole.heic')
+    PHOTO.convert('L').save('grey.heic')
+    PHOTO.convert('RGBA').save('opaque.heic')
+    for name in ('grey', 'opaque'):
+        assert load_image(f'{name}.heic').shape == RGB.shape
+
+
+def test_heic_in_training_is_refused_with_a_command():
+    write_heif(Path('a.heic'))
+    assert cv2.imread('a.heic') is None  # as mmcv's loader would read it
+    size, [(kind, more)] = inspect(Path('a.heic'))
+    assert size is None and kind is defects.OTHER_IMAGE
+    assert 'OpenCV does not read in training' in more and 'magick' in more
+
+
+def test_damaged_heic():
+    write_heif(Path('a.heic'))
+    content = Path('a.heic').read_bytes()
+    for length in range(0, len(content), len(content) // 25):
+        Path('b.heic').write_bytes(content[:length])
+        with pytest.raises(OSError):
+            load_image('b.heic')
+
+
+def test_heic_without_its_reader(monkeypatch):
+    """Nothing is needed but for these files."""
+    write_heif(Path('a.heic'))
+    formats.readable_formats.cache_clear()
+    monkeypatch.setattr(formats, 'find_spec', lambda name: None)
+    monkeypatch.delitem(Image.OPEN, 'HEIF')
+    try:
+        with pytest.raises(ReadError, match='pip install pillow-heif, or convert it: magick'):
+            load_image('a.heic')
+        size, [(_, more)] = inspect(Path('a.heic'))
+        assert size is None and 'magick' in more
+    finally:
+        formats.readable_formats.cache_clear()

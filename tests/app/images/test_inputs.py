@@ -60,7 +60,7 @@ def test_inputs():
 
 
 def test_what_is_left_out_of_a_folder_is_said():
-    touch('d/a.png', 'd/c.txt', 'd/e/f.heic', 'd/a.overlay.jpg', *(f'd/z{i}.txt' for i in range(9)))
+    touch('d/a.png', 'd/c.txt', 'd/e/f.psd', 'd/a.overlay.jpg', *(f'd/z{i}.txt' for i in range(9)))
     with pytest.warns(UserWarning, match=r'd: left out .* c.txt, z0.txt, .*, z8.txt and 1 more$'):
         assert list(found('d')) == ['d/a.overlay.jpg', 'd/a.png']
     with pytest.warns(UserWarning, match='earlier run: a.overlay.jpg, c.txt, '):

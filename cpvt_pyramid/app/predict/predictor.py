@@ -76,7 +76,7 @@ class Predictor:
         files, rest = resolve_model(str(model), [] if checkpoint is None else [str(checkpoint)])
         if rest:
             raise UserError(f'a checkpoint belongs to a config, and {model} is none')
-        opened = open_model(
+        self.model: Model = open_model(
             files,
             device=device,
             score_thr=score_thr,
@@ -85,7 +85,7 @@ class Predictor:
             threads=workers,
             dtype=dtype,
         )
-        self.model: Model = with_tiles(opened, tile, advice='tile=0 takes them as a whole')
+        self._by_tiles = with_tiles(self.model, tile, advice='tile=0 takes them as a whole')
         if line := line_about_threshold(score_thr, self.model):
             warnings.warn(line, stacklevel=2)
         self._arguments = {
@@ -132,7 +132,7 @@ class Predictor:
         return found if several is images else found[0]
 
     def _predict(self, images: Sequence[Source]) -> list[Prediction]:
-        model = self.model
+        model = self._by_tiles
         threads = min(model.threads, max(len(images), 1))
         readers = 0 if threads == 1 else threads
         prepared = (ready() for ready in prefetch(self._prepare, images, readers))
@@ -140,7 +140,7 @@ class Predictor:
 
     def _prepare(self, source: Source) -> Prepared:
         try:
-            return self.model.prepare(self._load(source))
+            return self._by_tiles.prepare(self._load(source))
         except OSError as error:
             name = 'the image' if isinstance(source, np.ndarray) else source
             raise OSError(f'{name}: {error}') from error

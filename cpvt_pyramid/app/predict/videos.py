@@ -14,7 +14,7 @@ from ..images.inputs import VIDEO_OVERLAY, NamedInput
 from ..images.rasters import ReadError
 from ..images.reading import check_readable
 from ..predictions.kinds import Prediction
-from ..tooling.command import one_line, optional_package
+from ..tooling.command import contexts, one_line, optional_package
 from ..tooling.files import atomic_write
 from ..tooling.progress import progress
 from .protocol import Model, predict_all
@@ -257,6 +257,20 @@ class VideoWriter:
 
 
 @contextmanager
+def errors_of_file() -> Iterator[None]:
+    """Inside this context, in which PyAV writes to a file, the file's OSErrors are raised: PyAV
+    fails again when it ends the video, with an error of its own."""
+    av = import_av()
+    try:
+        yield
+    except av.FFmpegError as error:
+        for earlier in contexts(error):
+            if isinstance(earlier, OSError):
+                raise earlier from None
+        raise
+
+
+@contextmanager
 def video_writer(path: Path, picture: np.ndarray, video: Video) -> Iterator[VideoWriter]:
     """A writer of frames with the size of a picture and the times of a video. The file is complete,
     or does not exist.
@@ -266,7 +280,7 @@ def video_writer(path: Path, picture: np.ndarray, video: Video) -> Iterator[Vide
         OSError: it cannot be written.
     """
     av = import_av()
-    with atomic_write(path) as draft, draft.open('wb') as file:
+    with atomic_write(path) as draft, draft.open('wb') as file, errors_of_file():
         with av.open(file, 'w', format='mp4') as container:
             try:
                 writer = VideoWriter(container, picture, video)

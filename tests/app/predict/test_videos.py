@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from support import photograph
 
 from cpvt_pyramid.app.commands.infer import main
 from cpvt_pyramid.app.predict import videos
-from cpvt_pyramid.app.predict.videos import measure_video, open_video
+from cpvt_pyramid.app.predict.videos import measure_video, open_video, video_writer
 
 MILLISECOND = Fraction(1, 1000)
 TENTH = Fraction(1, 10)
@@ -285,18 +286,24 @@ def test_a_size_that_the_format_does_not_have(model, capsys):
     assert main([str(model('detection')), 'a.avi', '--no-pictures']) == 0
 
 
-def test_a_full_disk(model, monkeypatch, capsys):
-    film('a.mp4', photographs(6))
-    real = videos.VideoWriter.finish
-
-    def fails(writer: videos.VideoWriter) -> None:
-        real(writer)
-        raise OSError(28, 'No space left on device')
-
-    monkeypatch.setattr(videos.VideoWriter, 'finish', fails)
-    assert main([str(model('detection')), 'a.mp4']) == 2
-    assert 'no space left on the disk for predictions/a.overlay.mp4' in capsys.readouterr().err
-    assert not list(Path('predictions').glob('*overlay*'))
+@pytest.mark.parametrize('room', [100, 8192])
+def test_a_full_disk(room, model, capsys):
+    """No file can grow beyond some bytes: of the first packets, or when the file is finished."""
+    film('a.mp4', photographs(60, 200, 300), range(0, 2400, 40))
+    path = str(model('detection'))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with (
+            open_video(Path('a.mp4')) as video,
+            pytest.raises(OSError, match='a.overlay.mp4'),
+            video_writer(Path('a.overlay.mp4'), next(iter(video)), video) as writer,
+        ):
+            for number, frame in enumerate(video, 1):
+                writer.write(frame, video.ticks[number])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(os.listdir()) == sorted(['a.mp4', path])
 
 
 def test_a_killed_run_leaves_no_overlay_or_a_whole_one(model):

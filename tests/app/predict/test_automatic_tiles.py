@@ -4,22 +4,19 @@ import json
 import pickle
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from layouts import CLASSES, SCENES, SIZE, coco, fill, label_map, write
-from mmengine.config import Config
 from PIL import Image
 from support import ROOT, film, load_tool
 from tifffile import imread
 
 from cpvt_pyramid.app.predict import Predictor, automatic_tiles, exported, infer
 from cpvt_pyramid.app.predict.exported import ExportedModel
-from cpvt_pyramid.app.predict.openmmlab.model import own_tile_of
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime
-from cpvt_pyramid.app.predict.tiles import TILE, overlap_for
+from cpvt_pyramid.app.predict.tiles import overlap_for
 from cpvt_pyramid.app.tooling.command import UserError
 
 command = load_tool('infer')
@@ -249,22 +246,6 @@ def test_mistakes(capsys):
         assert line in capsys.readouterr().err
         assert command.main([trees, 'data/images', *words]) == 2
         assert line in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    'steps, mode, tile',
-    [
-        ([], 'whole', TILE),
-        ([{'type': 'Resize', 'scale_factor': 1.0}], 'whole', TILE),
-        ([], 'slide', None),  # the model moves a window over the image
-        ([{'type': 'Resize', 'scale': (64, 64)}], 'whole', None),
-        ([{'type': 'mmdet.Pad', 'size_divisor': 32}], 'whole', None),
-    ],
-)
-def test_models_of_openmmlab(steps, mode, tile):
-    pipeline = [{'type': 'LoadImageFromFile'}, *steps, {'type': 'PackSegInputs'}]
-    cfg = Config({'test_dataloader': {'dataset': {'type': 'X', 'pipeline': pipeline}}})
-    assert own_tile_of(SimpleNamespace(test_cfg={'mode': mode}), cfg) == tile
 
 
 def test_the_overlap_is_a_quarter():

@@ -1,15 +1,19 @@
 """Checkpoints with their config inside, and predictions of whole folders."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from mmengine.config import Config
 from PIL import Image
 from support import load_tool
 
 from cpvt_pyramid.app.config.load import config_in_checkpoint, load_config
 from cpvt_pyramid.app.predict import UserError
+from cpvt_pyramid.app.predict.openmmlab.model import own_tile_of
 from cpvt_pyramid.app.predict.run_record import RUN
+from cpvt_pyramid.app.predict.tiles import TILE
 
 infer = load_tool('infer')
 
@@ -60,3 +64,19 @@ def test_the_config_in_a_checkpoint_is_not_executed():
     for checkpoint in ({}, {'meta': {}}, {'meta': {'cfg': 3}}, {'meta': 5}):
         with pytest.raises(UserError, match='must be a checkpoint of a training'):
             config_in_checkpoint(checkpoint, 'x.pth')
+
+
+@pytest.mark.parametrize(
+    'steps, mode, tile',
+    [
+        ([], 'whole', TILE),
+        ([{'type': 'Resize', 'scale_factor': 1.0}], 'whole', TILE),
+        ([], 'slide', None),  # the model moves a window over the image
+        ([{'type': 'Resize', 'scale': (64, 64)}], 'whole', None),
+        ([{'type': 'mmdet.Pad', 'size_divisor': 32}], 'whole', None),
+    ],
+)
+def test_models_that_do_not_resize_take_tiles(steps, mode, tile):
+    pipeline = [{'type': 'LoadImageFromFile'}, *steps, {'type': 'PackSegInputs'}]
+    cfg = Config({'test_dataloader': {'dataset': {'type': 'X', 'pipeline': pipeline}}})
+    assert own_tile_of(SimpleNamespace(test_cfg={'mode': mode}), cfg) == tile

@@ -21,7 +21,8 @@ import socket
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path

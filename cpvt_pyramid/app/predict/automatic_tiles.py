@@ -128,7 +128,6 @@ class TilingModel:
         self.threads = model.threads
         self.suppression = model.suppression
         self.most_boxes = model.most_boxes
-        self.stop = model.stop
         self.takes_tiles = model.takes_tiles
         self.own_tile = model.own_tile
 

@@ -540,7 +540,7 @@ def resident_mb() -> float:
     return pages * os.sysconf('SC_PAGE_SIZE') / 1e6
 
 
-def test_what_requests_cost_is_bounded():
+def test_what_requests_cost_is_bounded(monkeypatch):
     """Before there were limits, each of these took 2 to 12 GB and the server kept most of it."""
     thin = encoded(Image.new('RGB', (20000, 1)))
     large = encoded(Image.new('RGB', (2000, 2000)))  # as a whole, it would take 20 seconds

@@ -52,7 +52,7 @@ test-foreign: setup  ## test all detectors and segmentors of OpenMMLab, and expo
 test-compiled: compiled  ## compare our operators with mmcv's compiled ones, in all detectors and segmentors
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m compiled tests/mmcv_operators
 
-CORE_TESTS = $(addprefix tests/, acceleration checkpoints core padding position)
+CORE_TESTS = $(addprefix tests/, acceleration checkpoints core padding position tasks)
 
 test-torch:  ## test the core on the oldest supported torch, in .venv-oldest-torch
 	@tools/setup_env.sh oldest-torch

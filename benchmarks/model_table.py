@@ -44,7 +44,7 @@ with imports_of('model_table'):
     from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS, CPVT, CPVTPyramid, PEGConfig
     from cpvt_pyramid.checkpoints.downloads import IN_PACKAGE
     from cpvt_pyramid.checkpoints.formats import FORMATS, to_format
-    from cpvt_pyramid.trained import CLASSES, METRICS, TRAINED
+    from cpvt_pyramid.tasks.trained import CLASSES, METRICS, TRAINED
 
 MODELS_PAGE = ROOT / 'docs' / 'models.md'
 METAFILE = ROOT / 'configs' / 'metafile.yml'

@@ -4,8 +4,9 @@
 
 This is the library: backbones, which need torch alone, and what knows other libraries in modules of
 its own: `mm.detection` and `mm.segmentation` (plugins for MMDetection and MMSegmentation),
-`timm_models`, `torchvision_models` and `hub`. The application is the folder `app`: `cpvt` runs its
-commands, and `app.predict` runs exported models without torch. Nothing of the library imports it.
+`timm_models` and `hub`. Detectors and segmentors are in `tasks`. The application is the folder
+`app`: `cpvt` runs its commands, and `app.predict` runs exported models without torch. Nothing of
+the library imports it.
 """
 
 from importlib import import_module
@@ -23,7 +24,7 @@ _PUBLIC = {
     'ColumnarArch': 'archs',
     'PosCNN': 'model',
     'accelerate': 'acceleration.accelerate',
-    'load_trained': 'trained',
+    'load_trained': 'tasks.trained',
     'load_weights': 'checkpoints.loading',
 }
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from .model import CPVTPyramid as CPVTPyramid
     from .model import PosCNN as PosCNN
     from .position import PEGConfig as PEGConfig
-    from .trained import load_trained as load_trained
+    from .tasks.trained import load_trained as load_trained
 
 __all__ = list(_PUBLIC)
 __version__ = '0.1.0'

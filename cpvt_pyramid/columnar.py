@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .archs import ColumnarArch, check_heads, check_out_indices, check_rates, find_arch
+from .bfloat16 import corrected_bfloat16
 from .checkpoints.hook import convert_on_load
 from .checkpoints.rgb import check_rgb_weights
-from .corrections import corrected_bfloat16
 from .grid import Grid, bias_of_keys, crop
 from .layers import LayerNorm, build_dropout, convolve
 from .model import (

@@ -1,7 +1,7 @@
 """Models on the Hugging Face hub: backbones, the columnar classifier and detectors.
 
     model = HubModel('retinanet', backbone='pcpvt_small', num_classes=10)
-    losses = model(images, targets)                    # as in torchvision_models.retinanet
+    losses = model(images, targets)                    # as in tasks.detectors.retinanet
     model.push_to_hub('me/digits')
     model = HubModel.from_pretrained('me/digits')      # or a folder of model.save_pretrained(...)
 
@@ -22,10 +22,10 @@ KINDS = {
     'CPVTPyramid': 'model',
     'DenseCPVT': 'columnar',
     'CPVT': 'columnar',
-    'retinanet': 'torchvision_models',
-    'fcos': 'torchvision_models',
-    'faster_rcnn': 'torchvision_models',
-    'mask_rcnn': 'torchvision_models',
+    'retinanet': 'tasks.detectors',
+    'fcos': 'tasks.detectors',
+    'faster_rcnn': 'tasks.detectors',
+    'mask_rcnn': 'tasks.detectors',
 }
 CARD = """---
 {{ card_data }}
@@ -71,7 +71,7 @@ class HubModel(
     `push_to_hub` and `save_pretrained`.
 
     Args:
-        kind: a class ('CPVTPyramid', 'DenseCPVT', 'CPVT') or a function of `torchvision_models`
+        kind: a class ('CPVTPyramid', 'DenseCPVT', 'CPVT') or a function of `tasks.detectors`
             ('retinanet', ...).
         classes: name of each label, if it is to be stored.
         **options: of the model, in values that JSON has, or rows such as `Arch` and `PEGConfig`. A

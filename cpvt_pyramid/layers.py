@@ -8,7 +8,7 @@ from typing import Optional
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .corrections import (
+from .bfloat16 import (
     HALF,
     CorrectedBFloat16,
     layer_norm,

@@ -51,8 +51,9 @@ from .layers import (
     depthwise,
 )
 from .padding.mask import BatchPadding, Padding, check_image, fill_outside
+from .plain_layers import is_plain_linear
 from .position import NoPosition, PEGConfig, Site, check_image_size, parse_position, rotate
-from .recompute import drops_nothing, gelu_linear, is_plain_linear
+from .recompute import drops_nothing, gelu_linear
 from .versions import is_compiling, is_exporting
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).

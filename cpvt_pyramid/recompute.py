@@ -4,10 +4,8 @@ The GELU of an MLP lies between its two widest maps, and autograd saves both: th
 GELU, the second for the linear layer after it. `gelu_linear` saves the first and recomputes the
 second.
 
-Names that are private to PyTorch, all of them in `gelu_linear` and `has_hooks`:
-- `torch.ops.aten.gelu_backward`: the gradient of a GELU in one pass, differentiable itself.
-- `Module._forward_hooks`, `_global_forward_hooks` and their like: read, to call layers that have
-  hooks.
+Private to PyTorch is `torch.ops.aten.gelu_backward`: the gradient of a GELU in one pass, which is
+differentiable itself.
 """
 
 from typing import Any, Optional
@@ -15,15 +13,8 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules import module as modules
 
-from .versions import is_compiling
-
-
-def plain_class(module: nn.Module) -> type:
-    """The class whose calls do what those of a module do: the one that its class `stands_for`, if
-    it says so itself, or its own."""
-    return vars(type(module)).get('stands_for', type(module))
+from .plain_layers import has_hooks
 
 
 def gelu_linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
@@ -93,29 +84,6 @@ class GELULinear(torch.autograd.Function):
         return sum(terms[1:], terms[0])
 
 
-def is_plain_linear(layer: nn.Module) -> bool:
-    """True if a call of a layer does nothing but apply its own weight and bias.
-
-    It does more if it has hooks, if it is of another class, as adapters are, or if its weight or
-    bias is computed from other parameters, as by pruning, weight and spectral norm. False in a
-    graph, which has a call of the layer: compilers before PyTorch 2.8 cannot trace the questions.
-    """
-    if is_compiling():
-        return False
-    return plain_class(layer) is nn.Linear and acts_alone(layer)
-
-
-def acts_alone(layer: nn.Module) -> bool:
-    """True if a layer has a weight and a bias, or None, of its own, and the `forward` of its class,
-    and if no hooks are called with it."""
-    bias = layer.bias
-    if 'forward' in vars(layer) or type(layer.weight) is not nn.Parameter:
-        return False
-    if bias is not None and type(bias) is not nn.Parameter:
-        return False
-    return not has_hooks(layer)
-
-
 def drops_nothing(drop: Optional[nn.Module]) -> bool:
     """True if there is no dropout, or a call of it would do nothing: it is PyTorch's own layer, in
     evaluation, and no hooks are called with it."""
@@ -124,18 +92,3 @@ def drops_nothing(drop: Optional[nn.Module]) -> bool:
     if type(drop) is not nn.Dropout or 'forward' in vars(drop):
         return False
     return not drop.training and not has_hooks(drop)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """True if hooks, of the module or of all modules, are called with it."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-        modules._global_forward_hooks,
-        modules._global_forward_pre_hooks,
-        modules._global_backward_hooks,
-        modules._global_backward_pre_hooks,
-    )
-    return any(hooks)

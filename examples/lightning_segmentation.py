@@ -24,7 +24,7 @@ from torchmetrics.classification import MulticlassJaccardIndex
 from torchvision.transforms.functional import pil_to_tensor, to_tensor
 
 from cpvt_pyramid import load_trained, load_weights
-from cpvt_pyramid.segmentors import segformer
+from cpvt_pyramid.tasks.segmentors import segformer
 
 DATA = Path(__file__).resolve().parents[1] / 'data/pages'
 IGNORED = 255

@@ -27,7 +27,7 @@ from torchvision.transforms.functional import to_tensor
 from tqdm import tqdm
 
 from cpvt_pyramid import load_trained, load_weights
-from cpvt_pyramid.torchvision_models import retinanet
+from cpvt_pyramid.tasks.detectors import retinanet
 
 DATA = Path(__file__).resolve().parents[1] / 'data/pages'
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'

@@ -40,7 +40,7 @@ assert timm.create_model('pcpvt_nano', pretrained=True)(torch.zeros(1, 3, 64, 64
 TORCH = """
 import torch
 from cpvt_pyramid import CPVTPyramid, load_weights
-from cpvt_pyramid.torchvision_models import retinanet
+from cpvt_pyramid.tasks.detectors import retinanet
 assert str(load_weights(CPVTPyramid('pcpvt_nano'), 'cpvt://pcpvt_nano')).endswith('0 unused')
 retinanet({'arch': 'pcpvt_nano'}, num_classes=2).eval()([torch.zeros(3, 64, 64)])
 """

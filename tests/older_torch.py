@@ -32,7 +32,7 @@ LACKS_BELOW_2_7 = {
     'torch.export for several sizes': """
         core/test_export.py::test_torch_export
         position/test_position.py::test_inside_attention_exports
-        core/test_torchvision_models.py::test_a_graph_of_semantic_fpn
+        tasks/test_detectors.py::test_a_graph_of_semantic_fpn
         mm/test_backbone.py::test_exported_graphs""",
     'a compiler for all that we do': """
         padding/test_mask.py::test_sizes_are_read_only_where_that_waits_for_nothing[compiled
@@ -41,10 +41,10 @@ LACKS_BELOW_2_7 = {
         core/test_paths.py::test_maps_and_gradients_are_the_same[pvt_v2-compiled
         core/test_paths.py::test_maps_and_gradients_are_the_same[linear-compiled
         core/test_paths.py::test_maps_and_gradients_are_the_same[columnar-compiled
-        core/test_torchvision_models.py::test_compiled
+        tasks/test_detectors.py::test_compiled
         mm/test_padded_batches.py::test_compiled""",
     'compilers that trace contexts and custom functions': """
-        core/test_corrections.py::test_graphs core/test_layer_norms.py::test_graphs
+        core/test_bfloat16.py::test_graphs core/test_layer_norms.py::test_graphs
         core/test_recompute.py::test_what_else""",
     'a choice of the kernel of attention': """
         core/test_other_peoples_layers.py::test_per_sample core/test_transforms.py
@@ -60,7 +60,7 @@ LACKS_BELOW_2_7 = {
     "names of classes in Python's errors of arguments": """
         app/training/test_mistakes.py::test_in_a_run[train-train_dataloader.dataset.pipeline.2.scal""",
     'exports': 'checkpoints/test_downloads.py::test_tools_take_names_or_say_why_not',
-    'sys.stdlib_module_names': 'core/test_torchvision_models.py::test_torchvision_is_all',
+    'sys.stdlib_module_names': 'tasks/test_detectors.py::test_torchvision_is_all',
     'the newest timm': 'position/test_position.py::test_rope_is_timms',
     'errors of locks': 'app/tooling/test_files.py::test_a_file_system_without_locks',
 }

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..model import MLP, Attention, PatchEmbed
-from ..recompute import is_plain_linear, plain_class
+from ..plain_layers import is_plain_linear, plain_class
 from ..versions import VERSION
 from .attention import AttentionInParts, in_parts
 from .conv_mlp import FusedConvMLP

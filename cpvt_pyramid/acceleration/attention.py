@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..grid import Grid
 from ..model import Attention
-from ..recompute import plain_class
+from ..plain_layers import plain_class
 from .kernels import fast_attention, has_kernels
 from .processor import fused_attention_is_slow, has_amx
 from .products import add_in_float32, cast, common_dtype, is_differentiated

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from ..grid import Grid
 from ..model import ConvMLP
 from ..padding.batching import ceil_div
-from ..recompute import acts_alone, drops_nothing, is_plain_linear
+from ..plain_layers import acts_alone, is_plain_linear
+from ..recompute import drops_nothing
 from .kernels import fast_convolve_gelu, has_kernels
 from .products import (
     AT_A_TIME,

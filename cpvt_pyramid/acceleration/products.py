@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..corrections import CorrectedBFloat16, is_transformed
+from ..bfloat16 import CorrectedBFloat16, is_transformed
 from ..grid import Grid
 from ..model import MLP
-from ..recompute import drops_nothing, is_plain_linear
+from ..plain_layers import is_plain_linear
+from ..recompute import drops_nothing
 from ..versions import cpu_autocast_dtype, is_compiling
 from .processor import multiplies_bfloat16
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
-from ..recompute import is_plain_linear
+from ..plain_layers import is_plain_linear
 from .attention import AttentionInParts, is_simple, takes_kernels
 from .kernels import fast_attention
 from .products import concatenated, fast_dtype

@@ -19,7 +19,7 @@ from mmengine.registry import OPTIM_WRAPPERS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ..corrections import corrected_bfloat16
+from ..bfloat16 import corrected_bfloat16
 
 # Names of the modules, or of lists of them, that compute in bfloat16. In the heads of MMDetection's
 # detectors these are the layers before the last, which compute scores, boxes and masks.

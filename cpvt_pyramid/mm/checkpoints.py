@@ -5,7 +5,7 @@ from typing import Optional
 from mmengine.runner import CheckpointLoader
 
 from ..checkpoints.reading import read_checkpoint
-from ..trained import TRAINED, weights_of
+from ..tasks.trained import TRAINED, weights_of
 
 SAFETENSORS = (r'https?://.*\.safetensors$', r'.*\.safetensors$')
 NAMES = tuple(f'{name}$' for name in TRAINED)

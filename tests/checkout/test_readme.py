@@ -22,7 +22,7 @@ from benchmarks.pages import with_section
 from cpvt_pyramid import ARCHS
 from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.app.tooling.command import parser_of
-from cpvt_pyramid.trained import TRAINED
+from cpvt_pyramid.tasks.trained import TRAINED
 
 README = (ROOT / 'README.md').read_text()
 MM = (ROOT / 'docs/mm.md').read_text()

@@ -38,7 +38,7 @@ EXTRAS = {
     'cpvt_pyramid/app/training/': ['mm'],
     'cpvt_pyramid/timm_models.py': ['timm'],
     'cpvt_pyramid/app/tooling/': [],
-    'cpvt_pyramid/torchvision_models.py': ['torch'],
+    'cpvt_pyramid/tasks/detectors.py': ['torch'],
     'cpvt_pyramid/': ['torch'],
     'experiments/unpadded/': ['lab', 'mm'],
     'experiments/': ['lab'],

@@ -17,7 +17,7 @@ from support import ROOT
 from cpvt_pyramid import ARCHS, CPVTPyramid
 from cpvt_pyramid.checkpoints import downloads
 from cpvt_pyramid.checkpoints.downloads import cached_path
-from cpvt_pyramid.trained import TRAINED, build_trained
+from cpvt_pyramid.tasks.trained import TRAINED, build_trained
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 # Snippets that need a GPU, a cluster, a package that is not installed here or configs, by page and

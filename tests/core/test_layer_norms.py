@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from cpvt_pyramid import accelerate
-from cpvt_pyramid.corrections import CorrectedBFloat16, layer_norm
+from cpvt_pyramid.bfloat16 import CorrectedBFloat16, layer_norm
 from cpvt_pyramid.layers import LayerNorm
 from cpvt_pyramid.versions import VERSION
 from tests.models.ours import classifier, dense, linear, pcpvt, pvt_v2, svt

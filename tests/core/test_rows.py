@@ -23,9 +23,9 @@ from cpvt_pyramid.mm.backbone import CPVTPyramid as Backbone
 from cpvt_pyramid.mm.backbone import DenseCPVT as DenseBackbone
 from cpvt_pyramid.mm.valid_region import with_validity
 from cpvt_pyramid.model import Block, set_checkpointing
-from cpvt_pyramid.segmentors import segformer, semantic_fpn, upernet
+from cpvt_pyramid.tasks.detectors import retinanet
+from cpvt_pyramid.tasks.segmentors import segformer, semantic_fpn, upernet
 from cpvt_pyramid.timm_models import ColumnClassifier, PyramidClassifier
-from cpvt_pyramid.torchvision_models import retinanet
 from tests.models.ours import cropped, maps_and_gradients, outputs
 from tests.models.ports import randomize
 

@@ -52,7 +52,7 @@ def image() -> torch.Tensor:
 
 @torch.no_grad()
 def outputs(model: HubModel, kind: str) -> list[torch.Tensor]:
-    is_detector = KINDS[kind] == 'torchvision_models'
+    is_detector = KINDS[kind] == 'tasks.detectors'
     out = model.eval()([image()] if is_detector else image()[None])
     return list(out[0].values()) if is_detector else list(out)
 

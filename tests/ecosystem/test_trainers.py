@@ -12,7 +12,7 @@ from PIL import Image
 from rasterio.transform import from_origin
 from support import ROOT, save_tiff
 
-from cpvt_pyramid.trained import TRAINED, build_trained
+from cpvt_pyramid.tasks.trained import TRAINED, build_trained
 
 
 @pytest.fixture

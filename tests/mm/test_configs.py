@@ -303,7 +303,7 @@ def test_installed_package_holds_what_mim_reads(tmp_path, monkeypatch):
         assert 'model' in Config.fromfile(mim / model['Config'])
     # The configs of trained models are found in the installed package, too.
     code = (
-        'from cpvt_pyramid.trained import TRAINED\n'
+        'from cpvt_pyramid.tasks.trained import TRAINED\n'
         'for model in TRAINED.values():\n'
         '    assert ".mim" in str(model.config_path) and model.config_path.is_file(), model'
     )

@@ -16,7 +16,7 @@ from tiny_mm import write_configs
 
 import cpvt_pyramid.mm.detection  # noqa: F401 (it registers classes)
 from cpvt_pyramid.checkpoints import downloads
-from cpvt_pyramid.trained import TRAINED
+from cpvt_pyramid.tasks.trained import TRAINED
 from tests.models.ports import randomize
 from tests.models.samples import random_data
 

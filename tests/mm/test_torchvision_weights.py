@@ -6,7 +6,7 @@ import sys
 import torch
 from support import ROOT
 
-from cpvt_pyramid.trained import TRAINED, build_trained
+from cpvt_pyramid.tasks.trained import TRAINED, build_trained
 
 
 def test_the_example_trains_and_evaluates(sample_dataset, tmp_path, monkeypatch, capsys):

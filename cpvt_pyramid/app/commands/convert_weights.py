@@ -52,7 +52,7 @@ def convert_weights(
         safetensors: write a .safetensors file
     """
     from ...checkpoints.convert import convert_checkpoint  # torch takes seconds, --help needs none
-    from ...trained import weights_of
+    from ...tasks.trained import weights_of
 
     check_folder(out_dir)
     try:

@@ -23,7 +23,7 @@ GROUP = 'training'
 def models() -> None:
     """Print the table of the detectors and segmentors, and the names of the architectures."""
     from ...archs import ARCHS, COLUMNAR_ARCHS
-    from ...trained import CLASSES, METRICS, TRAINED
+    from ...tasks.trained import CLASSES, METRICS, TRAINED
     from ..tooling.report import text_table
 
     head = ['', 'data', 'classes', 'published', 'parameters', 'download', 'needs', 'weights']

@@ -11,7 +11,7 @@ from mmengine.config import Config
 from torch import nn
 
 from ...checkpoints.files import missing_file
-from ...trained import TRAINED
+from ...tasks.trained import TRAINED
 from ..tooling.command import UserError
 from .parts import (
     SPLITS,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Union
 
-from ...trained import configs_folder
+from ...tasks.trained import configs_folder
 from ..tooling.command import UserError
 from ..tooling.names import similar_names
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from ...padding.batching import padded_size
-from ...padding.invariance import PADDED, TOLERANCE, BatchReport, SameForAll, batch_report
 from ..images.inputs import local_path
 from ..images.reading import resize_image
 from ..predict.metadata import parse_metadata, reference_name
@@ -17,6 +16,7 @@ from ..tooling.command import UserError, one_line
 from ..tooling.report import text_table
 from .comparison import HEAD, Arrays, Tolerances, is_detection, matched, verdict
 from .comparison import TOLERANCES as RESULTS_TOLERANCES
+from .invariance import PADDED, TOLERANCE, BatchReport, SameForAll, batch_report
 from .self_test import draw, verify_session
 from .tones import toned
 
@@ -118,7 +118,7 @@ class ImageModel:
             described = ', '.join(f'{name} {shape}' for name, shape in inputs.items()) or 'none'
             raise UserError(
                 f'{path} must take images of 4 dimensions and nothing else, got {described}; in '
-                'Python, give assert_batch_invariant of cpvt_pyramid.padding.invariance a '
+                'Python, give assert_batch_invariant of cpvt_pyramid.app.export.invariance a '
                 'function that runs it'
             )
         ((self.name, (batch, *dimensions)),) = inputs.items()

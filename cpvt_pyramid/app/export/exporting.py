@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ... import CPVT, CPVTPyramid, load_weights
 from ...archs import ARCHS, COLUMNAR_ARCHS
-from ...trained import TRAINED
+from ...tasks.trained import TRAINED
 from ..images.formats import IMAGE_ENDINGS
 from ..images.reading import load_image
 from ..predict.opening import EXPORTING, resolve_model

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ...columnar import CPVT, Column
 from ...model import CPVTPyramid
-from ...segmentors import SemanticSegmentor
+from ...tasks.segmentors import SemanticSegmentor
 from ..tooling.command import UserError
 from .base import Batch, Exportable, Preprocessing
 

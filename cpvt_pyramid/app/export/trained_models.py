@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...padding.batching import padded_size
-from ...segmentors import SemanticSegmentor, resize
+from ...tasks.segmentors import SemanticSegmentor, resize
 from ..predict.pytorch.model import STRIDE
 from ..tooling.command import UserError
 from .anchors import best_anchors, by_level, suppressed
@@ -21,7 +21,7 @@ from .whole_model import Stages, WholeModel
 
 
 class TrainedDetector(WholeModel):
-    """An `MMDetectionRetinaNet` of `torchvision_models`."""
+    """An `MMDetectionRetinaNet` of `tasks.detectors`."""
 
     task = 'detection'
     output_names = ('boxes', 'scores', 'labels')

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from ...archs import ARCHS, COLUMNAR_ARCHS
-from ...trained import TRAINED
+from ...tasks.trained import TRAINED
 from ..config.shipped import (
     check_config_file,
     is_config_name,

@@ -18,8 +18,8 @@ from cpvt_pyramid.app.export.detectors import Detector
 from cpvt_pyramid.app.export.models import exportable
 from cpvt_pyramid.app.predict.openmmlab.samples import data_sample
 from cpvt_pyramid.app.tooling.command import UserError
-from cpvt_pyramid.torchvision_models import from_mmdetection
-from cpvt_pyramid.trained import TRAINED, build_trained
+from cpvt_pyramid.tasks.detectors import from_mmdetection
+from cpvt_pyramid.tasks.trained import TRAINED, build_trained
 from tests.models.patches import Patches
 from tests.models.small import (
     DIMS,

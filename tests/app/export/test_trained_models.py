@@ -15,7 +15,7 @@ from PIL import Image
 from support import ROOT, run
 from torch import nn
 
-from cpvt_pyramid import Arch, CPVTPyramid, trained
+from cpvt_pyramid import Arch, CPVTPyramid
 from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.app.export import verification
 from cpvt_pyramid.app.export.accuracy import agreement_of
@@ -25,7 +25,8 @@ from cpvt_pyramid.app.export.self_test import draw
 from cpvt_pyramid.app.export.verification import verify
 from cpvt_pyramid.app.predict import Predictor
 from cpvt_pyramid.app.tooling.command import UserError
-from cpvt_pyramid.trained import CLASSES, TRAINED, Trained
+from cpvt_pyramid.tasks import trained
+from cpvt_pyramid.tasks.trained import CLASSES, TRAINED, Trained
 from tests.models.patches import Patches
 from tests.models.ports import randomize
 
@@ -46,7 +47,7 @@ build_trained = trained.build_trained
 
 def build_small(row: Trained, **_: object) -> nn.Module:
     """The model of a row, with few channels and a backbone that is captured in no time."""
-    module = import_module(f'cpvt_pyramid.{"torchvision_models" if row.detects else "segmentors"}')
+    module = import_module(f'cpvt_pyramid.tasks.{"detectors" if row.detects else "segmentors"}')
     narrow = partial(getattr(module, row.head), **NARROW[row.head])
     with mock.patch.object(module, row.head, narrow):
         model = build_trained(row._replace(arch='pcpvt_nano'))

@@ -10,11 +10,7 @@ from PIL import Image
 
 from cpvt_pyramid.app.commands.verify import main
 from cpvt_pyramid.app.export.batches import ImageModel
-from cpvt_pyramid.app.export.self_test import draw
-from cpvt_pyramid.app.predict import Predictor
-from cpvt_pyramid.app.predict.exported import ExportedModel
-from cpvt_pyramid.app.predict.sessions import open_session
-from cpvt_pyramid.padding.invariance import (
+from cpvt_pyramid.app.export.invariance import (
     BATCH,
     IDENTICAL,
     ORDER,
@@ -22,6 +18,10 @@ from cpvt_pyramid.padding.invariance import (
     assert_batch_invariant,
     batch_report,
 )
+from cpvt_pyramid.app.export.self_test import draw
+from cpvt_pyramid.app.predict import Predictor
+from cpvt_pyramid.app.predict.exported import ExportedModel
+from cpvt_pyramid.app.predict.sessions import open_session
 
 CONSTANTS = {
     'pixels': 'int64[2] {2, 3}',

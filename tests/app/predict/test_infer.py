@@ -38,7 +38,7 @@ from cpvt_pyramid.app.predict.openmmlab.model import OpenMMLabModel, open_traine
 from cpvt_pyramid.app.predict.run_record import RUN
 from cpvt_pyramid.app.tooling import memory, threads
 from cpvt_pyramid.app.tooling.command import parser_of
-from cpvt_pyramid.trained import TRAINED
+from cpvt_pyramid.tasks.trained import TRAINED
 
 TOOLS = ROOT / 'tools'
 infer, test_tool = load_tool('infer'), load_tool('test')

@@ -14,9 +14,9 @@ from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.app.page.server import Server
 from cpvt_pyramid.app.predict import Predictor, UserError
 from cpvt_pyramid.app.predict.pytorch import model as pytorch_model
-from cpvt_pyramid.segmentors import segformer
-from cpvt_pyramid.torchvision_models import retinanet
-from cpvt_pyramid.trained import CLASSES
+from cpvt_pyramid.tasks.detectors import retinanet
+from cpvt_pyramid.tasks.segmentors import segformer
+from cpvt_pyramid.tasks.trained import CLASSES
 
 DETECTOR, SEGMENTOR = 'retinanet_pvt_v2_b0_coco', 'segformer_b0_ade20k'
 SIDES = 64, 128

@@ -13,7 +13,7 @@ from torch import nn
 
 from cpvt_pyramid.app.tooling.command import UserError
 from cpvt_pyramid.app.training import hooks
-from cpvt_pyramid.trained import load_whole
+from cpvt_pyramid.tasks.trained import load_whole
 
 train = load_tool('train')
 

@@ -43,7 +43,7 @@ from cpvt_pyramid.app.predict.predictor import Predictor
 from cpvt_pyramid.app.predictions.kinds import Detections
 from cpvt_pyramid.checkpoints import downloads
 from cpvt_pyramid.meta import without_values
-from cpvt_pyramid.trained import CLASSES, METRICS, TRAINED, WINDOWS, build_trained, weights_of
+from cpvt_pyramid.tasks.trained import CLASSES, METRICS, TRAINED, WINDOWS, build_trained, weights_of
 from tests.models.ports import randomize
 
 pytestmark = pytest.mark.usefixtures('quick_training')

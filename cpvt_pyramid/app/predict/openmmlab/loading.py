@@ -22,7 +22,7 @@ from torch import nn
 
 from ....checkpoints.downloads import SCHEMES
 from ....checkpoints.reading import read_checkpoint
-from ....trained import load_whole, weights_of
+from ....tasks.trained import load_whole, weights_of
 from ...config.parts import is_local
 from ...tooling.command import UserError, one_line
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ....acceleration.accelerate import accelerate, what_is_missing
-from ....segmentors import resize
-from ....trained import PALETTES, TRAINED, load_trained
+from ....tasks.segmentors import resize
+from ....tasks.trained import PALETTES, TRAINED, load_trained
 from ...predictions.drawing import class_palette
 from ...predictions.kinds import SCORE_THR
 from ...tooling.command import UserError, one_line
@@ -149,7 +149,7 @@ class TorchSession:
 
 
 class DetectorSession(TorchSession):
-    """A RetinaNet of `torchvision_models`. Images are padded with zeros after normalization."""
+    """A RetinaNet of `tasks.detectors`. Images are padded with zeros after normalization."""
 
     names = ['boxes', 'scores', 'labels']
     shapes = {'images': [None, 3, None, None], 'valid': [None, 2]}

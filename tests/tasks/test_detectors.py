@@ -14,9 +14,10 @@ from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import MultiScaleRoIAlign
 
-from cpvt_pyramid import ARCHS, ColumnarArch, CPVTPyramid, DenseCPVT, torchvision_models
+from cpvt_pyramid import ARCHS, ColumnarArch, CPVTPyramid, DenseCPVT
 from cpvt_pyramid.padding.mask import split_validity
-from cpvt_pyramid.torchvision_models import (
+from cpvt_pyramid.tasks import detectors
+from cpvt_pyramid.tasks.detectors import (
     BySize,
     StrideAnchors,
     StrideRoIAlign,
@@ -422,7 +423,7 @@ def test_fcos_needs_groups_of_several_channels(out_channels):
 
 
 def test_torchvision_is_all_that_is_imported_besides_the_core():
-    tree = ast.parse(Path(torchvision_models.__file__).read_text())
+    tree = ast.parse(Path(detectors.__file__).read_text())
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     roots = {node.module.split('.')[0] for node in nodes if not node.level}
     assert roots <= {*sys.stdlib_module_names, 'torch', 'torchvision'}

@@ -17,15 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.acceleration.winograd import WinogradConv2d
-from cpvt_pyramid.corrections import (
+from cpvt_pyramid.bfloat16 import (
     CorrectedBFloat16,
     has_few_channels,
     safe_conv2d,
     sees_padding_alone,
 )
 from cpvt_pyramid.layers import PointwiseConv2d, convolve
-from cpvt_pyramid.segmentors import segformer, semantic_fpn, upernet
-from cpvt_pyramid.torchvision_models import faster_rcnn, fcos, retinanet
+from cpvt_pyramid.tasks.detectors import faster_rcnn, fcos, retinanet
+from cpvt_pyramid.tasks.segmentors import segformer, semantic_fpn, upernet
 from tests.models.ours import pcpvt, pvt_v2
 
 
@@ -261,7 +261,7 @@ def test_traces_have_no_warning_of_it():
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter('always')
         torch.jit.trace(model, torch.randn(1, 3, 64, 64).bfloat16(), check_trace=False)
-    assert not [warning for warning in found if 'corrections' in warning.filename]
+    assert not [warning for warning in found if 'bfloat16.py' in warning.filename]
 
 
 @pytest.mark.parametrize('way', ['bfloat16', 'autocast', 'checkpointed'])

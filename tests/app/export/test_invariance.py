@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cpvt_pyramid import CPVTPyramid
-from cpvt_pyramid.padding.invariance import (
+from cpvt_pyramid.app.export.invariance import (
     BATCH,
     IDENTICAL,
     ORDER,

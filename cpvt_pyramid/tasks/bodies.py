@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Union
 
-from .archs import COLUMNAR_ARCHS, Arch, ColumnarArch
-from .columnar import DenseCPVT
-from .model import CPVTPyramid
+from ..archs import COLUMNAR_ARCHS, Arch, ColumnarArch
+from ..columnar import DenseCPVT
+from ..model import CPVTPyramid
 
 # A name from `ARCHS` or `COLUMNAR_ARCHS`; a dict of `arch` and other options of `CPVTPyramid` or
 # `DenseCPVT`; or one of these.

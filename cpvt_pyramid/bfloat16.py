@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 from torch.overrides import TorchFunctionMode
 
-from .recompute import acts_alone, plain_class
+from .plain_layers import acts_alone, plain_class
 from .versions import cpu_autocast_dtype, is_compiling, is_cpu_autocast
 
 HALF = (torch.bfloat16, torch.float16)  # dtypes in which layer norms have wrong gradients

@@ -3,7 +3,7 @@
     model = load_trained('segformer_b0_ade20k')
     labels = model(image).argmax(1)  # image: (B, 3, H, W) RGB in [0, 1]
 
-The table is trained.csv. Each row is a model of `torchvision_models` or `segmentors`, and a file
+The table is trained.csv. Each row is a model of `detectors` or `segmentors`, and a file
 with the tensors of MMDetection's or MMSegmentation's own model. classes.csv has the names of the
 classes. Both are read without torch.
 """
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-PACKAGE = Path(__file__).parent
-TABLE = PACKAGE / 'trained.csv'
-CLASS_TABLE = PACKAGE / 'classes.csv'
+PACKAGE = Path(__file__).parents[1]
+TABLE = Path(__file__).with_name('trained.csv')
+CLASS_TABLE = Path(__file__).with_name('classes.csv')
 METRICS = {'COCO': 'box AP', 'ADE20K': 'mIoU', 'Cityscapes': 'mIoU'}
 LONG_SIDES = {'COCO': 1333, 'ADE20K': 2048, 'Cityscapes': 2048}  # of images, in pixels
 # Of recipes that predict in windows: their side, and the distance between two.
@@ -200,7 +200,7 @@ def load_trained(
             `rgb_weights`.
 
     Returns:
-        A `segmentors.SemanticSegmentor` or `torchvision_models.RetinaNet` in evaluation mode, with
+        A `segmentors.SemanticSegmentor` or `detectors.RetinaNet` in evaluation mode, with
         the attributes `classes`, their names, and `image_sides`, the largest shorter and longer
         side in pixels to which images are resized in evaluation. Other sizes work, too.
 
@@ -218,8 +218,8 @@ def load_trained(
         >>> scaling = dict(image_mean=[0.4] * 4, image_std=[0.2] * 4)
         >>> model = load_trained('upernet_svt_s_ade20k', **bands, **scaling)  # doctest: +SKIP
     """
-    from .checkpoints.downloads import is_downloaded, local_file
-    from .checkpoints.reading import read_checkpoint
+    from ..checkpoints.downloads import is_downloaded, local_file
+    from ..checkpoints.reading import read_checkpoint
 
     trained = find_trained(name)
     least = 1 if trained.detects else 2
@@ -281,7 +281,7 @@ def build_trained(
         normalization['image_std'] = image_std
     model: Any
     if trained.detects:
-        from .torchvision_models import retinanet
+        from .detectors import retinanet
 
         short, long = trained.image_sides
         model = retinanet(
@@ -320,7 +320,7 @@ def checkpoint_tensors(
     Raises:
         ValueError: the file has no tensors, or several models; one line that names the file.
     """
-    from .checkpoints.reading import contents_of, tensors_of, unwrapped
+    from ..checkpoints.reading import contents_of, tensors_of, unwrapped
 
     try:
         tensors = tensors_of(contents)
@@ -337,7 +337,7 @@ def checkpoint_tensors(
     prefix = prefix_of_model(tensors, own if trained.detects else (SEGMENTOR_CLASSIFIER,), path)
     tensors = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
     if trained.detects:
-        from .torchvision_models import from_mmdetection
+        from .detectors import from_mmdetection
 
         tensors = from_mmdetection(tensors)
     return tensors
@@ -401,8 +401,8 @@ def load_whole(model: 'nn.Module', tensors: dict[str, Any], path: str) -> None:
     """
     from torch import Tensor
 
-    from .checkpoints.files import listed
-    from .checkpoints.loading import check_backbones
+    from ..checkpoints.files import listed
+    from ..checkpoints.loading import check_backbones
 
     for name, own in model.state_dict().items():
         value = tensors.get(name)

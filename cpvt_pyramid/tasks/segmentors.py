@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..bfloat16 import corrected
+from ..padding.mask import check_image, check_valid
 from .bodies import Backbone, Body, build_body, check_normalization
-from .corrections import corrected
-from .padding.mask import check_image, check_valid
 
 IMAGE_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, red, green and blue in [0, 1]
 IMAGE_STD = (0.229, 0.224, 0.225)

@@ -1,6 +1,6 @@
 """Testing whether the results for an image depend on the other images of its batch.
 
-    from cpvt_pyramid.padding.invariance import assert_batch_invariant, batch_report
+    from cpvt_pyramid.app.export.invariance import assert_batch_invariant, batch_report
 
     print(batch_report(model, images))                     # a table of differences
     assert_batch_invariant(model, images)                  # equal to rounding

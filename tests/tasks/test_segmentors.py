@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from cpvt_pyramid import CPVTPyramid
-from cpvt_pyramid.segmentors import (
+from cpvt_pyramid.tasks.segmentors import (
     IGNORED,
     SemanticSegmentor,
     segformer,
@@ -213,7 +213,7 @@ def test_new_classifiers_have_the_precision_of_the_model():
 def test_torch_alone_is_needed():
     code = """
 import sys
-import cpvt_pyramid.segmentors, cpvt_pyramid.trained
+import cpvt_pyramid.tasks.segmentors, cpvt_pyramid.tasks.trained
 assert not {'torchvision', 'mmengine', 'numpy.testing', 'timm', 'cv2', 'PIL'} & sys.modules.keys()
 """
     subprocess.run([sys.executable, '-c', code], check=True)

@@ -50,11 +50,11 @@ from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign, clip_boxe
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
 from torchvision.ops.poolers import LevelMapper
 
+from ..bfloat16 import corrected
+from ..padding.batching import map_in_batches
+from ..padding.mask import split_validity
+from ..versions import without_autocast
 from .bodies import Backbone, Body, build_body, check_normalization
-from .corrections import corrected
-from .padding.batching import map_in_batches
-from .padding.mask import split_validity
-from .versions import without_autocast
 
 
 class BySize(nn.Module):

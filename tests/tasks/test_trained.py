@@ -19,7 +19,7 @@ from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS, CPVTPyramid, load_weights
 from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.checkpoints import downloads
 from cpvt_pyramid.checkpoints.downloads import local_file
-from cpvt_pyramid.trained import (
+from cpvt_pyramid.tasks.trained import (
     CLASSES,
     METRICS,
     TRAINED,

@@ -1,0 +1,57 @@
+"""Whether a call of a layer does what its class says, and nothing else.
+
+It does more where hooks are called with it, where an adapter is in its place, or where its weight
+is computed from others. What reads the weight itself, instead of calling the layer, asks here.
+
+Private to PyTorch are `Module._forward_hooks`, `_global_forward_hooks` and their like, which
+`has_hooks` reads.
+"""
+
+from torch import nn
+from torch.nn.modules import module as modules
+
+from .versions import is_compiling
+
+
+def plain_class(module: nn.Module) -> type:
+    """The class whose calls do what those of a module do: the one that its class `stands_for`, if
+    it says so itself, or its own."""
+    return vars(type(module)).get('stands_for', type(module))
+
+
+def is_plain_linear(layer: nn.Module) -> bool:
+    """True if a call of a layer does nothing but apply its own weight and bias.
+
+    It does more if it has hooks, if it is of another class, as adapters are, or if its weight or
+    bias is computed from other parameters, as by pruning, weight and spectral norm. False in a
+    graph, which has a call of the layer: compilers before PyTorch 2.8 cannot trace the questions.
+    """
+    if is_compiling():
+        return False
+    return plain_class(layer) is nn.Linear and acts_alone(layer)
+
+
+def acts_alone(layer: nn.Module) -> bool:
+    """True if a layer has a weight and a bias, or None, of its own, and the `forward` of its class,
+    and if no hooks are called with it."""
+    bias = layer.bias
+    if 'forward' in vars(layer) or type(layer.weight) is not nn.Parameter:
+        return False
+    if bias is not None and type(bias) is not nn.Parameter:
+        return False
+    return not has_hooks(layer)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """True if hooks, of the module or of all modules, are called with it."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+        modules._global_forward_hooks,
+        modules._global_forward_pre_hooks,
+        modules._global_backward_hooks,
+        modules._global_backward_pre_hooks,
+    )
+    return any(hooks)

@@ -106,7 +106,7 @@ def from_address(url: str) -> Optional[Path]:
     digest = DIGEST.search(path.name)
     # torch.hub's function waits without limit for a connection. It takes what arrived before a
     # connection broke for the file, if it has no hash.
-    length = length_of(url)
+    length = content_length(url)
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent) as scratch:
         partial = Path(scratch, path.name)
@@ -120,7 +120,7 @@ def from_address(url: str) -> Optional[Path]:
     return path
 
 
-def length_of(url: str) -> Optional[int]:
+def content_length(url: str) -> Optional[int]:
     """Bytes of the file at an address, if the server says it."""
     with urlopen(Request(url, headers={'User-Agent': 'torch.hub'}), timeout=TIMEOUT) as response:
         length = response.headers['Content-Length']

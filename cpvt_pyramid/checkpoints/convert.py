@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Union
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..archs import ARCHS, COLUMNAR_ARCHS
-from ..columnar import Column
-from ..meta import without_values
+from ..archs import ARCHS
+from ..columnar import DenseCPVT
+from ..meta import layout_of, without_values
 from ..model import CPVTPyramid
-from ..names import role_of
+from ..names import PYRAMID, ModelPart, locate, model_parts, role_of
 from . import formats, reading
 from .fit import arch_of, compare, defect_of, objection_to, shape_of
 
@@ -40,7 +40,7 @@ def convert_checkpoint(
     if not ours:
         inner, _ = reading.unwrapped(checkpoint)
         raise ValueError(f'{source} has no tensors, but {reading.contents_of(inner) or "nothing"}')
-    check_complete(ours, model_of(ours))
+    check_complete(ours)
     if backbone_only:
         classifier = ('classifier', 'token')
         ours = {k: v for k, v in ours.items() if role_of(k) not in classifier}
@@ -66,26 +66,17 @@ def convert_checkpoint(
         return path, False
 
 
-def check_complete(ours: dict[str, Tensor], model: Union[CPVTPyramid, Column]) -> None:
-    """Raise a ValueError if a tensor is damaged or missing.
+def check_complete(ours: dict[str, Tensor]) -> None:
+    """Raise a ValueError unless these tensors, under our names, are those of a known variant.
 
-    The names are ours; some tensors may have no place in the model, which is that of `model_of`.
+    It may lack what `expected_tensors` does not expect.
     """
-    expected = model.state_dict()
-    # Add what its classifier holds.
-    if isinstance(model, CPVTPyramid):
-        dim = model.channels[-1]
-        has_norm = model.arch.classifier_norm
-        if has_norm:
-            token = torch.zeros(1, 1, dim)
-            expected |= {'cls_token': token, 'cls_pos': token}
-    else:
-        dim = model.arch.dim
-        has_norm = True
-    classifier: dict[str, nn.Module] = {'head': nn.Linear(dim, labels_of(ours))}
-    if has_norm:
-        classifier['norm'] = nn.LayerNorm(dim)
-    expected |= nn.ModuleDict(classifier).state_dict()
+    arch = arch_of(ours)
+    if arch is None:
+        raise ValueError(f'no known architecture has these tensors: {reading.listed(list(ours))}')
+    with without_values():
+        model: Any = CPVTPyramid(arch) if arch in ARCHS else DenseCPVT(arch)
+    expected = expected_tensors(ours, model)
     report = compare(expected, ours)
     if objection := objection_to(model, expected, ours, report):
         raise ValueError(objection)
@@ -96,6 +87,53 @@ def check_complete(ours: dict[str, Tensor], model: Union[CPVTPyramid, Column]) -
     for name in report.unused:
         if defect := defect_of(ours[name], next(iter(expected.values()))):
             raise ValueError(f'the checkpoint is damaged: {name} {defect}')
+
+
+def expected_tensors(ours: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
+    """The tensors, of zeros, that a checkpoint of a model has to have if it has these.
+
+    All patch embeddings and blocks up to its last stage; of position encodings, norms and levels
+    those that it has; and a classifier, which it may have as a whole.
+    """
+    arch = model.arch
+    is_pyramid = isinstance(model, CPVTPyramid)
+    stages = range(len(shape_of(ours)) if is_pyramid else 1)
+    parts = model_parts(arch)
+    together = {expected_together(name, parts) for name in ours}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, size in layout_of(model.with_all_parts, arch).items():
+        is_of_stage = not is_pyramid or int(name.split('.')[1]) in stages
+        is_needed = role_of(name) == 'features' or expected_together(name, parts) in together
+        if is_of_stage and is_needed:
+            shapes[name] = size
+    dim = arch.dims[len(stages) - 1] if is_pyramid else arch.dim
+    shapes |= {'head.weight': (labels_of(ours), dim), 'head.bias': (labels_of(ours),)}
+    if getattr(arch, 'classifier_norm', True):
+        shapes |= {'norm.weight': (dim,), 'norm.bias': (dim,)}
+        shapes |= {'cls_token': (1, 1, dim), 'cls_pos': (1, 1, dim)}
+    # These depend on the channels and the size of images:
+    for name in ours:
+        if name == model.first_conv or name.endswith('.table'):
+            value = ours[name]
+            if value.dim() != 4 or not value.numel():
+                shape = tuple(value.shape)
+                raise ValueError(f'{name} must have 4 dimensions and values, got {shape}')
+            if name == model.first_conv:
+                shapes[name] = (shapes[name][0], value.shape[1], *shapes[name][2:])
+            elif name in shapes:
+                shapes[name] = (*value.shape[:3], shapes[name][3])
+    return {name: torch.zeros(()).expand(shape) for name, shape in shapes.items()}
+
+
+def expected_together(name: str, parts: dict[str, ModelPart]) -> str:
+    """What a checkpoint has as a whole or not at all: a part of all stages of a pyramid, or a part
+    with its indices, such as a PEG after a block."""
+    place = locate(name, parts)
+    if place is None:
+        return name
+    indices = parts[place.part].indices
+    is_of_each_stage = parts is PYRAMID and indices == ('{i}',)
+    return '.'.join(name.split('.')[: 1 if is_of_each_stage else 1 + len(indices)])
 
 
 def labels_of(ours: dict[str, Tensor]) -> int:
@@ -145,42 +183,3 @@ def check_round_trip(ours: dict[str, Tensor], written: dict) -> None:
         b = again.get(name)
         if a is None or b is None or a.dtype != b.dtype or not a.equal(b):
             raise ValueError(f'the conversion changes {name}')
-
-
-def model_of(ours: dict[str, Tensor]) -> Union[CPVTPyramid, Column]:
-    """The backbone that has these tensors, which have our names. It lacks encodings inside the
-    attention, and the levels of a columnar model, whose tensors are all optional."""
-    arch = arch_of(ours)
-    if arch is None:
-        raise ValueError(f'no known architecture has these tensors: {reading.listed(list(ours))}')
-    is_pyramid = arch in ARCHS
-    with without_values():
-        first_conv = (CPVTPyramid(arch) if is_pyramid else Column(arch)).first_conv
-    tables = [name for name in ours if name.endswith('.table')]
-    for name in (first_conv, *tables[:1]):
-        if name in ours and (ours[name].dim() != 4 or not ours[name].numel()):
-            shape = tuple(ours[name].shape)
-            raise ValueError(f'{name} must have 4 dimensions and values, got {shape}')
-    peg_names = [name.split('.')[1] for name in ours if name.startswith('pos_block.')]
-    pegs = sorted({int(name) for name in peg_names if name.lstrip('-').isdecimal()})
-    kinds = []
-    if tables:
-        kinds.append('learned')
-    if pegs:
-        kinds.append('peg')
-    options: dict[str, Any] = dict(
-        position='+'.join(kinds) or 'none',
-        in_channels=ours[first_conv].shape[1] if first_conv in ours else 3,
-    )
-    if is_pyramid:
-        row = ARCHS[arch]
-        stride = row.strides[0]
-        options['out_indices'] = range(len(shape_of(ours)))
-        options['stage_norm'] = 'norm_list.0.weight' in ours or not row.classifier_norm
-    else:
-        stride = COLUMNAR_ARCHS[arch].patch_size
-        options['peg'] = dict(after=pegs) if pegs else None
-        options['class_token'] = 'cls_token' in ours or 'cls_pos' in ours
-    if tables:
-        options['pretrain_img_size'] = [stride * side for side in ours[tables[0]].shape[1:3]]
-    return (CPVTPyramid if is_pyramid else Column)(arch, **options).eval()

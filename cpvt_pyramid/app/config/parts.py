@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mmengine.config import Config
-from mmengine.registry import DATASETS, Registry
+from mmengine.registry import DATASETS
 
 from ..predictions.drawing import class_palette
 from ..tooling.command import UserError, contexts, one_line
@@ -81,22 +81,16 @@ def items_of(settings: Any, key: str, path: str) -> list[tuple[str, dict]]:
 
 
 def dataset_class(dataset: dict, scope: str) -> type:
-    """The class of a data set's config."""
-    kind = registered_class(DATASETS, dataset.get('type'), scope)
-    if kind is None:
-        raise UserError(f'{scope} has no data set {dataset.get("type")!r}')
-    return kind
-
-
-def registered_class(registry: Registry, kind: Any, scope: str) -> Optional[type]:
-    """The class that the `type` of a config is or names, in a registry of mmengine; None if there
-    is none."""
+    """The class of a data set's config, which its `type` is or names."""
+    kind: Any = dataset.get('type')
     if isinstance(kind, str):
         import_datasets(scope)
-        with registry.switch_scope_and_registry(scope) as own:
+        with DATASETS.switch_scope_and_registry(scope) as own:
             with suppress(ImportError, RuntimeError, TypeError, ValueError):
                 kind = own.get(kind)  # imports what looks like a module
-    return kind if callable(kind) else None
+    if not callable(kind):
+        raise UserError(f'{scope} has no data set {dataset.get("type")!r}')
+    return kind
 
 
 def import_datasets(scope: str) -> None:

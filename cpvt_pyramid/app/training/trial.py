@@ -55,8 +55,8 @@ class TrialHook(Hook):
             raise
         except Exception:  # a metric may need all images
             runner.logger.error(
-                'the trial before the first iteration failed. A training with trial=False in its '
-                'config has none'
+                'the trial before the first iteration failed. If its metrics need more than one '
+                'batch: --cfg-options trial=False'
             )
             raise
         evaluated = 'one batch evaluated, ' if metrics else ''

@@ -225,12 +225,12 @@ class NeedsAll(BaseMetric):
 
 
 def test_a_metric_that_needs_all_images(configs, capsys):
-    """Whose training needs no trial, as the last line of the log says."""
+    """It is trained without the trial, as the log says."""
     text = BY_ITERATIONS + "val_evaluator = dict(_delete_=True, type='NeedsAll')\n"
     assert run(configs['segmentor'], text) == 2
     said = capsys.readouterr()
     assert said.err.splitlines()[-1].startswith('cpvt train: ValueError: only 1 of 3 images')
-    assert 'A training with trial=False in its config has none' in said.out + said.err
+    assert 'more than one batch: --cfg-options trial=False' in said.out + said.err
     assert run(configs['segmentor'], text, '--cfg-options', 'trial=False', folder='other') == 0
 
 

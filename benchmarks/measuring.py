@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks import process_memory
 from benchmarks.costs import count_operations, meta_model
 from benchmarks.parts import PARTS
 from benchmarks.speed_tables import WITHOUT
@@ -566,8 +567,6 @@ def call_in_process(function: Callable, *arguments: object) -> Any:
 
 def measure_peak(case: Case, variant: Variant) -> float:
     """Peak memory of a step in MiB, beyond what is in use before it, after an identical step."""
-    from cpvt_pyramid.app.tooling import memory
-
     torch.set_num_threads(variant.threads)
     runner = Runners(case, is_remote=True).runner(variant)
     runner.run()
@@ -575,7 +574,8 @@ def measure_peak(case: Case, variant: Variant) -> float:
     malloc_trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)  # of glibc
     if malloc_trim:  # return freed heap to the OS, so that reuse shows up in the resident memory
         malloc_trim(0)
-    memory.restart_peak()  # outside Linux, a step below the peak of building the model counts as 0
-    before = memory.resident()
+    # Outside Linux, a step below the peak of building the model counts as 0.
+    process_memory.restart_peak()
+    before = process_memory.resident()
     runner.run()
-    return max(memory.peak() - before, 0) / MIB
+    return max(process_memory.peak() - before, 0) / MIB

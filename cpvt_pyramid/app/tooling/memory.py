@@ -1,4 +1,4 @@
-"""Memory of this process and of the machine, in bytes.
+"""Memory that this process can still take, in bytes.
 
 psutil is imported inside functions: commands begin without any package, to say which are missing.
 """
@@ -15,36 +15,7 @@ EXHAUSTED = re.compile(
     'not enough memory|insufficient memory|could not (create|execute) a primitive(?! desc)',
     re.I,
 )
-STATUS = Path('/proc/self/status')
 GROUP = Path('/sys/fs/cgroup')  # the control group (version 2) of this process, as in a container
-
-
-def resident() -> int:
-    """Resident memory of this process now."""
-    import psutil
-
-    return psutil.Process().memory_info().rss
-
-
-def peak() -> int:
-    """Peak resident memory of this process since its start or, on Linux, since `restart_peak`."""
-    with suppress(FileNotFoundError):  # on Linux, where getrusage includes the parent process
-        (kilobytes,) = re.findall(r'^VmHWM:\s+(\d+) kB', STATUS.read_text(), re.M)
-        return int(kilobytes) * 1024
-    import psutil
-
-    info = psutil.Process().memory_info()
-    if hasattr(info, 'peak_wset'):  # on Windows
-        return info.peak_wset
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on macOS, in bytes
-
-
-def restart_peak() -> None:
-    """Reset `peak` to the resident memory now. No effect outside Linux."""
-    with suppress(OSError):
-        Path('/proc/self/clear_refs').write_text('5')
 
 
 def available() -> int:

@@ -26,6 +26,7 @@ from rasterio.transform import from_origin
 from small_data import CLASSES
 from support import ROOT, film, in_processes, load_tool, photograph, save_tiff
 
+from benchmarks import process_memory
 from cpvt_pyramid.acceleration.accelerate import what_is_missing
 from cpvt_pyramid.acceleration.products import OneDNNLinear
 from cpvt_pyramid.app.config.load import load_config
@@ -36,8 +37,8 @@ from cpvt_pyramid.app.predict import running
 from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.openmmlab.model import OpenMMLabModel, open_trained
 from cpvt_pyramid.app.predict.run_record import RUN
-from cpvt_pyramid.app.tooling import memory, threads
-from cpvt_pyramid.app.tooling.command import parser_of
+from cpvt_pyramid.app.tooling import threads
+from cpvt_pyramid.app.tooling.command import UserError, parser_of
 from cpvt_pyramid.tasks.trained import TRAINED
 
 TOOLS = ROOT / 'tools'
@@ -545,10 +546,10 @@ def test_memory_is_that_of_some_tiles(untrained):
     command = [config, 'many.pth', 'a.tif', '--tile', '256', '--overlap', '32']
 
     def work(rank: int) -> int:
-        memory.restart_peak()
-        limit = memory.resident() + 300 * 2**20
+        process_memory.restart_peak()
+        limit = process_memory.resident() + 300 * 2**20
         status = infer.main([*command, '--cfg-options', classes])
-        assert memory.peak() < limit
+        assert process_memory.peak() < limit
         return status
 
     assert in_processes(1, work)[0] == (0, '')

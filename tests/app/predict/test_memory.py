@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 from support import film, save_tiff
 
+from benchmarks import process_memory
 from cpvt_pyramid.app.commands.infer import main
 from cpvt_pyramid.app.images import reading
 from cpvt_pyramid.app.predict import automatic_tiles, exported, running, sessions
 from cpvt_pyramid.app.predict.protocol import Prepared, predict_all
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime, OpenVino
 from cpvt_pyramid.app.predictions.kinds import Detections
-from cpvt_pyramid.app.tooling import memory
 from cpvt_pyramid.app.tooling.command import ROOT
 
 WIDE = 211  # pixels: only the image that does not fit
@@ -190,7 +190,7 @@ def test_images_of_many_sizes_leave_no_memory_behind():
         size = np.array([[height, width]])
         images = np.zeros((1, 3, height, width), np.float32)
         session.run({'images': images, 'valid': size})
-        resident.append(memory.resident())
+        resident.append(process_memory.resident())
     assert resident[-1] - resident[9] < 30 * 2**20
 
 

@@ -1,32 +1,9 @@
-"""Memory of this process and of the machine."""
-
-import sys
+"""Memory that a process can still take."""
 
 import psutil
 import pytest
-from support import ROOT, run
 
 from cpvt_pyramid.app.tooling import memory
-
-IN_A_PROCESS = """
-from cpvt_pyramid.app.tooling import memory
-
-MIB = 2**20
-memory.restart_peak()
-before = memory.resident()
-block = bytearray(64 * MIB)
-assert memory.resident() - before > 48 * MIB
-del block
-assert memory.peak() - before > 48 * MIB
-memory.restart_peak()
-assert memory.peak() < before + 32 * MIB
-"""
-
-
-def test_what_a_process_takes():
-    """In one of its own: threads of other tests take memory meanwhile."""
-    done = run(sys.executable, '-c', IN_A_PROCESS, PYTHONPATH=str(ROOT))
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

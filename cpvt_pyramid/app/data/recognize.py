@@ -52,7 +52,7 @@ class NotDeclared(UserError):
         self.reason = reason
         self.settings = dict(settings)
         self.root = root
-        self.comments = ['Complete it; docs/own_data.md explains the keys. The formats are']
+        self.comments = ['Complete it; val may be left out. See docs/own_data.md. The formats are']
         self.comments += [f'  {name}: {row.what}' for name, row in every_layout().items()]
         template = {'path': os.path.abspath(root), **settings}
         self.details = text_of_description(template, self.comments)

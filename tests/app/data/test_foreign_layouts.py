@@ -349,6 +349,75 @@ def labels_in_two_folders(root: Path) -> None:
         yolo(root / f'second/{picture.name}.txt', picture)
 
 
+def coco_of_splits_in_images(root: Path) -> None:
+    for split, scenes in layouts.SPLITS:
+        coco(root / f'annotations/instances_{split}2017.json', scenes)
+        fill(root, scenes, f'images/{split}2017/{{}}.png')
+
+
+def coco_of_named_files(root: Path) -> None:
+    """A word that both files have says nothing."""
+    for split, scenes in layouts.SPLITS:
+        coco(root / f'cattle_{split}.json', scenes)
+        fill(root, scenes, f'{split}/images/{{}}.png')
+
+
+def yolo_in_a_project(root: Path) -> None:
+    """As Roboflow's archive is unpacked."""
+    layouts.yolo_of_roboflow(root / 'My-Project-1')
+    write(root / 'My-Project-1/README.roboflow.txt', 'exported')
+
+
+def darknet_of_roboflow(root: Path) -> None:
+    for split, scenes in (('train', SCENES), ('valid', MORE)):
+        fill(root, scenes, f'{split}/{{}}.png', yolo, f'{split}/{{}}.txt')
+        write(root / f'{split}/_darknet.labels', NAMES)
+
+
+def yolo_in_the_only_folders(root: Path) -> None:
+    """One has the images, and one the texts."""
+    fill(root, SCENES, 'frames/{}.png', yolo, 'boxes_yolo/{}.txt')
+    write(root / 'classes.txt', NAMES)
+
+
+def voc_of_pets(root: Path) -> None:
+    fill(root, SCENES, 'images/{}.png', voc, 'annotations/xmls/{}.xml')
+
+
+def voc_of_splits(root: Path) -> None:
+    for split, scenes in layouts.SPLITS:
+        fill(root, scenes, f'{split}/images/{{}}.png', voc, f'{split}/annotations/{{}}.xml')
+
+
+def masks_of_camvid(root: Path) -> None:
+    for split, scenes in layouts.SPLITS:
+        fill(root, scenes, f'{split}/{{}}.png', label_map, f'{split}_labels/{{}}_L.png', 'colors')
+    layouts.color_table(root, ('ground', *CLASSES), [(0, 0, 0), *layouts.COLORS.tolist()])
+
+
+def masks_of_isic(root: Path) -> None:
+    masks = 'ISIC_Training_GroundTruth/{}_segmentation.png'
+    fill(root, SCENES, 'ISIC_Training_Input/{}.png', label_map, masks)
+    write(root / 'classes.txt', FOUR)
+
+
+def masks_of_loveda(root: Path) -> None:
+    for split, scenes in (('Train', SCENES), ('Val', MORE)):
+        masks = f'{split}/Urban/masks_png/{{}}.png'
+        fill(root, scenes, f'{split}/Urban/images_png/{{}}.png', label_map, masks)
+    write(root / 'classes.txt', FOUR)
+
+
+def masks_in_the_only_folders(root: Path) -> None:
+    fill(root, SCENES, 'original/{}.png', label_map, 'masks/{}.png')
+    write(root / 'classes.txt', FOUR)
+
+
+def masks_below_their_images(root: Path) -> None:
+    fill(root, SCENES, '{}.png', label_map, 'masks/{}.png')
+    write(root / 'classes.txt', FOUR)
+
+
 def test_a_folder_next_to_a_script_of_its_name_has_data(tmp_path):
     """Only what is written next to a config of `cpvt new-config` is left out."""
     root = tmp_path / 'project'
@@ -519,6 +588,18 @@ LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
     (voc_with_spaces, 0, 'train: 4 images, 8 objects'),
     (cityscapes_ids, 0, '19 classes: road, sidewalk'),
     (coco_2017, 0, 'val: 4 images, 8 objects'),
+    (coco_of_splits_in_images, 0, 'val: 4 images, 8 objects'),
+    (coco_of_named_files, 0, 'val: 4 images, 8 objects'),
+    (yolo_in_a_project, 0, 'val: 4 images, 8 objects'),
+    (darknet_of_roboflow, 0, 'val: 4 images, 8 objects'),
+    (yolo_in_the_only_folders, 0, '3 classes: cat, dog, owl'),
+    (voc_of_pets, 0, 'train: 4 images, 8 objects'),
+    (voc_of_splits, 0, 'val: 4 images, 8 objects'),
+    (masks_of_camvid, 0, 'val: 4 images'),
+    (masks_of_isic, 0, '4 classes: ground, cat, dog, owl'),
+    (masks_of_loveda, 0, 'val: 4 images'),
+    (masks_in_the_only_folders, 0, '4 classes: ground, cat, dog, owl'),
+    (masks_below_their_images, 2, 'has images, and so has masks below it'),
 ]
 
 

@@ -31,7 +31,7 @@ from ..data import (
 from ..defects import Defects, Kind
 from ..description import Description, SplitPart
 from ..files import Folder, join
-from ..folders import SHOWN, image_places, place_of_split
+from ..folders import SHOWN, Places, image_places, place_of_split
 from ..images import Size
 from ..layout import Layout, Recognized, Undecided
 from ..listing import Listing, by_folder
@@ -44,8 +44,6 @@ ID_FIELDS = {
     'categories': ['id'],
     'annotations': ['id', 'image_id', 'category_id'],
 }
-
-
 LIST = re.compile(rb'"(images|annotations)"\s*:\s*\[')
 FILE_NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")')
 COCO_URL = re.compile(rb'"coco_url"\s*:\s*("(?:[^"\\]|\\.)*")')
@@ -91,19 +89,17 @@ def recognize_coco(listing: Listing) -> Optional[Recognized]:
             continue
         file = file_of_split(split, [of_path[path] for path in paths])
         places = image_places(listing, file.images) if file.images else None
-        if places is None:
-            settings[split] = '.'
-            if file.images:
-                first = file.images[0]
-                notes.append(f'no image that {file.path} names is in the folder, such as {first}')
-        else:
-            others = [split_of(folder) not in (None, split) for folder in places.counts]
-            if split == 'test' and not file.has_annotations and all(others):
-                notes.append(f'{file.path} is left out: its images are those of other splits')
-                continue
-            prefixes.add(places.prefix)
-            settings[split] = place_of_split(places, split, posixpath.dirname(file.path) or '.')
+        if places and is_list_of_others(file, split, places):
+            notes.append(f'{file.path} is left out: its images are those of other splits')
+            continue
         annotations[split] = file.path
+        settings[split] = '.'
+        if places:
+            settings[split] = place_of_split(places, split, posixpath.dirname(file.path) or '.')
+            prefixes.add(places.prefix)
+        elif file.images:
+            first = file.images[0]
+            notes.append(f'no image that {file.path} names is in the folder, such as {first}')
     settings['annotations'] = annotations
     if len(prefixes) > 1:
         shown = ', '.join(map(repr, sorted(prefixes)))
@@ -114,6 +110,14 @@ def recognize_coco(listing: Listing) -> Optional[Recognized]:
     if names:
         settings['names'] = names
     return Recognized(settings, notes)
+
+
+def is_list_of_others(file: CocoFile, split: str, places: Places) -> bool:
+    """Whether a file of test images without annotations names those of other splits alone: COCO has
+    such a list, and the images may not be there."""
+    if split != 'test' or file.has_annotations:
+        return False
+    return all(split_of(folder) not in (None, split) for folder in places.counts)
 
 
 def coco_files(listing: Listing) -> list[CocoFile]:

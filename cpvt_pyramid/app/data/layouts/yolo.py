@@ -37,18 +37,15 @@ from ..folders import (
     partner_of,
     settings_of_groups,
     splits_of_folders,
-    stems_by_folder,
 )
 from ..images import Size, sizes_of
 from ..layout import Layout, Recognized
-from ..listing import Listing
+from ..listing import Listing, by_folder
 from ..lists import images_of_part
 
 ROUNDING = 0.01  # share of an image by which a box may reach beyond it
 SHOWN_LABELS = 8  # in a message
 LABELS = {'images': 'labels', 'Images': 'Labels', 'IMAGES': 'LABELS'}
-
-
 TRIED = 20  # label files of a folder whose first lines are looked at
 
 
@@ -60,7 +57,11 @@ def recognize_yolo(listing: Listing) -> Optional[Recognized]:
         note_unlisted(listing, declared)
         return declared
     folder = Folder(listing.root)
-    texts = stems_by_folder(n for n in listing.ending('.txt') if has_label_line(listing, n))
+    texts = {
+        place: set(map(stem_of, names))
+        for place, names in by_folder(listing.ending('.txt')).items()
+        if any(has_label_line(listing, name) for name in names[:TRIED])
+    }
     is_alone = len(listing.image_folders) == 1
     groups = []
     unlabelled = []

@@ -98,12 +98,12 @@ def settings_of_groups(
 ) -> tuple[dict[str, Any], list[str]]:
     """The settings of folders with images, divided into splits by their names or those of their
     annotations; with notes."""
-    of_path = {posixpath.join(group.annotations or '', group.images): group for group in groups}
-    found = divided_by_name(list(of_path))
-    by_split = {split: [of_path[path] for path in paths] for split, paths in found.by_split.items()}
+    paths = [posixpath.join(group.annotations or '', group.images) for group in groups]
+    found = divided_by_name(paths)
+    by_split = {split: [groups[i] for i in indices] for split, indices in found.by_split.items()}
     notes = []
-    for path in found.unnamed:
-        folder = of_path[path].images
+    for i in found.unnamed:
+        folder = groups[i].images
         notes.append(
             f'{folder} is left out, {len(listing.image_folders[folder])} images: its name says no '
             'split; if it should be used, add it to train, val or test'

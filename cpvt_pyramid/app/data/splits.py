@@ -23,15 +23,15 @@ NEUTRAL = set(
 
 
 class Splits(NamedTuple):
-    """Paths by what their names say they are for."""
+    """The indices of paths by what their names say they are for."""
 
-    by_split: dict[str, list[str]]
-    unnamed: list[str]  # their names say nothing
+    by_split: dict[str, list[int]]
+    unnamed: list[int]  # their names say nothing
 
 
 def divided_by_name(paths: Sequence[str]) -> Splits:
-    """What files or folders are for, by the last part of each path that has the word of a split;
-    without such words, for training.
+    """What files or folders are for, by the last part of each path that has the word of a split; if
+    none has that of training, those without a word are for training.
 
     Raises:
         Undecided: a name has words of several splits, or others that not all such names share:
@@ -49,15 +49,15 @@ def divided_by_name(paths: Sequence[str]) -> Splits:
     rests = [rest for _, rest in said.values()]
     shared = set.intersection(*rests) if len(rests) > 1 else set()
     result = Splits({split: [] for split in SPLITS}, [])
-    for path in paths:
+    for index, path in enumerate(paths):
         splits, rest = said.get(path, (set(), set()))
         is_only_training = len(said) == 1 and splits == {'train'}
         if len(splits) > 1 or rest - shared and not is_only_training:
             raise Undecided(f'{path} may be for training, validation or tests')
         if splits:
-            result.by_split[splits.pop()].append(path)
+            result.by_split[next(iter(splits))].append(index)
         else:
-            result.unnamed.append(path)
+            result.unnamed.append(index)
     if not result.by_split['train']:
         result.by_split['train'] += result.unnamed
         result.unnamed.clear()

@@ -73,21 +73,20 @@ def recognize_coco(listing: Listing) -> Optional[Recognized]:
     files = [file for file in coco_files(listing) if file.has_boxes or not file.has_annotations]
     if not files:
         return None
-    of_path = {file.path: file for file in files}
     notes: list[str] = []
-    if any(posixpath.basename(path).startswith('instances_') for path in of_path):
-        for path in [p for p in of_path if posixpath.basename(p).startswith(OTHER_FILES)]:
-            notes.append(f'{path} is left out: COCO has the objects in other files')
-            del of_path[path]
-    found = divided_by_name(list(of_path))
-    notes += [f'{path} is left out: its name says no split' for path in found.unnamed]
+    if any(posixpath.basename(file.path).startswith('instances_') for file in files):
+        others = [f for f in files if posixpath.basename(f.path).startswith(OTHER_FILES)]
+        notes += [f'{f.path} is left out: COCO has the objects in other files' for f in others]
+        files = [file for file in files if file not in others]
+    found = divided_by_name([file.path for file in files])
+    notes += [f'{files[i].path} is left out: its name says no split' for i in found.unnamed]
     settings: dict[str, Any] = {}
     annotations: dict[str, str] = {}
     prefixes = set()
-    for split, paths in found.by_split.items():
-        if not paths:
+    for split, indices in found.by_split.items():
+        if not indices:
             continue
-        file = file_of_split(split, [of_path[path] for path in paths])
+        file = file_of_split(split, [files[i] for i in indices])
         places = image_places(listing, file.images) if file.images else None
         if places and is_list_of_others(file, split, places):
             notes.append(f'{file.path} is left out: its images are those of other splits')

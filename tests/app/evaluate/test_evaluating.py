@@ -38,6 +38,7 @@ class FakeModel:
     classes: tuple[str, ...] = CLASSES
     has_masks: bool = False
     threads: int = 1
+    own_tile: Optional[int] = None
 
     @property
     def palette(self) -> Any:

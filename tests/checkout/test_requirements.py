@@ -48,6 +48,7 @@ EXTRAS = {
 OPTIONAL = {
     'cpvt_pyramid/app/doctor.py': {'mmcv', 'torch'},  # looks for them
     'cpvt_pyramid/app/export/': {'mmdet', 'torchvision'},  # those of the exported model
+    'cpvt_pyramid/app/images/formats.py': {'pillow_heif'},
     'cpvt_pyramid/app/images/large.py': {'rasterio'},
     'cpvt_pyramid/app/images/rasters.py': {'rasterio'},
     'cpvt_pyramid/app/predict/cluster.py': {'ray'},

@@ -38,7 +38,7 @@ from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.openmmlab.model import OpenMMLabModel, open_trained
 from cpvt_pyramid.app.predict.run_record import RUN
 from cpvt_pyramid.app.tooling import threads
-from cpvt_pyramid.app.tooling.command import UserError, parser_of
+from cpvt_pyramid.app.tooling.command import parser_of
 from cpvt_pyramid.tasks.trained import TRAINED
 
 TOOLS = ROOT / 'tools'

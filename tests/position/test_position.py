@@ -3,14 +3,19 @@
 import pytest
 import timm.layers
 import torch
+import torch.nn.functional as F
+from reference import TINY_SVT
 from timm.layers import apply_rot_embed_cat
+from torch import nn
 
-from cpvt_pyramid import PEGConfig
+from cpvt_pyramid import ColumnarArch, CPVTPyramid, DenseCPVT, PEGConfig
 from cpvt_pyramid.grid import Grid
 from cpvt_pyramid.model import Attention
-from cpvt_pyramid.position import RoPE, rotate
+from cpvt_pyramid.position import POSITIONS, Encoding, RoPE, rotate
 from cpvt_pyramid.position.added import SinCosPosition
+from cpvt_pyramid.position.attention import centers
 from tests.models.ours import pcpvt, svt
+from tests.models.ports import randomize
 
 
 @pytest.mark.parametrize('height, width', [(1, 1), (5, 7), (14, 3)])
@@ -85,3 +90,53 @@ def test_blocks_that_a_peg_follows():
     for after in (12, -2, (), (0, 12), 'some'):
         with pytest.raises(ValueError, match='from -1 to 11'):
             PEGConfig(after=after).indices(3, 12)
+
+
+class Continuous(nn.Module):
+    """A bias of scores from the offset of key and query, by an MLP (as in Swin V2)."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, heads))
+
+    @classmethod
+    def at(cls, site):
+        if not site.all_attentions('keys_have_places'):
+            raise ValueError('a continuous bias needs keys at places')
+        return cls(site.heads)
+
+    def forward(self, q, k, grid):
+        queries, keys = (
+            torch.cartesian_prod(
+                centers(grid.height, step, q.device, q.dtype),
+                centers(grid.width, step, q.device, q.dtype),
+            )
+            for step in (1, grid.step)
+        )
+        bias = self.mlp(keys - queries[:, None]).permute(2, 0, 1)[None]
+        first = grid.class_tokens
+        return q, k, F.pad(bias, (first, 0, first, 0))
+
+
+def test_an_encoding_is_one_row_and_one_class(monkeypatch):
+    """Inside of each attention, which has its parameters, of every kind of model."""
+    monkeypatch.setitem(POSITIONS, 'continuous', Encoding('scores', Continuous))
+    image = torch.randn(1, 3, 50, 70, dtype=torch.double)
+    batch = F.pad(image, (0, 10, 0, 14))
+    for model in (
+        CPVTPyramid('pcpvt_nano', position='continuous'),
+        CPVTPyramid(TINY_SVT, position='continuous+peg'),
+        DenseCPVT(ColumnarArch(16, 2, 2), out_channels=8, position='continuous'),
+    ):
+        randomize(model.double())
+        maps = model(image)
+        sum(x.square().sum() for x in maps).backward()
+        inside = [p for name, p in model.named_parameters() if '.attn.position.' in name]
+        attentions = [module for module in model.modules() if isinstance(module, Attention)]
+        assert len(inside) == 4 * len(attentions)
+        assert all(parameter.grad.any() for parameter in inside[::2])
+        with torch.no_grad():
+            for alone, joint in zip(maps, model(batch, torch.tensor([[50, 70]]))):
+                torch.testing.assert_close(joint[..., : alone.shape[2], : alone.shape[3]], alone)
+    with pytest.raises(ValueError, match='needs keys at places'):
+        CPVTPyramid('pvt_v2_b2_li', position='continuous')

@@ -104,7 +104,10 @@ def is_transformed(*tensors: Optional[Tensor]) -> bool:
     """True inside functions of `torch.func`, and where a tensor has a tangent."""
     if torch._C._are_functorch_transforms_active():
         return True
-    return any(x is not None and unpack_dual(x).tangent is not None for x in tensors)
+    for x in tensors:
+        if x is not None and unpack_dual(x).tangent is not None:
+            return True
+    return False
 
 
 class LayerNormFunction(torch.autograd.Function):

@@ -18,7 +18,7 @@ from ..model import Attention
 from ..plain_layers import plain_class
 from .kernels import fast_attention, has_kernels
 from .processor import fused_attention_is_slow, has_amx
-from .products import add_in_float32, cast, common_dtype, is_differentiated
+from .products import add_in_float32, cast, common_dtype, is_differentiated, takes_plain
 
 # From this number of scores of all heads of an image on, the backward pass by products is faster
 # than that of PyTorch's fused kernel, where that is slow. Not of all images: an image's gradients
@@ -47,6 +47,8 @@ class AttentionInParts(Attention):
     """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        if takes_plain(q, k.shape[2]):
+            return super().attend(q, k, v, grid)
         dtype = common_dtype(q, k, v)
         if dtype is None or not is_simple(self, grid):
             return super().attend(q, k, v, grid)

@@ -3,9 +3,12 @@
 import torch
 from torch import Tensor
 
+from ..bfloat16 import is_captured
 from ..layers import LayerNorm
 from .kernels import fast_layer_norm, has_kernels
 from .products import fast_dtype
+
+FEW_VALUES = 2**14  # up to these PyTorch's takes as long
 
 
 class FastLayerNorm(LayerNorm):
@@ -16,7 +19,7 @@ class FastLayerNorm(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         if type(self) is not FastLayerNorm:  # see `FAST`
             return LayerNorm.forward(self, x)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_captured() or x.numel() <= FEW_VALUES:
             return super().forward(x)
         weight, bias = self.weight, self.bias
         if weight is None or bias is None:

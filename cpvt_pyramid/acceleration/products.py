@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..bfloat16 import CorrectedBFloat16, is_transformed
+from ..bfloat16 import CorrectedBFloat16, is_captured, is_transformed
 from ..grid import Grid
 from ..model import MLP
 from ..plain_layers import is_plain_linear
@@ -24,14 +24,26 @@ from ..recompute import drops_nothing
 from ..versions import cpu_autocast_dtype, is_compiling
 from .processor import multiplies_bfloat16
 
-# A call of oneDNN's product takes 20 us, one of PyTorch's 5 (Emerald Rapids): up to this number of
-# multiplications, and up to this number of tokens, which MKL multiplies 1.1 to 2 times as fast.
-FEW_OPERATIONS = 2**21
+# Plain layers compute products of up to this number of multiplications: a call of oneDNN's takes
+# 20 us, one of PyTorch's 5, and the questions before it some more (Emerald Rapids). So they do for
+# up to this number of tokens, which MKL multiplies 1.1 to 2 times as fast.
+FEW_OPERATIONS = 2**22
 FEW_TOKENS = 16
+
+LEAST_RATIO = 4  # of an MLP's wide channels to the others: 4 or 8
 
 # Values of a wide map that are computed at a time: 8 MiB of float32, which stay in the cache. The
 # fastest of the powers of two that were tried.
 AT_A_TIME = 2**21
+
+
+def takes_plain(x: Tensor, results: int) -> bool:
+    """True if the plain layer is to compute: a graph is captured, which must not depend on sizes, a
+    tensor is nested, or a product of x with this number of results for each token is small."""
+    if is_captured() or x.is_nested:
+        return True
+    values = x.numel()
+    return values * results <= FEW_OPERATIONS or values <= FEW_TOKENS * x.shape[-1]
 
 
 def fast_dtype(x: Tensor, *parameters: Optional[Tensor]) -> Optional[torch.dtype]:
@@ -51,14 +63,14 @@ def fast_dtype(x: Tensor, *parameters: Optional[Tensor]) -> Optional[torch.dtype
         return None
     autocast_dtype = cpu_autocast_dtype()
     dtype = autocast_dtype or x.dtype
-    if not is_supported(dtype) or not is_supported(x.dtype):
+    if not is_supported(dtype) or (autocast_dtype and not is_supported(x.dtype)):
         return None
     for parameter in parameters:
         if parameter is None:
             continue
-        if not is_plain_parameter(parameter):
-            return None
         if parameter.dtype != dtype and autocast_dtype is None:
+            return None
+        if not is_plain_parameter(parameter):
             return None
     return dtype
 
@@ -128,7 +140,7 @@ class OneDNNLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if type(self) is not OneDNNLinear:  # see `FAST`
             return nn.Linear.forward(self, input)
-        if input.dim() < 2:
+        if input.dim() < 2 or takes_plain(input, self.out_features):
             return super().forward(input)
         dtype = fast_dtype(input, self.weight, self.bias)
         if dtype is None:
@@ -155,6 +167,8 @@ class FusedMLP(MLP):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         if type(self) is not FusedMLP:  # see `FAST`
             return MLP.forward(self, x, grid)
+        if takes_plain(x, LEAST_RATIO * x.shape[-1]):
+            return super().forward(x, grid)
         fc1, fc2 = self.fc1, self.fc2
         if not (drops_nothing(self.drop) and is_plain_linear(fc1) and is_plain_linear(fc2)):
             return super().forward(x, grid)
@@ -196,19 +210,9 @@ def rows_at_a_time(weight: Tensor) -> int:
 def affine(
     x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: str = 'none'
 ) -> Tensor:
-    """x @ weight.T + bias, then a GELU if `activation` is 'gelu'; without gradient."""
-    if x.dtype == torch.float32 and is_small(x, weight):
-        x = F.linear(x, weight, bias)
-        return F.gelu(x) if activation == 'gelu' else x
+    """x @ weight.T + bias by oneDNN, then a GELU if `activation` is 'gelu'; without gradient."""
     exact = 'none'  # approximation of a GELU
     return torch.ops.mkldnn._linear_pointwise(x, weight, contiguous(bias), activation, [], exact)
-
-
-def is_small(x: Tensor, weight: Tensor) -> bool:
-    """True if a product in float32 takes less time than a call of oneDNN's, or reads its weight for
-    few tokens, which MKL does faster."""
-    tokens = x.numel() // x.shape[-1]
-    return tokens <= FEW_TOKENS or tokens * weight.numel() <= FEW_OPERATIONS
 
 
 def contiguous(bias: Optional[Tensor]) -> Optional[Tensor]:

@@ -158,7 +158,7 @@ class FusedMLP(MLP):
     """An `MLP` computed as one function, part by part.
 
     The hidden map is the widest of a block. Inference applies the GELU as oneDNN computes it, and
-    training saves it once, before the GELU. A large one is computed in parts that stay in the
+    training saves it once, before the GELU, also if it is small. A large one is computed in parts that stay in the
     processor's cache, and recomputed in the backward pass.
     """
 
@@ -167,7 +167,7 @@ class FusedMLP(MLP):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         if type(self) is not FusedMLP:  # see `FAST`
             return MLP.forward(self, x, grid)
-        if takes_plain(x, LEAST_RATIO * x.shape[-1]):
+        if not torch.is_grad_enabled() and takes_plain(x, LEAST_RATIO * x.shape[-1]):
             return super().forward(x, grid)
         fc1, fc2 = self.fc1, self.fc2
         if not (drops_nothing(self.drop) and is_plain_linear(fc1) and is_plain_linear(fc2)):

@@ -158,8 +158,8 @@ class FusedMLP(MLP):
     """An `MLP` computed as one function, part by part.
 
     The hidden map is the widest of a block. Inference applies the GELU as oneDNN computes it, and
-    training saves it once, before the GELU, also if it is small. A large one is computed in parts that stay in the
-    processor's cache, and recomputed in the backward pass.
+    training saves it once, before the GELU, also if it is small. A large one is computed in parts
+    that stay in the processor's cache, and recomputed in the backward pass.
     """
 
     stands_for = MLP

@@ -155,7 +155,7 @@ def test_a_segmentor_from_the_config_to_its_masks(options, tmp_path, monkeypatch
         assert verify_tool.main(['model.onnx', '--backend', backend, '--batch-size', '2']) == 0
         text = capsys.readouterr().out
         assert 'passed, all 4 comparisons with PyTorch' in text and ': passed, an image' in text
-    predictor = Predictor('model.onnx', score_thr=None)
+    predictor = Predictor('model.onnx', tile=0)
     graph = exportable(model.eval())
     for size in ((64, 96), (40, 96), (43, 31), (128, 192), (100, 300), (200, 60)):
         image = draw(1, *size)

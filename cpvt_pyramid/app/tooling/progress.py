@@ -45,7 +45,8 @@ def progress(total: Optional[int], unit: str, name: str = '') -> Iterator[Callab
         return
     if sys.stderr.isatty():
         form = BAR if total else BAR_OF_UNKNOWN
-        with terminal_bar(total=total, unit=f' {unit}', desc=start, bar_format=form) as bar:
+        options = {'total': total, 'unit': f' {unit}', 'desc': start, 'bar_format': form}
+        with terminal_bar(**options, leave=None) as bar:  # one inside another does not stay
             with every(REFRESH, bar.refresh):
                 yield bar.update
         return

@@ -32,6 +32,7 @@ from support import ROOT
 
 from cpvt_pyramid.app.commands.app import main
 from cpvt_pyramid.app.commands.infer import main as infer_main
+from cpvt_pyramid.app.images.formats import readable_formats
 from cpvt_pyramid.app.page import server as app
 from cpvt_pyramid.app.page.start import samples_of
 from cpvt_pyramid.app.predict import Predictor, automatic_tiles, exported
@@ -516,6 +517,16 @@ def test_images_much_larger_than_tiles_are_divided(name, model, monkeypatch):
         assert answer.json['detections'] == expected.records() != []
     else:
         assert answer.json['summary'] == expected.summary()
+
+
+def test_photographs_of_telephones(client, photos):
+    """HEIC, which browsers send as it is, has the results that `cpvt infer` gives."""
+    readable_formats()  # with pillow-heif
+    photo = encoded(Image.fromarray(photos[0]), 'HEIF', quality=-1)
+    Path('a.heic').write_bytes(photo)
+    assert infer_main(['detection.onnx', 'a.heic', '--no-pictures']) == 0
+    found = json.loads(Path('predictions/a.detections.json').read_text())['detections']
+    assert client.predict(photo).json['detections'] == found != []
 
 
 def test_how_many_tiles_are_done_is_told(model, monkeypatch):

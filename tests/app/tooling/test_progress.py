@@ -45,13 +45,31 @@ def test_no_thread_outlives_an_error(monkeypatch):
     assert threading.active_count() == before
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_inside_another_does_not_stay(monkeypatch):
+    """A folder of photographs in tiles ends with one bar."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, 'stderr', terminal)
+    with progress(2, 'images') as done:
+        for name in 'ab':
+            work(8, name=name)
+            done(1)
+    rows = {0: '', 1: ''}  # what a terminal shows at the end
+    row = 0
+    for part in re.split(r'(\n|\r|\x1b\[A)', terminal.getvalue()):
+        row += {'\n': 1, '\x1b[A': -1}.get(part, 0)
+        if part not in ('', '\n', '\r', '\x1b[A'):
+            rows[row] = part.strip()
+    assert rows[0].startswith('100% ') and rows[1] == ''
+
+
 @pytest.mark.parametrize('total, text', [(8, 'a: 100% |.*8 of 8 .*, .* images/s'), (None, 'a: 8 ')])
 def test_a_terminal_has_a_bar(total, text, monkeypatch):
     """Also one whose size is unknown."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
 
     terminal = Terminal()
     monkeypatch.setattr(sys, 'stderr', terminal)

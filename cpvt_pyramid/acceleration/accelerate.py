@@ -43,13 +43,12 @@ def accelerate(
     It does so in float32 and, where oneDNN has it, in bfloat16: with weights in bfloat16, or with
     weights in float32 under `torch.autocast('cpu', torch.bfloat16)`.
 
-    Small maps are computed as before, where that takes less time. Layers get another class that
-    computes the same: products by oneDNN, with their GELU; MLPs in
+    Layers get another class that computes the same: products by oneDNN, with their GELU; MLPs in
     parts, also those with a depthwise convolution (PVTv2, MiT); smaller windows at the border of a
     map; patches by one product; and, in inference in float32, 3x3 convolutions with 256 channels or
     more by Winograd's minimal filtering. The last one has 4 to 7 times the rounding errors of
     PyTorch's convolution, and NaN and infinite values reach the 3 x 3 outputs around those that
-    depend on them.
+    depend on them. Small maps are computed as before, where that takes less time.
 
     In inference, attention, layer norms and the depthwise convolution of an MLP are computed by
     functions of this package, in `acceleration/kernels.cpp`. Training computes the forward pass of

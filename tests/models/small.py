@@ -49,7 +49,9 @@ def semantic_fpn(**changes: Any) -> nn.Module:
 
 def upernet() -> nn.Module:
     head = dict(in_channels=DIMS, channels=16, num_classes=5)
-    changes = {'backbone.arch': {**TINY, 'window': 7}, 'auxiliary_head': None}
+    attention = ('WindowAttention', 'GlobalAttention')
+    arch = dict(TINY, attention=attention, window=7)
+    changes = {'backbone.arch': arch, 'auxiliary_head': None}
     return small('upernet_svt_s', decode_head=head, **changes)
 
 

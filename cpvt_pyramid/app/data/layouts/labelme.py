@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Optional, Union
 
 import cv2
 import numpy as np
-from PIL import Image
 
+from ...images.formats import open_image
 from ...predictions.records import bounding_box, run_lengths
 from .. import defects
 from ..annotation_files import (
@@ -160,7 +160,7 @@ def decoded_mask(text: Any, corners: np.ndarray) -> Optional[np.ndarray]:
     """The pixels (H, W) of a mask, a PNG in base64, between two corners, which belong to it; None
     if it is damaged or of another size."""
     try:
-        with Image.open(io.BytesIO(base64.b64decode(text)), formats=['PNG']) as image:
+        with open_image(io.BytesIO(base64.b64decode(text))) as image:
             if image.size == tuple(np.diff(corners, axis=0)[0] + 1):
                 return np.asarray(image.convert('L')) > 0
     except Exception:  # Pillow raises many kinds on a damaged file

@@ -203,3 +203,13 @@ model = dict(
     test_cfg=dict(mode='whole'))
 """)
     return path
+
+
+@pytest.fixture
+def nothing_is_small(monkeypatch):
+    """Accelerated models compute small maps, too, as they compute large ones."""
+    from cpvt_pyramid.acceleration import norms, products
+
+    monkeypatch.setattr(products, 'FEW_OPERATIONS', 0)
+    monkeypatch.setattr(products, 'FEW_TOKENS', 0)
+    monkeypatch.setattr(norms, 'FEW_VALUES', 0)

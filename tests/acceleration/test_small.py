@@ -17,7 +17,7 @@ from tests.models.ours import BACKBONES, VALID, images, maps_and_gradients
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_small():
+def as_large_maps():
     """Here small maps are small."""
 
 

@@ -14,7 +14,7 @@ def model():
     return accelerate(CPVTPyramid('pcpvt_nano').eval())
 
 
-def test_all_operations_are_found(model):
+def test_all_operations_are_found(model, nothing_is_small):
     image = torch.randn(1, 3, 64, 64)
     found = scaling.measure(model, image, threads=[1, 2], passes=2)
     assert list(found) == [1, 2]

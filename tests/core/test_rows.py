@@ -228,7 +228,7 @@ def test_a_state_dict_loads_strictly(build, arch):
 
 
 @every_model
-def test_accelerated_it_computes_the_same(build, arch):
+def test_accelerated_it_computes_the_same(build, arch, nothing_is_small):
     if reason := what_is_missing():
         pytest.fail(f'not accelerated: {reason}')
     plain = randomize(build(arch)).eval()
@@ -263,7 +263,7 @@ class OfSome(model.GlobalAttention):
             grid.key_bias = bias.flatten(3)
 
 
-def test_a_new_attention_is_hidden_from_the_padding_and_accelerated(tmp_path):
+def test_a_new_attention_is_hidden_from_the_padding_and_accelerated(tmp_path, nothing_is_small):
     arch = small(ARCHS['pcpvt_small'])._replace(attention=OfSome)
     same_alone(CPVTPyramid, arch)
     plain = randomize(CPVTPyramid(arch)).eval()

@@ -143,7 +143,7 @@ def is_left_out(name: str, model: Any, others: Collection[str]) -> bool:
         part = name.split('.')[0]
         has_norm = getattr(model.arch, 'classifier_norm', True)
         return not hasattr(model, part) and (part == 'head' or has_norm)
-    return name in layout_of(model.with_all_parts, model.arch) and is_of_unbuilt_part(name, model)
+    return is_of_unbuilt_part(name, model) and name in layout_of(model.with_all_parts, model.arch)
 
 
 def is_of_unbuilt_part(name: str, model: Any) -> bool:

@@ -4,7 +4,6 @@ import hashlib
 import io
 import os
 import tempfile
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Union
 
@@ -17,7 +16,7 @@ from ..meta import layout_of, without_values
 from ..model import CPVTPyramid
 from ..names import PYRAMID, ModelPart, locate, model_parts, role_of
 from . import formats, reading
-from .fit import arch_of, compare, defect_of, objection_to, shape_of
+from .fit import arch_of, compare, defect_of, objection_to
 
 
 def convert_checkpoint(
@@ -97,16 +96,17 @@ def expected_tensors(ours: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     """
     arch = model.arch
     is_pyramid = isinstance(model, CPVTPyramid)
-    stages = range(len(shape_of(ours)) if is_pyramid else 1)
     parts = model_parts(arch)
+    stages = [stage_of(name, parts) for name in ours if role_of(name) == 'features']
+    last = max(stages, default=0)
     together = {expected_together(name, parts) for name in ours}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, size in layout_of(model.with_all_parts, arch).items():
-        is_of_stage = not is_pyramid or int(name.split('.')[1]) in stages
+        is_of_stage = not is_pyramid or stage_of(name, parts) <= last
         is_needed = role_of(name) == 'features' or expected_together(name, parts) in together
         if is_of_stage and is_needed:
             shapes[name] = size
-    dim = arch.dims[len(stages) - 1] if is_pyramid else arch.dim
+    dim = arch.dims[last] if is_pyramid else arch.dim
     shapes |= {'head.weight': (labels_of(ours), dim), 'head.bias': (labels_of(ours),)}
     if getattr(arch, 'classifier_norm', True):
         shapes |= {'norm.weight': (dim,), 'norm.bias': (dim,)}
@@ -123,6 +123,14 @@ def expected_tensors(ours: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
             elif name in shapes:
                 shapes[name] = (*value.shape[:3], shapes[name][3])
     return {name: torch.zeros(()).expand(shape) for name, shape in shapes.items()}
+
+
+def stage_of(name: str, parts: dict[str, ModelPart]) -> int:
+    """The index of the stage of a tensor; 0 if it is in none."""
+    place = locate(name, parts)
+    if place is None or place.stage is None:
+        return 0
+    return place.stage
 
 
 def expected_together(name: str, parts: dict[str, ModelPart]) -> str:
@@ -150,7 +158,7 @@ def published_format(ours: dict[str, Tensor], publisher: str) -> str:
     published = [
         key
         for key, form in formats.FORMATS.items()
-        if any(fnmatch(str(arch), pattern) for pattern in getattr(form, publisher))
+        if formats.is_one_of(str(arch), getattr(form, publisher))
     ]
     # Our own names last: those of DeiT have no place for PEGs.
     for key in sorted(published, key=lambda key: key == 'ours'):

@@ -58,21 +58,26 @@ def skeleton(name: str) -> str:
     return re.sub('[0-9]+', '#', FIELD.sub('#', name))
 
 
+def is_one_of(arch: str, patterns: Sequence[str]) -> bool:
+    """Whether patterns of `Format` name a variant."""
+    return any(fnmatch(arch, pattern) for pattern in patterns)
+
+
 @functools.cache
 def templates(key: str) -> tuple[str, ...]:
     """Our names of all tensors that a format has a place for, as templates."""
     form = FORMATS[key]
+
+    def has_part(name: str) -> bool:
+        return '*' in form.parts or name.split('.')[0] in form.parts
+
     found = []
     for arch, names in names_of_rows().items():
-        of_arch = any(fnmatch(arch, pattern) for pattern in form.archs)
-        for name in names:
-            has_part = '*' in form.parts or name.split('.')[0] in form.parts
-            if of_arch and (has_part or role_of(name) == 'features'):
-                found.append(template_of(name))
-    parts = OF_CLASSIFIERS if '*' in form.parts else form.parts
-    for name in OF_CLASSIFIERS:
-        if name.split('.')[0] in parts or '*' in form.parts:
-            found.append(name)
+        if is_one_of(arch, form.archs):
+            for name in names:
+                if has_part(name) or role_of(name) == 'features':
+                    found.append(template_of(name))
+    found += [name for name in OF_CLASSIFIERS if has_part(name)]
     return tuple(dict.fromkeys(found))
 
 
@@ -82,7 +87,7 @@ def of_all_blocks(key: str) -> tuple[str, ...]:
     form = FORMATS[key]
     blocks: dict[tuple[str, str], set[str]] = defaultdict(set)
     for arch, names in names_of_rows().items():
-        if any(fnmatch(arch, pattern) for pattern in form.archs):
+        if is_one_of(arch, form.archs):
             for name in names:
                 if block := in_block(name):
                     blocks[arch, block].add(template_of(name))

@@ -19,7 +19,6 @@ from ..images.large import WholeImage
 from ..images.reading import picture
 from ..predictions.kinds import Detections, LabelMap, Prediction
 from ..tooling import memory
-from ..tooling.command import UserError
 from .large_images import boxes_in_tiles, label_lines
 from .protocol import Model, Prepared, TooLarge
 from .sessions import OutOfMemory
@@ -70,8 +69,6 @@ def tiling_for(
         return None
     tiling = Tiling(tile, overlap_for(tile) if overlap is None else overlap)
     spans(1, tiling.side, tiling.overlap)  # raises an error of the sizes
-    if model.kind == 'segments':
-        raise UserError('the model is panoptic; run it without --tile')
     return tiling
 
 

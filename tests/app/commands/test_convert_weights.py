@@ -122,6 +122,12 @@ def test_our_models_of_other_bands_and_positions(make):
         convert(save(missing), 'ours')
 
 
+@pytest.mark.parametrize('name', ['blocks.0.0.norm1.weight', 'blocks.3.0.norm1.weight'])
+def test_the_norm_of_the_first_block_of_a_stage_is_missed_like_others(name):
+    with pytest.raises(ValueError, match=f'damaged: it lacks {name}'):
+        convert(save({key: value for key, value in NANO.items() if key != name}), 'timm')
+
+
 def test_names_by_content_and_never_overwrites(capsys):
     save(NANO)
     command = ['a.pth', '--to', 'mmseg', '--out-dir', 'out']

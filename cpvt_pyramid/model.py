@@ -544,7 +544,10 @@ class Block(nn.Module):
         attended = self.attn(self.norm1(x), grid)
         if self.drop_path is not None:
             attended = self.drop_path(attended)
-        x = x + attended
+        return self.add_mlp(x + attended, grid)
+
+    def add_mlp(self, x: Tensor, grid: Grid) -> Tensor:
+        """The tokens after the second branch."""
         mapped = self.mlp(self.norm2(x), grid)
         if self.drop_path is not None:
             mapped = self.drop_path(mapped)

@@ -11,6 +11,7 @@ from ..model import MLP, Attention, PatchEmbed
 from ..plain_layers import is_plain_linear, plain_class
 from ..versions import VERSION
 from .attention import AttentionInParts, in_parts
+from .blocks import FusedBlock
 from .conv_mlp import FusedConvMLP
 from .library import library
 from .memory import keep_freed_memory
@@ -28,7 +29,14 @@ Model = TypeVar('Model', bound=nn.Module)
 # of plain ones, by hooks of others that kept the method of an accelerated layer.
 FAST: dict[type, type] = {
     fast.stands_for: fast
-    for fast in (OneDNNLinear, FastLayerNorm, FusedMLP, FusedConvMLP, BorderWindowAttention)
+    for fast in (
+        OneDNNLinear,
+        FastLayerNorm,
+        FusedMLP,
+        FusedConvMLP,
+        BorderWindowAttention,
+        FusedBlock,
+    )
 }
 CONVOLUTIONS = (PatchConv, WinogradConv2d)  # the place and the size of one decide
 

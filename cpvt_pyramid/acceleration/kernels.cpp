@@ -1,13 +1,18 @@
-// Layer norm, attention, and depthwise convolution with GELU for processors with AVX-512, for which
-// neither PyTorch nor oneDNN has a fast function. `kernels.py` calls the functions at the end.
+// Layer norm, attention, MLP, and depthwise convolution with GELU for processors with AVX-512, for
+// which neither PyTorch nor oneDNN has a fast function. `kernels.py` calls the functions at the
+// end.
 //
-// Values are float or bfloat16, and are computed with in float. Each value of a result is computed
-// by the same operations in the same order, whatever the batch and the number of threads.
+// T is the type of the values in memory, float or bfloat16. Sums are floats. Each value of a result
+// is computed by the same operations in the same order, whatever the batch and the number of
+// threads.
 //
 // OpenMP's library is not linked: its functions are found in the library that PyTorch has loaded,
 // so that both use the same threads.
 
+#include <cpuid.h>
 #include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cfloat>
@@ -104,8 +109,9 @@ void in_threads(int64_t count, int64_t threads, Function f) {
 
 constexpr int ROWS_OF_NORM = 8;  // at a time: while the sum of one is awaited, others are computed
 
-template <int rows, typename T>
-void normalize(const T* x, const float* weight, const float* bias, T* out, int64_t n, float eps) {
+template <int rows, typename T, typename Result>
+void normalize(const T* x, const float* weight, const float* bias, Result* out, int64_t n,
+               float eps) {
   vec sums[rows], rests[rows], squares[rows];
   float mean[rows], scale[rows];
   each_row<rows>([&](int r) { sums[r] = rests[r] = squares[r] = repeated(0); });
@@ -137,15 +143,21 @@ void normalize(const T* x, const float* weight, const float* bias, T* out, int64
   });
 }
 
+template <typename T, typename Result>
+void normalize_rows(const T* x, const float* weight, const float* bias, Result* out, int64_t rows,
+                    int64_t n, float eps) {
+  int64_t i = 0;
+  for (; i + ROWS_OF_NORM <= rows; i += ROWS_OF_NORM) {
+    normalize<ROWS_OF_NORM>(x + i * n, weight, bias, out + i * n, n, eps);
+  }
+  for (; i < rows; i++) normalize<1>(x + i * n, weight, bias, out + i * n, n, eps);
+}
+
 template <typename T>
 void layer_norm(const T* x, const float* weight, const float* bias, T* out, int64_t rows, int64_t n,
                 float eps, int64_t threads) {
   in_threads(rows, threads, [=](int64_t start, int64_t stop, int64_t) {
-    int64_t i = start;
-    for (; i + ROWS_OF_NORM <= stop; i += ROWS_OF_NORM) {
-      normalize<ROWS_OF_NORM>(x + i * n, weight, bias, out + i * n, n, eps);
-    }
-    for (; i < stop; i++) normalize<1>(x + i * n, weight, bias, out + i * n, n, eps);
+    normalize_rows(x + start * n, weight, bias, out + start * n, stop - start, n, eps);
   });
 }
 
@@ -154,12 +166,14 @@ void layer_norm(const T* x, const float* weight, const float* bias, T* out, int6
 // The right factor is packed: a panel has, for each group of rows, all columns, and for each column
 // the values of the group. A group fills 32 bits: one float, or two bfloat16, which the processor
 // multiplies and adds at once.
+//
+// F is the type of the factors. That of bfloat16 in memory may be float, see `has_fast_pairs`.
 
 constexpr int COLUMNS = 2 * LANES;
 constexpr int ROWS = 12;  // with these, 24 sums of 16 values stay in registers
 
-template <typename T>
-constexpr int GROUP = 4 / sizeof(T);
+template <typename F>
+constexpr int GROUP = 4 / sizeof(F);
 
 void multiply_add(vec& sum, std::int32_t left, __m512i right, float) {
   sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(left)), _mm512_castsi512_ps(right),
@@ -172,20 +186,20 @@ void multiply_add(vec& sum, std::int32_t left, __m512i right, bfloat16) {
 using Products = vec[ROWS][2];
 
 // `rows` rows of `groups` groups, `stride` values apart, times a panel.
-template <int rows, typename T>
-inline __attribute__((always_inline)) void multiply_rows(const T* left, int64_t stride,
-                                                         const T* panel, int64_t groups,
+template <int rows, typename F>
+inline __attribute__((always_inline)) void multiply_rows(const F* left, int64_t stride,
+                                                         const F* panel, int64_t groups,
                                                          Products out) {
   vec sums[rows][2];
   each_row<rows>([&](int r) { sums[r][0] = sums[r][1] = repeated(0); });
   for (int64_t g = 0; g < groups; g++) {
-    const __m512i a = _mm512_loadu_si512(panel + g * COLUMNS * GROUP<T>);
-    const __m512i b = _mm512_loadu_si512(panel + (g * COLUMNS + LANES) * GROUP<T>);
+    const __m512i a = _mm512_loadu_si512(panel + g * COLUMNS * GROUP<F>);
+    const __m512i b = _mm512_loadu_si512(panel + (g * COLUMNS + LANES) * GROUP<F>);
     each_row<rows>([&](int r) {
       std::int32_t bits;
-      std::memcpy(&bits, left + r * stride + g * GROUP<T>, sizeof bits);
-      multiply_add(sums[r][0], bits, a, T());
-      multiply_add(sums[r][1], bits, b, T());
+      std::memcpy(&bits, left + r * stride + g * GROUP<F>, sizeof bits);
+      multiply_add(sums[r][0], bits, a, F());
+      multiply_add(sums[r][1], bits, b, F());
     });
   }
   each_row<rows>([&](int r) {
@@ -194,8 +208,8 @@ inline __attribute__((always_inline)) void multiply_rows(const T* left, int64_t 
   });
 }
 
-template <typename T>
-void multiply(int64_t rows, const T* left, int64_t stride, const T* panel, int64_t groups,
+template <typename F>
+void multiply(int64_t rows, const F* left, int64_t stride, const F* panel, int64_t groups,
               Products out) {
   switch (rows) {
     case 1: return multiply_rows<1>(left, stride, panel, groups, out);
@@ -211,6 +225,178 @@ void multiply(int64_t rows, const T* left, int64_t stride, const T* panel, int64
     case 11: return multiply_rows<11>(left, stride, panel, groups, out);
     case 12: return multiply_rows<12>(left, stride, panel, groups, out);
   }
+}
+
+int64_t ceil_div(int64_t n, int64_t k) { return (n + k - 1) / k; }
+
+int64_t rounded_up(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
+
+template <typename T>
+T* take(std::uintptr_t& memory, int64_t count) {
+  T* const taken = reinterpret_cast<T*>(memory);
+  memory += rounded_up(count * sizeof(T), 64);  // each begins with a line of the cache
+  return taken;
+}
+
+// How an MLP multiplies factors F: up to ROWS rows with a panel, between `begin` and `end`.
+template <typename F>
+struct Vectors {
+  using Factor = F;
+  static constexpr int64_t ROWS = ::ROWS;
+
+  static void begin() {}
+  static void end() {}
+  static void multiply(int64_t rows, const F* left, int64_t stride, const F* panel, int64_t groups,
+                       Products out) {
+    ::multiply(rows, left, stride, panel, groups, out);
+  }
+};
+
+// By AMX, whose tiles are 16 rows of 64 bytes. All 32 rows are read and computed, whatever they
+// are. The number of groups is a multiple of 16.
+//
+// g++ does not know that these instructions read memory.
+#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
+struct Tiles {
+  using Factor = bfloat16;
+  static constexpr int64_t ROWS = 32;
+
+  static void in_memory(const void* x) { asm volatile("" : : "r"(x) : "memory"); }
+
+  __attribute__((target("amx-tile,amx-bf16"))) static void begin() {
+    alignas(64) std::uint8_t settings[64] = {1};  // the only palette
+    for (int tile = 0; tile < 8; tile++) {
+      settings[16 + 2 * tile] = 64;  // bytes of a row
+      settings[48 + tile] = 16;      // rows
+    }
+    in_memory(settings);
+    _tile_loadconfig(settings);
+  }
+  __attribute__((target("amx-tile,amx-bf16"))) static void end() { _tile_release(); }
+  __attribute__((target("amx-tile,amx-bf16"))) static void multiply(
+      int64_t, const bfloat16* left, int64_t stride, const bfloat16* panel, int64_t groups,
+      vec out[][2]) {
+    in_memory(left);
+    in_memory(panel);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    const int64_t left_bytes = stride * sizeof *left;
+    constexpr int64_t panel_bytes = COLUMNS * sizeof(float);
+    for (int64_t g = 0; g < groups; g += LANES) {
+      _tile_loadd(4, left + g * 2, left_bytes);
+      _tile_loadd(6, panel + g * COLUMNS * 2, panel_bytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, panel + (g * COLUMNS + LANES) * 2, panel_bytes);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(5, left + 16 * stride + g * 2, left_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    constexpr int64_t out_bytes = 2 * sizeof(vec);
+    _tile_stored(0, &out[0][0], out_bytes);
+    _tile_stored(1, &out[0][1], out_bytes);
+    _tile_stored(2, &out[16][0], out_bytes);
+    _tile_stored(3, &out[16][1], out_bytes);
+  }
+};
+
+// Whether this processor has AMX, and Linux lets this process use it.
+bool has_tiles() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  __get_cpuid_count(7, 0, &a, &b, &c, &d);
+  constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM
+  return (d & bit_AMX_TILE) && (d & bit_AMX_BF16) &&
+         syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}
+#else
+using Tiles = Vectors<bfloat16>;
+bool has_tiles() { return false; }
+#endif
+
+// Exchange rows and columns of 16 x 16 words.
+void transpose(__m512i x[LANES]) {
+  __m512i y[LANES];
+  for (int i = 0; i < 16; i += 2) {
+    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+    x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+    x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+    x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+  }
+  // The quarters of x[4 i + j] are now columns j, 4 + j, 8 + j and 12 + j of rows 4 i to 4 i + 3.
+  for (int i = 0; i < 16; i += 8) {
+    for (int j = 0; j < 4; j++) {
+      y[i + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0x88);
+      y[i + 4 + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0xdd);
+    }
+  }
+  for (int j = 0; j < 4; j++) {
+    x[j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0x88);
+    x[4 + j] = _mm512_shuffle_i32x4(y[4 + j], y[12 + j], 0x88);
+    x[8 + j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0xdd);
+    x[12 + j] = _mm512_shuffle_i32x4(y[4 + j], y[12 + j], 0xdd);
+  }
+}
+
+// The values of some groups, up to 16, each in a word, then zeros.
+__m512i load_groups(const float* x, int64_t count, float) {
+  return _mm512_maskz_loadu_epi32(first(count), x);
+}
+__m512i load_groups(const bfloat16* x, int64_t count, bfloat16) {
+  return _mm512_maskz_loadu_epi32(first(count), x);
+}
+__m512i load_groups(const bfloat16* x, int64_t count, float) {
+  return _mm512_castps_si512(load(x, count));
+}
+
+// Sixteen columns of a panel, and up to 16 groups of their rows. `at(i)` is where those of column i
+// begin; columns from number `count` on are zeros.
+template <typename F, typename At>
+void pack_block(At at, int64_t count, int64_t groups, F* to) {
+  __m512i block[LANES];
+  for (int64_t i = 0; i < LANES; i++) {
+    block[i] = i < count ? load_groups(at(i), groups, F()) : _mm512_setzero_si512();
+  }
+  transpose(block);
+  for (int64_t g = 0; g < groups; g++) _mm512_store_si512(to + g * COLUMNS * GROUP<F>, block[g]);
+}
+
+// Copy values from memory to factors.
+void copy_values(const float* x, float* to, int64_t n) { std::memcpy(to, x, n * sizeof *x); }
+void copy_values(const bfloat16* x, bfloat16* to, int64_t n) { std::memcpy(to, x, n * sizeof *x); }
+void copy_values(const bfloat16* x, float* to, int64_t n) {
+  each_vector(n, [=](int64_t i, int64_t count) { store(to + i, load(x + i, count), count); });
+}
+
+// Least cycles of the processor's clock that some products of registers take.
+template <typename F>
+std::uint64_t cycles_of_products() {
+  std::uint64_t least = ~std::uint64_t{0};
+  for (int turn = 0; turn < 10; turn++) {
+    __m512i zeros = _mm512_setzero_si512();
+    vec sums[ROWS];
+    each_row<ROWS>([&](int r) { sums[r] = repeated(0); });
+    const std::uint64_t start = __rdtsc();
+    for (int i = 0; i < 200; i++) {
+      asm volatile("" : "+v"(zeros));  // the compiler must not know them
+      each_row<ROWS>([&](int r) { multiply_add(sums[r], 0, zeros, F()); });
+    }
+    each_row<ROWS>([&](int r) { asm volatile("" : : "v"(sums[r])); });
+    least = std::min<std::uint64_t>(least, __rdtsc() - start);
+  }
+  return least;
+}
+
+// Whether the processor multiplies pairs of bfloat16 clearly faster than as many floats, to which
+// they are converted else. AMD's take half the time; for Intel's it is the same.
+bool has_fast_pairs() {
+  static const bool found = cycles_of_products<bfloat16>() < 1.5 * cycles_of_products<float>();
+  return found;
 }
 
 // Attention
@@ -246,98 +432,51 @@ struct Sizes {
   int64_t window;  // side of the windows of both maps; 0: each query attends to all keys
 };
 
-// Exchange rows and columns of 16 x 16 words.
-void transpose(__m512i x[LANES]) {
-  __m512i y[LANES];
-  for (int i = 0; i < 16; i += 2) {
-    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
-    x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
-    x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
-    x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
-  }
-  // The quarters of x[4 i + j] are now columns j, 4 + j, 8 + j and 12 + j of rows 4 i to 4 i + 3.
-  for (int i = 0; i < 16; i += 8) {
-    for (int j = 0; j < 4; j++) {
-      y[i + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0x88);
-      y[i + 4 + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0xdd);
-    }
-  }
-  for (int j = 0; j < 4; j++) {
-    x[j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0x88);
-    x[4 + j] = _mm512_shuffle_i32x4(y[4 + j], y[12 + j], 0x88);
-    x[8 + j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0xdd);
-    x[12 + j] = _mm512_shuffle_i32x4(y[4 + j], y[12 + j], 0xdd);
-  }
-}
-
-int64_t ceil_div(int64_t n, int64_t k) { return (n + k - 1) / k; }
-
-int64_t rounded_up(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
-
-template <typename T>
-T* take(std::uintptr_t& memory, int64_t count) {
-  T* const taken = reinterpret_cast<T*>(memory);
-  memory += rounded_up(count * sizeof(T), 64);  // each begins with a line of the cache
-  return taken;
-}
-
 // What a thread computes on the way to the attention of a head, in memory of the caller's.
-template <typename T>
+template <typename F>
 struct Workspace {
   Workspace(int64_t key_count, int64_t channels, std::uintptr_t memory)
       : keys(rounded_up(key_count, COLUMNS)),
-        key_panels(take<T>(memory, keys * channels)),
-        value_panels(take<T>(memory, keys * rounded_up(channels, COLUMNS))),
-        queries(take<T>(memory, ROWS * channels)),
+        key_panels(take<F>(memory, keys * channels)),
+        value_panels(take<F>(memory, keys * rounded_up(channels, COLUMNS))),
+        queries(take<F>(memory, ROWS * channels)),
         scores(take<float>(memory, ROWS * keys)),
         bias(take<float>(memory, keys)),
         end(memory) {}
 
   int64_t keys;        // with those that fill the last panel
-  T* key_panels;       // panel, group of channels, key, channel
-  T* value_panels;     // panel, group of keys, channel, key
-  T* queries;          // ROWS, channels
-  float* scores;       // ROWS, keys; then weights, in the first half of a row if T is bfloat16
+  F* key_panels;       // panel, group of channels, key, channel
+  F* value_panels;     // panel, group of keys, channel, key
+  F* queries;          // ROWS, channels
+  float* scores;       // ROWS, keys; then weights, in the first half of a row if F is bfloat16
   float* bias;         // keys; in units of log(2)
   std::uintptr_t end;
 };
 
 // Panels of the keys of an area: columns are keys, rows are channels.
-template <typename T>
+template <typename T, typename F>
 void pack_keys(const Tokens<const T>& keys, const Area& area, int64_t channels,
-               Workspace<T>& work) {
-  const int64_t groups = channels / GROUP<T>;
-  __m512i block[LANES];
+               Workspace<F>& work) {
+  const int64_t groups = channels / GROUP<F>;
   for (int64_t start = 0; start < work.keys; start += LANES) {
+    const int64_t panel = start / COLUMNS * groups * COLUMNS + start % COLUMNS;
     for (int64_t g = 0; g < groups; g += LANES) {
-      const __mmask16 lanes = first(std::min<int64_t>(groups - g, LANES));
-      for (int64_t i = 0; i < LANES; i++) {
-        block[i] = _mm512_setzero_si512();
-        if (start + i < area.size()) {
-          block[i] = _mm512_maskz_loadu_epi32(lanes, keys.at(area, start + i) + g * GROUP<T>);
-        }
-      }
-      transpose(block);
-      const int64_t panel = start / COLUMNS * groups * COLUMNS + start % COLUMNS;
-      for (int64_t i = 0; i < std::min<int64_t>(groups - g, LANES); i++) {
-        _mm512_store_si512(work.key_panels + (panel + (g + i) * COLUMNS) * GROUP<T>, block[i]);
-      }
+      const auto at = [&](int64_t i) { return keys.at(area, start + i) + g * GROUP<F>; };
+      pack_block(at, area.size() - start, std::min<int64_t>(groups - g, LANES),
+                 work.key_panels + (panel + g * COLUMNS) * GROUP<F>);
     }
   }
 }
 
 // Sixteen channels of a group of keys; those of keys that are not there are zeros.
-__m512i value_group(const Tokens<const float>& values, const Area& area, int64_t key,
-                    int64_t channel, int64_t count) {
+template <typename T>
+__m512i value_group(const Tokens<const T>& values, const Area& area, int64_t key, int64_t channel,
+                    int64_t count, float) {
   if (key >= area.size()) return _mm512_setzero_si512();
   return _mm512_castps_si512(load(values.at(area, key) + channel, count));
 }
 __m512i value_group(const Tokens<const bfloat16>& values, const Area& area, int64_t key,
-                    int64_t channel, int64_t count) {
+                    int64_t channel, int64_t count, bfloat16) {
   const __mmask16 lanes = first(count);
   __m256i pair[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
   for (int i = 0; i < 2; i++) {
@@ -350,15 +489,15 @@ __m512i value_group(const Tokens<const bfloat16>& values, const Area& area, int6
 }
 
 // Panels of the values of an area: columns are channels, rows are keys.
-template <typename T>
+template <typename T, typename F>
 void pack_values(const Tokens<const T>& values, const Area& area, int64_t channels,
-                 Workspace<T>& work) {
+                 Workspace<F>& work) {
   __m512i* to = reinterpret_cast<__m512i*>(work.value_panels);
   for (int64_t panel = 0; panel < channels; panel += COLUMNS) {
-    for (int64_t key = 0; key < work.keys; key += GROUP<T>) {
+    for (int64_t key = 0; key < work.keys; key += GROUP<F>) {
       for (int64_t channel = panel; channel < panel + COLUMNS; channel += LANES) {
         const int64_t count = std::clamp<int64_t>(channels - channel, 0, LANES);
-        _mm512_store_si512(to++, value_group(values, area, key, channel, count));
+        _mm512_store_si512(to++, value_group(values, area, key, channel, count, F()));
       }
     }
   }
@@ -371,8 +510,8 @@ float in_log2(float bias) {
 
 // What is added to the scores: that of the caller's, (rows, columns of the map) or null, and
 // -infinity for the keys that fill the last panel.
-template <typename T>
-void pack_bias(const float* bias, int64_t columns, const Area& area, Workspace<T>& work) {
+template <typename F>
+void pack_bias(const float* bias, int64_t columns, const Area& area, Workspace<F>& work) {
   for (int64_t key = 0; key < area.size(); key++) {
     const int64_t y = area.top + key / area.width;
     const int64_t x = area.left + key % area.width;
@@ -382,11 +521,11 @@ void pack_bias(const float* bias, int64_t columns, const Area& area, Workspace<T
 }
 
 // Attention of some queries of an area, from number `start` on, to the packed keys and values.
-template <typename T>
+template <typename T, typename F>
 void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& area, int64_t start,
-            int64_t rows, int64_t channels, float scale, Workspace<T>& work) {
+            int64_t rows, int64_t channels, float scale, Workspace<F>& work) {
   for (int64_t r = 0; r < rows; r++) {
-    std::memcpy(work.queries + r * channels, queries.at(area, start + r), channels * sizeof(T));
+    copy_values(queries.at(area, start + r), work.queries + r * channels, channels);
   }
   Products products;
   vec largest[ROWS];
@@ -394,7 +533,7 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
   const vec factor = repeated(scale * LOG2_E);
   for (int64_t panel = 0; panel < work.keys; panel += COLUMNS) {
     multiply(rows, work.queries, channels, work.key_panels + panel * channels,
-             channels / GROUP<T>, products);
+             channels / GROUP<F>, products);
     for (int half = 0; half < 2; half++) {
       const int64_t key = panel + half * LANES;
       const vec bias = _mm512_load_ps(work.bias + key);
@@ -408,7 +547,7 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
   vec scales[ROWS];
   for (int64_t r = 0; r < rows; r++) {
     float* const scores = work.scores + r * work.keys;
-    T* const weights = reinterpret_cast<T*>(scores);
+    F* const weights = reinterpret_cast<F*>(scores);
     // Finite, so that weights are 0 where all scores are -infinity, and not NaN.
     const vec top = repeated(std::max(_mm512_reduce_max_ps(largest[r]), -FLT_MAX));
     vec sum = repeated(0);
@@ -422,10 +561,10 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
     const float total = _mm512_reduce_add_ps(sum);
     scales[r] = repeated(total == 0 ? 0 : 1 / total);
   }
-  const T* const weights = reinterpret_cast<const T*>(work.scores);
+  const F* const weights = reinterpret_cast<const F*>(work.scores);
   for (int64_t panel = 0; panel < channels; panel += COLUMNS) {
-    multiply(rows, weights, work.keys * GROUP<T>, work.value_panels + panel * work.keys,
-             work.keys / GROUP<T>, products);
+    multiply(rows, weights, work.keys * GROUP<F>, work.value_panels + panel * work.keys,
+             work.keys / GROUP<F>, products);
     for (int64_t r = 0; r < rows; r++) {
       T* const to = out.at(area, start + r) + panel;
       each_vector(std::min<int64_t>(channels - panel, COLUMNS), [&](int64_t i, int64_t count) {
@@ -441,12 +580,12 @@ int64_t largest_key_count(const Sizes& sizes) {
 }
 
 // Bytes of the memory of a thread.
-template <typename T>
+template <typename F>
 int64_t workspace_size(const Sizes& sizes) {
-  return Workspace<T>(largest_key_count(sizes), sizes.channels, 0).end;
+  return Workspace<F>(largest_key_count(sizes), sizes.channels, 0).end;
 }
 
-template <typename T>
+template <typename T, typename F>
 void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
                const Tokens<const T>& values, const Tokens<T>& out, const float* bias,
                const Sizes& sizes, float scale, std::uintptr_t memory, int64_t threads) {
@@ -457,10 +596,10 @@ void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
   // Of the queries of an area.
   const int64_t parts =
       ceil_div(std::min(height, sizes.height) * std::min(width, sizes.width), ROWS);
-  const int64_t bytes = workspace_size<T>(sizes);
+  const int64_t bytes = workspace_size<F>(sizes);
   const int64_t items = sizes.images * windows * sizes.heads * parts;
   in_threads(items, threads, [&](int64_t first_item, int64_t end, int64_t thread) {
-    Workspace<T> work(largest_key_count(sizes), sizes.channels, memory + thread * bytes);
+    Workspace<F> work(largest_key_count(sizes), sizes.channels, memory + thread * bytes);
     int64_t packed = -1;
     for (int64_t item = first_item; item < end; item++) {
       const int64_t part = item % parts;
@@ -646,6 +785,174 @@ class Gelu {
 
 const Gelu gelu;
 
+// MLP
+//
+// Of the wide map between its layers a thread computes some rows, and of these some channels at a
+// time, so that they stay in its cache.
+
+constexpr int64_t WIDE = 128;              // channels of the wide map that are computed at a time
+constexpr int64_t PART_BYTES = 512 << 10;  // of the rows that are computed at a time
+
+// A layer norm and two linear layers, whose weights are (out, in).
+template <typename T>
+struct NormMLP {
+  const float* norm_weight;
+  const float* norm_bias;
+  float eps;
+  const T* weight1;
+  const float* bias1;
+  const T* weight2;
+  const float* bias2;
+  int64_t channels, width;  // of the map and of the wide map
+};
+
+// What a thread computes for some rows.
+template <typename F>
+struct Part {
+  Part(int64_t rows, int64_t channels, std::uintptr_t memory)
+      : normal(take<F>(memory, rows * channels)),
+        wide(take<F>(memory, rows * WIDE)),
+        sums(take<float>(memory, rows * rounded_up(channels, COLUMNS))),
+        end(memory) {}
+
+  F* normal;    // rows, channels
+  F* wide;      // rows, WIDE
+  float* sums;  // rows, channels, and zeros that fill the last panel
+  std::uintptr_t end;
+};
+
+template <typename Kind>
+int64_t rows_of_part(int64_t rows, int64_t channels, int64_t threads) {
+  const int64_t of_thread = rounded_up(ceil_div(rows, threads), Kind::ROWS);
+  const int64_t fitting = PART_BYTES / Part<typename Kind::Factor>(1, channels, 0).end;
+  return std::clamp<int64_t>(fitting / Kind::ROWS * Kind::ROWS, Kind::ROWS, of_thread);
+}
+
+// Bytes of the packed weights.
+template <typename F>
+int64_t panels_size(int64_t channels, int64_t width) {
+  std::uintptr_t memory = 0;
+  take<F>(memory, rounded_up(width, COLUMNS) * channels);
+  take<F>(memory, rounded_up(channels, COLUMNS) * width);
+  return memory;
+}
+
+// Bytes of the memory that `mlp` needs.
+template <typename Kind>
+int64_t mlp_memory(int64_t rows, int64_t channels, int64_t width, int64_t threads) {
+  using F = typename Kind::Factor;
+  const int64_t most = rows_of_part<Kind>(rows, channels, threads);
+  return panels_size<F>(channels, width) + threads * Part<F>(most, channels, 0).end;
+}
+
+// Panels of the transposed of a weight (n, k): columns are its rows.
+template <typename T, typename F>
+void pack_weight(const T* weight, int64_t n, int64_t k, F* panels, int64_t threads) {
+  const int64_t groups = k / GROUP<F>;
+  const int64_t blocks = ceil_div(groups, LANES);  // of a column
+  in_threads(rounded_up(n, COLUMNS) / LANES * blocks, threads, [=](int64_t start, int64_t stop,
+                                                                   int64_t) {
+    for (int64_t i = start; i < stop; i++) {
+      const int64_t column = i / blocks * LANES;
+      const int64_t group = i % blocks * LANES;
+      const int64_t panel = column / COLUMNS * groups * COLUMNS + column % COLUMNS;
+      const auto at = [=](int64_t c) { return weight + (column + c) * k + group * GROUP<F>; };
+      pack_block(at, n - column, std::min<int64_t>(groups - group, LANES),
+                 panels + (panel + group * COLUMNS) * GROUP<F>);
+    }
+  });
+}
+
+// Channels `start` to `start + count` of the wide map, after the GELU.
+template <typename Kind, typename T, typename F>
+void expand(const NormMLP<T>& layers, const F* panels, int64_t rows, int64_t start, int64_t count,
+            const Part<F>& part) {
+  const int64_t n = layers.channels;
+  alignas(64) vec products[Kind::ROWS][2];
+  for (int64_t column = 0; column < count; column += COLUMNS) {
+    vec bias[2];
+    for (int half = 0; half < 2; half++) {
+      const int64_t first_channel = column + half * LANES;
+      const int64_t there = std::clamp<int64_t>(count - first_channel, 0, LANES);
+      bias[half] = load(layers.bias1 + start + first_channel, there);
+    }
+    for (int64_t row = 0; row < rows; row += Kind::ROWS) {
+      const int64_t some = std::min<int64_t>(rows - row, Kind::ROWS);
+      Kind::multiply(some, part.normal + row * n, n, panels + (start + column) * n, n / GROUP<F>,
+               products);
+      for (int64_t r = 0; r < some; r++) {
+        F* const to = part.wide + (row + r) * WIDE + column;
+        store(to, gelu(products[r][0] + bias[0]), LANES);
+        store(to + LANES, gelu(products[r][1] + bias[1]), LANES);
+      }
+    }
+  }
+}
+
+// Add the products of channels `start` to `start + count` of the wide map to the sums.
+template <typename Kind, typename T, typename F>
+void contract(const NormMLP<T>& layers, const F* panels, int64_t rows, int64_t start, int64_t count,
+              const Part<F>& part) {
+  const int64_t columns = rounded_up(layers.channels, COLUMNS);
+  alignas(64) vec products[Kind::ROWS][2];
+  for (int64_t column = 0; column < columns; column += COLUMNS) {
+    const F* const panel = panels + column * layers.width + start * COLUMNS;
+    for (int64_t row = 0; row < rows; row += Kind::ROWS) {
+      const int64_t some = std::min<int64_t>(rows - row, Kind::ROWS);
+      Kind::multiply(some, part.wide + row * WIDE, WIDE, panel, count / GROUP<F>, products);
+      for (int64_t r = 0; r < some; r++) {
+        float* const to = part.sums + (row + r) * columns + column;
+        _mm512_store_ps(to, products[r][0] + _mm512_load_ps(to));
+        _mm512_store_ps(to + LANES, products[r][1] + _mm512_load_ps(to + LANES));
+      }
+    }
+  }
+}
+
+// x + the MLP of the normalized x, (rows, channels).
+template <typename Kind, typename T>
+void mlp(const T* x, const NormMLP<T>& layers, T* out, int64_t all_rows, std::uintptr_t memory,
+         int64_t threads) {
+  using F = typename Kind::Factor;
+  const int64_t n = layers.channels;
+  const int64_t columns = rounded_up(n, COLUMNS);
+  F* const panels1 = take<F>(memory, rounded_up(layers.width, COLUMNS) * n);
+  F* const panels2 = take<F>(memory, columns * layers.width);
+  pack_weight(layers.weight1, layers.width, n, panels1, threads);
+  pack_weight(layers.weight2, n, layers.width, panels2, threads);
+  const int64_t most = rows_of_part<Kind>(all_rows, n, threads);
+  const int64_t bytes = Part<F>(most, n, 0).end;
+  in_threads(ceil_div(all_rows, Kind::ROWS), threads, [=](int64_t first_item, int64_t end,
+                                                    int64_t thread) {
+    const Part<F> part(most, n, memory + thread * bytes);
+    const int64_t last = std::min(end * Kind::ROWS, all_rows);
+    Kind::begin();
+    for (int64_t top = first_item * Kind::ROWS; top < last; top += most) {
+      const int64_t rows = std::min(most, last - top);
+      const T* const from = x + top * n;
+      T* const to = out + top * n;
+      normalize_rows(from, layers.norm_weight, layers.norm_bias, part.normal, rows, n, layers.eps);
+      for (int64_t row = 0; row < rows; row++) {
+        each_vector(n, [&](int64_t i, int64_t count) {
+          const vec sum = load(from + row * n + i, count) + load(layers.bias2 + i, count);
+          store(part.sums + row * columns + i, sum, count);
+        });
+      }
+      for (int64_t start = 0; start < layers.width; start += WIDE) {
+        const int64_t count = std::min(WIDE, layers.width - start);
+        expand<Kind>(layers, panels1, rows, start, count, part);
+        contract<Kind>(layers, panels2, rows, start, count, part);
+      }
+      for (int64_t row = 0; row < rows; row++) {
+        each_vector(n, [&](int64_t i, int64_t count) {
+          store(to + row * n + i, load(part.sums + row * columns + i, count), count);
+        });
+      }
+    }
+    Kind::end();
+  });
+}
+
 // Depthwise convolution
 
 constexpr int BLOCK = 2 * LANES;  // channels that are computed at a time
@@ -764,18 +1071,13 @@ int kernels_have_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 int kernels_have_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
+int kernels_have_fast_pairs() { return has_fast_pairs(); }
+int kernels_have_tiles() { return has_tiles(); }
 
 #define DEFINE(T, name)                                                                          \
   void layer_norm_##name(const T* x, const float* weight, const float* bias, T* out,             \
                          int64_t rows, int64_t n, float eps, int64_t threads) {                  \
     layer_norm(x, weight, bias, out, rows, n, eps, threads);                                     \
-  }                                                                                              \
-  int64_t attention_memory_##name(const Sizes* sizes) { return workspace_size<T>(*sizes); }      \
-  void attention_##name(const Tokens<const T>* queries, const Tokens<const T>* keys,             \
-                        const Tokens<const T>* values, const Tokens<T>* out, const float* bias,  \
-                        const Sizes* sizes, float scale, void* memory, int64_t threads) {        \
-    attention(*queries, *keys, *values, *out, bias, *sizes, scale,                               \
-              reinterpret_cast<std::uintptr_t>(memory), threads);                                \
   }                                                                                              \
   void convolve_gelu_##name(const T* x, const T* weights, const T* bias, T* out, int64_t images, \
                             int64_t height, int64_t width, int64_t n, int64_t top,               \
@@ -793,4 +1095,32 @@ int kernels_have_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
 
 DEFINE(float, float32)
 DEFINE(bfloat16, bfloat16)
+
+// Attention multiplies factors F.
+#define DEFINE_ATTENTION(T, F, name)                                                             \
+  int64_t attention_memory_##name(const Sizes* sizes) { return workspace_size<F>(*sizes); }      \
+  void attention_##name(const Tokens<const T>* queries, const Tokens<const T>* keys,             \
+                        const Tokens<const T>* values, const Tokens<T>* out, const float* bias,  \
+                        const Sizes* sizes, float scale, void* memory, int64_t threads) {        \
+    attention<T, F>(*queries, *keys, *values, *out, bias, *sizes, scale,                         \
+                    reinterpret_cast<std::uintptr_t>(memory), threads);                          \
+  }
+
+DEFINE_ATTENTION(float, float, float32)
+DEFINE_ATTENTION(bfloat16, float, bfloat16)
+DEFINE_ATTENTION(bfloat16, bfloat16, bfloat16_pairs)
+
+#define DEFINE_MLP(T, Kind, name)                                                                \
+  int64_t mlp_memory_##name(int64_t rows, int64_t channels, int64_t width, int64_t threads) {    \
+    return mlp_memory<Kind>(rows, channels, width, threads);                                     \
+  }                                                                                              \
+  void mlp_##name(const T* x, const NormMLP<T>* layers, T* out, int64_t rows, void* memory,      \
+                  int64_t threads) {                                                             \
+    mlp<Kind>(x, *layers, out, rows, reinterpret_cast<std::uintptr_t>(memory), threads);         \
+  }
+
+DEFINE_MLP(float, Vectors<float>, float32)
+DEFINE_MLP(bfloat16, Vectors<float>, bfloat16)
+DEFINE_MLP(bfloat16, Vectors<bfloat16>, bfloat16_pairs)
+DEFINE_MLP(bfloat16, Tiles, bfloat16_tiles)
 }

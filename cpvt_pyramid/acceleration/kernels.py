@@ -1,4 +1,5 @@
-"""Layer norm, attention, convolution and copies of patches by functions of our own, in kernels.cpp.
+"""Layer norm, attention, MLP, convolution and copies of patches by functions of our own, in
+kernels.cpp.
 
 They are compiled when a model is accelerated for the first time on a machine. They need Linux, a
 C++ compiler and a processor with AVX-512, for bfloat16 one with avx512_bf16. Elsewhere PyTorch's
@@ -48,6 +49,22 @@ class Sizes(ctypes.Structure):
     ]
 
 
+class NormMLP(ctypes.Structure):
+    """`NormMLP` of kernels.cpp."""
+
+    _fields_ = [
+        ('norm_weight', c_void_p),
+        ('norm_bias', c_void_p),
+        ('eps', c_float),
+        ('weight1', c_void_p),
+        ('bias1', c_void_p),
+        ('weight2', c_void_p),
+        ('bias2', c_void_p),
+        ('channels', c_int64),
+        ('width', c_int64),
+    ]
+
+
 # The results and the arguments of the functions of kernels.cpp.
 SIGNATURES: dict[str, list[Any]] = {
     'layer_norm': [None, *[c_void_p] * 4, c_int64, c_int64, c_float, c_int64],
@@ -61,10 +78,16 @@ SIGNATURES: dict[str, list[Any]] = {
         c_void_p,
         c_int64,
     ],
+    'mlp_memory': [c_int64, *[c_int64] * 4],
+    'mlp': [None, c_void_p, POINTER(NormMLP), c_void_p, c_int64, c_void_p, c_int64],
     'convolve_gelu': [None, *[c_void_p] * 4, *[c_int64] * 7],
     'split_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
     'join_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
 }
+
+# Those that multiply matrices. In bfloat16 there are several, of which one is fast on a processor.
+ATTENTIONS = ('attention_memory', 'attention')
+MLPS = ('mlp_memory', 'mlp')
 
 
 @functools.cache
@@ -77,9 +100,31 @@ def has_kernels(dtype: torch.dtype) -> bool:
 
 
 @functools.cache
+def multiplies_pairs() -> bool:
+    """True if products of bfloat16 multiply pairs of them. Else, where the processor takes longer
+    for that, they multiply floats."""
+    return bool(cast(ctypes.CDLL, library()).kernels_have_fast_pairs())
+
+
+@functools.cache
+def multiplies_tiles() -> bool:
+    """True if MLPs in bfloat16 multiply by AMX."""
+    return bool(cast(ctypes.CDLL, library()).kernels_have_tiles())
+
+
 def kernel_function(name: str, dtype: torch.dtype) -> Any:
     """A function of kernels.cpp, for a dtype. There must be kernels for it, see `has_kernels`."""
-    function = cast(ctypes.CDLL, library())[f'{name}_{NAMES[dtype]}']
+    products = ''
+    if dtype == torch.bfloat16 and name in MLPS and multiplies_tiles():
+        products = '_tiles'
+    elif dtype == torch.bfloat16 and name in (*MLPS, *ATTENTIONS) and multiplies_pairs():
+        products = '_pairs'
+    return loaded_function(name, f'{name}_{NAMES[dtype]}{products}')
+
+
+@functools.cache
+def loaded_function(name: str, symbol: str) -> Any:
+    function = cast(ctypes.CDLL, library())[symbol]
     function.restype, *function.argtypes = SIGNATURES[name]
     return function
 
@@ -142,6 +187,60 @@ def fast_attention(
         channels**-0.5,
         memory.data_ptr(),
         threads,
+    )
+    return out
+
+
+def fast_norm_mlp(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    weight1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+) -> Tensor:
+    """x + an MLP of the layer norm of x, (..., C), without gradient.
+
+    Args:
+        x: tokens.
+        norm_weight: of the layer norm, (C,), as its bias.
+        norm_bias: of the layer norm.
+        eps: of the layer norm.
+        weight1: (K, C), in the dtype of x, as the second.
+        bias1: (K,).
+        weight2: (C, K).
+        bias2: (C,).
+    """
+    x = x.contiguous()
+    channels = x.shape[-1]
+    width = len(weight1)
+    # The function in C++ checks nothing: what does not fit ends here.
+    weight1 = weight1.expand(width, channels).contiguous()
+    weight2 = weight2.expand(channels, width).contiguous()
+    bias1 = bias1.float().expand(width).contiguous()
+    norm_weight, norm_bias, bias2 = [
+        values.float().expand(channels).contiguous() for values in (norm_weight, norm_bias, bias2)
+    ]
+    layers = NormMLP(
+        norm_weight.data_ptr(),
+        norm_bias.data_ptr(),
+        eps,
+        weight1.data_ptr(),
+        bias1.data_ptr(),
+        weight2.data_ptr(),
+        bias2.data_ptr(),
+        channels,
+        width,
+    )
+    rows = x.numel() // channels
+    threads = torch.get_num_threads()
+    size = kernel_function('mlp_memory', x.dtype)(rows, channels, width, threads)
+    memory = torch.empty(size, dtype=torch.uint8)
+    out = torch.empty_like(x)
+    kernel_function('mlp', x.dtype)(
+        x.data_ptr(), layers, out.data_ptr(), rows, memory.data_ptr(), threads
     )
     return out
 

@@ -15,15 +15,17 @@ from support import in_processes
 from torch import nn
 
 from cpvt_pyramid import accelerate
-from cpvt_pyramid.acceleration import attention, library
+from cpvt_pyramid.acceleration import attention, kernels, library
 from cpvt_pyramid.acceleration.attention import forward_attention
 from cpvt_pyramid.acceleration.kernels import (
     fast_attention,
     fast_convolve_gelu,
     fast_join_patches,
     fast_layer_norm,
+    fast_norm_mlp,
     fast_split_patches,
     has_kernels,
+    multiplies_tiles,
 )
 from cpvt_pyramid.acceleration.patches import join_patches, split_patches
 from cpvt_pyramid.grid import Grid, grid_of_windows
@@ -31,7 +33,22 @@ from cpvt_pyramid.layers import LayerNorm
 from cpvt_pyramid.model import WindowAttention
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if has_kernels(dtype)]
+# In how many ways products are computed on this processor: with floats, in bfloat16 with floats,
+# with pairs and, where there is AMX, with tiles.
+PRODUCTS = [
+    (dtype, products)
+    for dtype in DTYPES
+    for products in ('floats', 'pairs', 'tiles')
+    if products == 'floats' or dtype == torch.bfloat16
+    if products != 'tiles' or multiplies_tiles()
+]
 needs_kernels = pytest.mark.skipif(not DTYPES, reason='the kernels need AVX-512 and a compiler')
+
+
+def multiply(patch, products):
+    """Let the functions multiply floats, pairs or tiles."""
+    patch.setattr(kernels, 'multiplies_pairs', lambda: products == 'pairs')
+    patch.setattr(kernels, 'multiplies_tiles', lambda: products == 'tiles')
 
 
 @needs_kernels
@@ -87,10 +104,11 @@ def test_layer_norms_of_large_values_that_differ_little(channels, value):
     masked=st.booleans(),
     threads=st.integers(1, 5),
     scale=st.sampled_from([0.1, 1, 20]),
-    dtype=st.sampled_from(DTYPES or [None]),
+    how=st.sampled_from(PRODUCTS or [(None, None)]),
     seed=st.integers(0, 2**31),
 )
-def test_attention(images, heads, queries, keys, channels, masked, threads, scale, dtype, seed):
+def test_attention(images, heads, queries, keys, channels, masked, threads, scale, how, seed):
+    dtype, products = how
     if dtype == torch.bfloat16:
         channels += channels % 2
     torch.manual_seed(seed)
@@ -99,16 +117,100 @@ def test_attention(images, heads, queries, keys, channels, masked, threads, scal
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, 'get_num_threads', lambda: threads)
+        multiply(patch, products)
         found = fast_attention(*rows, bias)[:, 0]
     assert_attention_near(found, exact, rows[2] * max(scale, 1))  # large scores round more
     for i in range(images):
         image = slice(i, i + 1)
         image_bias = None if bias is None else bias[image]
-        alone = fast_attention(*[x[image] for x in rows], image_bias)[:, 0]
+        with pytest.MonkeyPatch.context() as patch:
+            multiply(patch, products)
+            alone = fast_attention(*[x[image] for x in rows], image_bias)[:, 0]
         assert torch.equal(alone, found[image])
 
 
 @needs_kernels
+def random_mlp(channels, width, dtype):
+    """Tokens, a layer norm and two linear layers whose values are of the size of 1."""
+    return (
+        torch.randn(channels),
+        torch.randn(channels),
+        0.1,
+        (torch.randn(width, channels) / channels**0.5).to(dtype),
+        torch.randn(width).to(dtype),
+        (torch.randn(channels, width) / width**0.5).to(dtype),
+        torch.randn(channels).to(dtype),
+    )
+
+
+def mlp_formula(x, parameters, factors):
+    """x + the MLP of the normalized x in float64. Maps that are multiplied are in a dtype."""
+    norm_weight, norm_bias, eps, *layers = parameters
+    weight1, bias1, weight2, bias2 = [values.double() for values in layers]
+    x = x.double()
+    normal = F.layer_norm(x, x.shape[-1:], norm_weight.double(), norm_bias.double(), eps)
+    wide = F.gelu(F.linear(normal.to(factors).double(), weight1, bias1))
+    return x + F.linear(wide.to(factors).double(), weight2, bias2)
+
+
+@needs_kernels
+@settings(deadline=None, max_examples=120)
+@given(
+    rows=st.integers(1, 150),
+    channels=st.integers(1, 80) | st.sampled_from([32, 64, 96]),  # these fill panels and tiles
+    width=st.integers(1, 300) | st.sampled_from([32, 128, 160, 256]),
+    threads=st.integers(1, 5),
+    how=st.sampled_from(PRODUCTS or [(None, None)]),
+    seed=st.integers(0, 2**31),
+)
+def test_mlps(rows, channels, width, threads, how, seed):
+    dtype, products = how
+    together = dict(floats=1, pairs=2, tiles=32)[products]
+    channels, width = [math.ceil(count / together) * together for count in (channels, width)]
+    torch.manual_seed(seed)
+    x = torch.randn(rows, channels).to(dtype)
+    parameters = random_mlp(channels, width, dtype)
+    factors = torch.float32 if products == 'floats' else torch.bfloat16
+    exact = mlp_formula(x, parameters, factors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, 'get_num_threads', lambda: threads)
+        multiply(patch, products)
+        found = fast_norm_mlp(x, *parameters)
+        assert torch.equal(fast_norm_mlp(x[:1], *parameters), found[:1])
+        assert torch.equal(fast_norm_mlp(x[rows // 2 :], *parameters), found[rows // 2 :])
+    # Values between two of the factors' dtype may be rounded to either.
+    rounding = torch.finfo(dtype).eps * exact.abs() + 30 * torch.finfo(torch.float32).eps
+    if factors != torch.float32:
+        rounding += 3 * torch.finfo(factors).eps / min(channels, width) ** 0.5
+    assert ((found.double() - exact).abs() <= rounding).all()
+
+
+@needs_kernels
+@pytest.mark.parametrize('value', [math.nan, math.inf, 3e38])
+@pytest.mark.parametrize('how', PRODUCTS, ids=str)
+def test_an_mlp_changes_no_other_token(how, value, monkeypatch):
+    dtype, products = how
+    multiply(monkeypatch, products)
+    torch.manual_seed(0)
+    x = torch.randn(70, 64).to(dtype)
+    parameters = random_mlp(64, 128, dtype)
+    expected = fast_norm_mlp(x, *parameters)
+    x[33, 5] = value
+    found = fast_norm_mlp(x, *parameters)
+    others = torch.arange(70) != 33
+    assert torch.equal(found[others], expected[others])
+    assert value == 3e38 or found[33].isnan().all()
+
+
+@needs_kernels
+@pytest.mark.parametrize('wrong', [0, 1, 3, 4, 5, 6])
+def test_an_mlp_with_parameters_that_do_not_fit(wrong):
+    parameters = list(random_mlp(64, 128, torch.float32))
+    parameters[wrong] = torch.randn(3, 3)
+    with pytest.raises(RuntimeError):
+        fast_norm_mlp(torch.randn(5, 64), *parameters)
+
+
 def test_where_there_is_amx(monkeypatch):
     """PyTorch's attention in bfloat16 uses it, if there are enough queries and keys."""
     monkeypatch.setattr(attention, 'has_amx', lambda: True)

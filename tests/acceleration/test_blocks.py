@@ -1,0 +1,154 @@
+"""Blocks whose second branch is one function: what it computes, and when their parts are called."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from cpvt_pyramid import CPVTPyramid, accelerate
+from cpvt_pyramid.acceleration import blocks
+from cpvt_pyramid.acceleration.kernels import has_kernels
+from cpvt_pyramid.grid import Grid
+from cpvt_pyramid.model import MLP, Block
+from tests.models.ports import randomize
+
+GRID = Grid(5, 7)
+
+
+class NoAttention(nn.Module):
+    def forward(self, x, grid):
+        return x
+
+
+def block():
+    return randomize(Block(32, NoAttention(), MLP(32, 96, drop=0.1), drop_path=0.2)).eval()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of the function that computes a whole branch."""
+    made = []
+
+    def recorded(*args):
+        made.append(args)
+        return function(*args)
+
+    function = blocks.fast_norm_mlp
+    monkeypatch.setattr(blocks, 'fast_norm_mlp', recorded)
+    return made
+
+
+needs_kernels = pytest.mark.skipif(
+    not has_kernels(torch.float32), reason='the kernels need AVX-512 and a compiler'
+)
+
+
+@needs_kernels
+@torch.no_grad()
+def test_it_computes_the_branch(calls):
+    plain = block()
+    x = torch.randn(2, 5, 7, 32)
+    torch.testing.assert_close(accelerate(copy.deepcopy(plain))(x, GRID), plain(x, GRID))
+    assert len(calls) == 1
+
+
+@needs_kernels
+@pytest.mark.parametrize('name', ['pcpvt_nano', 'svt_small'])
+@torch.no_grad()
+def test_all_blocks_of_a_model_are_fused(name, calls):
+    model = accelerate(CPVTPyramid(name).eval())
+    model(torch.randn(1, 3, 40, 60))
+    assert len(calls) == sum(map(len, model.blocks))
+
+
+def hook(part):
+    return lambda model: getattr(model, part).register_forward_hook(lambda m, x, out: 2 * out)
+
+
+def forward_of(part):
+    def change(model):
+        module = getattr(model, part)
+        forward = module.forward
+        module.forward = lambda *args: 2 * forward(*args)
+
+    return change
+
+
+def set_to(part, **attributes):
+    def change(model):
+        module = model.get_submodule(part)
+        for name, value in attributes.items():
+            setattr(module, name, value)
+
+    return change
+
+
+def narrower(model):
+    model.mlp.fc1 = randomize(nn.Linear(32, 48))
+    model.mlp.fc2 = randomize(nn.Linear(48, 32))
+
+
+CHANGES = {
+    **{f'hook of {part}': hook(part) for part in ('norm2', 'mlp', 'drop_path')},
+    **{f'forward of {part}': forward_of(part) for part in ('norm2', 'mlp', 'drop_path')},
+    'layers': narrower,
+    'no bias': set_to('mlp.fc2', bias=None),
+    'no bias of the norm': set_to('norm2', bias=None),
+    'identity': set_to('', norm2=nn.Identity()),
+    'stochastic depth': set_to('', drop_path=nn.Hardtanh(-0.1, 0.1)),
+    'dropout': set_to('mlp', drop=nn.Hardtanh(-0.1, 0.1)),
+    'epsilon': set_to('norm2', eps=1.0),
+}
+
+
+@pytest.mark.parametrize('change', CHANGES)
+@torch.no_grad()
+def test_parts_that_are_changed_later(change):
+    plain = block()
+    fast = accelerate(copy.deepcopy(plain))
+    for model in (plain, fast):
+        torch.manual_seed(0)
+        CHANGES[change](model)
+    x = torch.randn(2, 5, 7, 32)
+    before = block()
+    assert not torch.equal(plain(x, GRID), before(x, GRID))
+    torch.testing.assert_close(fast(x, GRID), plain(x, GRID))
+
+
+@torch.no_grad()
+def test_stochastic_depth_in_training(calls):
+    plain = block()
+    fast = accelerate(copy.deepcopy(plain))
+    x = torch.randn(9, 5, 7, 32)
+    results = []
+    for model in (plain, fast):
+        torch.manual_seed(0)
+        results.append(model.train()(x, GRID))
+    torch.testing.assert_close(*results)
+    assert not calls
+
+
+@torch.no_grad()
+def test_parts_that_stay_plain(calls):
+    model = accelerate(block(), filter_fn=lambda module, name: name != 'mlp.fc1')
+    model(torch.randn(1, 5, 7, 32), GRID)
+    assert not calls
+
+
+@needs_kernels
+def test_training_calls_the_parts(calls):
+    model = accelerate(block())
+    model(torch.randn(1, 5, 7, 32), GRID).sum().backward()
+    assert not calls and model.norm2.weight.grad is not None
+
+
+@needs_kernels
+@torch.no_grad()
+def test_infinite_tokens(calls):
+    model = accelerate(block())
+    x = torch.randn(1, 5, 7, 32)
+    x[0, 2, 3, 4] = math.inf
+    found = model(x, GRID)
+    assert found[0, 2, 3].isnan().all() and found.isnan().sum() == 32 and calls

@@ -1,6 +1,6 @@
 """The second branch of a block, its layer norm, MLP and sum, as one function in inference."""
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,8 @@ from ..layers import DropPath
 from ..model import Block
 from ..plain_layers import acts_alone, has_hooks
 from ..recompute import drops_nothing
-from .kernels import fast_norm_mlp, has_kernels, multiplies_tiles
+from .conv_mlp import FEWEST_ROWS, FusedConvMLP, is_plain_depthwise
+from .kernels import Branch, fast_conv_mlp, fast_mlp, has_kernels, multiplies_tiles
 from .norms import FastLayerNorm
 from .products import LEAST_RATIO, FusedMLP, OneDNNLinear, fast_dtype, takes_plain
 
@@ -29,16 +30,28 @@ class FusedBlock(Block):
             return Block.add_mlp(self, x, grid)
         if torch.is_grad_enabled() or takes_plain(x, LEAST_RATIO * x.shape[-1]):
             return super().add_mlp(x, grid)
-        norm, mlp = self.norm2, self.mlp
+        norm: Any = self.norm2
+        mlp: Any = self.mlp
         if not (has_kernels(x.dtype) and is_plain_norm(norm) and is_plain_mlp(mlp)):
             return super().add_mlp(x, grid)
-        if not passes_all(self.drop_path):
-            return super().add_mlp(x, grid)
         fc1, fc2 = mlp.fc1, mlp.fc2
-        layers = (fc1.weight, fc1.bias, fc2.weight, fc2.bias)
-        if not fit(x, norm, *layers) or fast_dtype(x, norm.weight, norm.bias, *layers) != x.dtype:
+        tensors: list[Any] = [norm.weight, norm.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias]
+        if type(mlp) is FusedConvMLP:
+            if not takes_rows(x):
+                return super().add_mlp(x, grid)
+            tensors += [mlp.dwconv.weight, mlp.dwconv.bias]
+        if not passes_all(self.drop_path) or fast_dtype(x, *tensors) != x.dtype:
             return super().add_mlp(x, grid)
-        return fast_norm_mlp(x, norm.weight, norm.bias, norm.eps, *layers)
+        if not fit(x, norm, fc1, fc2):
+            return super().add_mlp(x, grid)
+        branch = Branch(
+            norm.weight, norm.bias, norm.eps, fc1.weight, fc1.bias, fc2.weight, fc2.bias
+        )
+        if type(mlp) is FusedMLP:
+            return fast_mlp(x, branch)
+        outside = None if grid.padding is None else grid.padding.outside
+        conv = mlp.dwconv
+        return fast_conv_mlp(x, branch, conv.weight, conv.bias, mlp.relu, outside)
 
 
 def is_plain_norm(norm: nn.Module) -> bool:
@@ -46,13 +59,18 @@ def is_plain_norm(norm: nn.Module) -> bool:
     return type(norm) is FastLayerNorm and norm.bias is not None and acts_alone(norm)
 
 
-def is_plain_mlp(mlp: nn.Module) -> bool:
-    """True if a call of an accelerated MLP does nothing but apply its two linear layers."""
-    if type(mlp) is not FusedMLP or 'forward' in vars(mlp) or has_hooks(mlp):
+def is_plain_mlp(mlp: Any) -> bool:
+    """True if a call of an accelerated MLP does nothing but apply its own layers."""
+    if type(mlp) not in (FusedMLP, FusedConvMLP) or 'forward' in vars(mlp) or has_hooks(mlp):
         return False
-    layers = (mlp.fc1, mlp.fc2)
+    if type(mlp) is FusedConvMLP:
+        if not is_plain_depthwise(mlp.dwconv) or mlp.dwconv.bias is None:
+            return False
+        if len(mlp.dwconv.weight) != mlp.fc1.out_features:
+            return False
     return drops_nothing(mlp.drop) and all(
-        type(fc) is OneDNNLinear and fc.bias is not None and acts_alone(fc) for fc in layers
+        type(fc) is OneDNNLinear and fc.bias is not None and acts_alone(fc)
+        for fc in (mlp.fc1, mlp.fc2)
     )
 
 
@@ -65,22 +83,25 @@ def passes_all(drop_path: Optional[nn.Module]) -> bool:
     return not drop_path.training and not has_hooks(drop_path)
 
 
-def fit(
-    x: Tensor, norm: nn.LayerNorm, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor
-) -> bool:
+def takes_rows(x: Tensor) -> bool:
+    """True if maps (B, H, W, C) have enough rows: each core computes two more of the wide map."""
+    return len(x) * x.shape[1] >= FEWEST_ROWS * torch.get_num_threads()
+
+
+def fit(x: Tensor, norm: nn.LayerNorm, fc1: nn.Linear, fc2: nn.Linear) -> bool:
     """True if the shapes of parameters, which can be changed at any time, fit each other. In
     bfloat16, pairs of values are multiplied, or rows of tiles."""
     channels = x.shape[-1]
-    width = len(weight1)
+    width = len(fc1.weight)
     if x.dtype == torch.bfloat16:
         together = 32 if multiplies_tiles() else 2
         if channels % together or width % together:
             return False
-    of_channels = (norm.weight, norm.bias, bias2)
+    of_channels = (norm.weight, norm.bias, fc2.bias)
     return (
         norm.normalized_shape == (channels,)
         and all(parameter.shape == (channels,) for parameter in of_channels)
-        and weight1.shape == (width, channels)
-        and bias1.shape == (width,)
-        and weight2.shape == (channels, width)
+        and fc1.weight.shape == (width, channels)
+        and fc1.bias.shape == (width,)
+        and fc2.weight.shape == (channels, width)
     )

@@ -785,174 +785,6 @@ class Gelu {
 
 const Gelu gelu;
 
-// MLP
-//
-// Of the wide map between its layers a thread computes some rows, and of these some channels at a
-// time, so that they stay in its cache.
-
-constexpr int64_t WIDE = 128;              // channels of the wide map that are computed at a time
-constexpr int64_t PART_BYTES = 512 << 10;  // of the rows that are computed at a time
-
-// A layer norm and two linear layers, whose weights are (out, in).
-template <typename T>
-struct NormMLP {
-  const float* norm_weight;
-  const float* norm_bias;
-  float eps;
-  const T* weight1;
-  const float* bias1;
-  const T* weight2;
-  const float* bias2;
-  int64_t channels, width;  // of the map and of the wide map
-};
-
-// What a thread computes for some rows.
-template <typename F>
-struct Part {
-  Part(int64_t rows, int64_t channels, std::uintptr_t memory)
-      : normal(take<F>(memory, rows * channels)),
-        wide(take<F>(memory, rows * WIDE)),
-        sums(take<float>(memory, rows * rounded_up(channels, COLUMNS))),
-        end(memory) {}
-
-  F* normal;    // rows, channels
-  F* wide;      // rows, WIDE
-  float* sums;  // rows, channels, and zeros that fill the last panel
-  std::uintptr_t end;
-};
-
-template <typename Kind>
-int64_t rows_of_part(int64_t rows, int64_t channels, int64_t threads) {
-  const int64_t of_thread = rounded_up(ceil_div(rows, threads), Kind::ROWS);
-  const int64_t fitting = PART_BYTES / Part<typename Kind::Factor>(1, channels, 0).end;
-  return std::clamp<int64_t>(fitting / Kind::ROWS * Kind::ROWS, Kind::ROWS, of_thread);
-}
-
-// Bytes of the packed weights.
-template <typename F>
-int64_t panels_size(int64_t channels, int64_t width) {
-  std::uintptr_t memory = 0;
-  take<F>(memory, rounded_up(width, COLUMNS) * channels);
-  take<F>(memory, rounded_up(channels, COLUMNS) * width);
-  return memory;
-}
-
-// Bytes of the memory that `mlp` needs.
-template <typename Kind>
-int64_t mlp_memory(int64_t rows, int64_t channels, int64_t width, int64_t threads) {
-  using F = typename Kind::Factor;
-  const int64_t most = rows_of_part<Kind>(rows, channels, threads);
-  return panels_size<F>(channels, width) + threads * Part<F>(most, channels, 0).end;
-}
-
-// Panels of the transposed of a weight (n, k): columns are its rows.
-template <typename T, typename F>
-void pack_weight(const T* weight, int64_t n, int64_t k, F* panels, int64_t threads) {
-  const int64_t groups = k / GROUP<F>;
-  const int64_t blocks = ceil_div(groups, LANES);  // of a column
-  in_threads(rounded_up(n, COLUMNS) / LANES * blocks, threads, [=](int64_t start, int64_t stop,
-                                                                   int64_t) {
-    for (int64_t i = start; i < stop; i++) {
-      const int64_t column = i / blocks * LANES;
-      const int64_t group = i % blocks * LANES;
-      const int64_t panel = column / COLUMNS * groups * COLUMNS + column % COLUMNS;
-      const auto at = [=](int64_t c) { return weight + (column + c) * k + group * GROUP<F>; };
-      pack_block(at, n - column, std::min<int64_t>(groups - group, LANES),
-                 panels + (panel + group * COLUMNS) * GROUP<F>);
-    }
-  });
-}
-
-// Channels `start` to `start + count` of the wide map, after the GELU.
-template <typename Kind, typename T, typename F>
-void expand(const NormMLP<T>& layers, const F* panels, int64_t rows, int64_t start, int64_t count,
-            const Part<F>& part) {
-  const int64_t n = layers.channels;
-  alignas(64) vec products[Kind::ROWS][2];
-  for (int64_t column = 0; column < count; column += COLUMNS) {
-    vec bias[2];
-    for (int half = 0; half < 2; half++) {
-      const int64_t first_channel = column + half * LANES;
-      const int64_t there = std::clamp<int64_t>(count - first_channel, 0, LANES);
-      bias[half] = load(layers.bias1 + start + first_channel, there);
-    }
-    for (int64_t row = 0; row < rows; row += Kind::ROWS) {
-      const int64_t some = std::min<int64_t>(rows - row, Kind::ROWS);
-      Kind::multiply(some, part.normal + row * n, n, panels + (start + column) * n, n / GROUP<F>,
-               products);
-      for (int64_t r = 0; r < some; r++) {
-        F* const to = part.wide + (row + r) * WIDE + column;
-        store(to, gelu(products[r][0] + bias[0]), LANES);
-        store(to + LANES, gelu(products[r][1] + bias[1]), LANES);
-      }
-    }
-  }
-}
-
-// Add the products of channels `start` to `start + count` of the wide map to the sums.
-template <typename Kind, typename T, typename F>
-void contract(const NormMLP<T>& layers, const F* panels, int64_t rows, int64_t start, int64_t count,
-              const Part<F>& part) {
-  const int64_t columns = rounded_up(layers.channels, COLUMNS);
-  alignas(64) vec products[Kind::ROWS][2];
-  for (int64_t column = 0; column < columns; column += COLUMNS) {
-    const F* const panel = panels + column * layers.width + start * COLUMNS;
-    for (int64_t row = 0; row < rows; row += Kind::ROWS) {
-      const int64_t some = std::min<int64_t>(rows - row, Kind::ROWS);
-      Kind::multiply(some, part.wide + row * WIDE, WIDE, panel, count / GROUP<F>, products);
-      for (int64_t r = 0; r < some; r++) {
-        float* const to = part.sums + (row + r) * columns + column;
-        _mm512_store_ps(to, products[r][0] + _mm512_load_ps(to));
-        _mm512_store_ps(to + LANES, products[r][1] + _mm512_load_ps(to + LANES));
-      }
-    }
-  }
-}
-
-// x + the MLP of the normalized x, (rows, channels).
-template <typename Kind, typename T>
-void mlp(const T* x, const NormMLP<T>& layers, T* out, int64_t all_rows, std::uintptr_t memory,
-         int64_t threads) {
-  using F = typename Kind::Factor;
-  const int64_t n = layers.channels;
-  const int64_t columns = rounded_up(n, COLUMNS);
-  F* const panels1 = take<F>(memory, rounded_up(layers.width, COLUMNS) * n);
-  F* const panels2 = take<F>(memory, columns * layers.width);
-  pack_weight(layers.weight1, layers.width, n, panels1, threads);
-  pack_weight(layers.weight2, n, layers.width, panels2, threads);
-  const int64_t most = rows_of_part<Kind>(all_rows, n, threads);
-  const int64_t bytes = Part<F>(most, n, 0).end;
-  in_threads(ceil_div(all_rows, Kind::ROWS), threads, [=](int64_t first_item, int64_t end,
-                                                    int64_t thread) {
-    const Part<F> part(most, n, memory + thread * bytes);
-    const int64_t last = std::min(end * Kind::ROWS, all_rows);
-    Kind::begin();
-    for (int64_t top = first_item * Kind::ROWS; top < last; top += most) {
-      const int64_t rows = std::min(most, last - top);
-      const T* const from = x + top * n;
-      T* const to = out + top * n;
-      normalize_rows(from, layers.norm_weight, layers.norm_bias, part.normal, rows, n, layers.eps);
-      for (int64_t row = 0; row < rows; row++) {
-        each_vector(n, [&](int64_t i, int64_t count) {
-          const vec sum = load(from + row * n + i, count) + load(layers.bias2 + i, count);
-          store(part.sums + row * columns + i, sum, count);
-        });
-      }
-      for (int64_t start = 0; start < layers.width; start += WIDE) {
-        const int64_t count = std::min(WIDE, layers.width - start);
-        expand<Kind>(layers, panels1, rows, start, count, part);
-        contract<Kind>(layers, panels2, rows, start, count, part);
-      }
-      for (int64_t row = 0; row < rows; row++) {
-        each_vector(n, [&](int64_t i, int64_t count) {
-          store(to + row * n + i, load(part.sums + row * columns + i, count), count);
-        });
-      }
-    }
-    Kind::end();
-  });
-}
-
 // Depthwise convolution
 
 constexpr int BLOCK = 2 * LANES;  // channels that are computed at a time
@@ -1000,15 +832,13 @@ void multiply_add(Block& sum, Block x, Block factor) {
 }
 
 // `count` channels of the columns `start` to `stop` of a row. `rows` are those above, here and
-// below, or null; n channels are between columns, and between the 9 weights of a channel.
+// below, or null; n channels are between columns, and `of_weights` between the 9 weights of one.
 template <typename T>
-inline __attribute__((always_inline)) void convolve_columns(const T* const rows[3],
-                                                            const T* weights, const T* bias, T* out,
-                                                            int64_t start, int64_t stop,
-                                                            int64_t width, int64_t n,
-                                                            int64_t count) {
+inline __attribute__((always_inline)) void convolve_columns(
+    const T* const rows[3], const T* weights, const T* bias, T* out, int64_t start, int64_t stop,
+    int64_t width, int64_t n, int64_t of_weights, int64_t count) {
   Block kernel[3][3];
-  for (int k = 0; k < 9; k++) kernel[k / 3][k % 3] = load_block(weights + k * n, count);
+  for (int k = 0; k < 9; k++) kernel[k / 3][k % 3] = load_block(weights + k * of_weights, count);
   const Block first_sum = load_block(bias, count);
   // A column is part of three results: the one to the left, which it completes, its own, and the
   // one to the right.
@@ -1033,6 +863,24 @@ inline __attribute__((always_inline)) void convolve_columns(const T* const rows[
   }
 }
 
+// `channels` of a row; see above.
+template <typename T>
+void convolve_row(const T* above, const T* row, const T* below, const T* weights, const T* bias,
+                  T* out, int64_t width, int64_t n, int64_t of_weights, int64_t channels) {
+  for (int64_t start = 0; start < width; start += SPAN) {
+    const int64_t stop = std::min(start + SPAN, width);
+    each_vector<BLOCK>(channels, [&](int64_t channel, int64_t count) {
+      const T* const rows[3] = {
+          above ? above + channel : nullptr,
+          row + channel,
+          below ? below + channel : nullptr,
+      };
+      convolve_columns(rows, weights + channel, bias + channel, out + channel, start, stop, width,
+                       n, of_weights, count);
+    });
+  }
+}
+
 // The rows `top` to `bottom` of maps (images, height, width, n).
 template <typename T>
 void convolve_gelu(const T* x, const T* weights, const T* bias, T* out, int64_t images,
@@ -1044,21 +892,349 @@ void convolve_gelu(const T* x, const T* weights, const T* bias, T* out, int64_t 
     for (int64_t i = first_row; i < end; i++) {
       const int64_t y = top + i % results;
       const T* const row = x + (i / results * height + y) * of_row;
-      const T* const above = y > 0 ? row - of_row : nullptr;
-      const T* const below = y + 1 < height ? row + of_row : nullptr;
-      for (int64_t start = 0; start < width; start += SPAN) {
-        const int64_t stop = std::min(start + SPAN, width);
-        each_vector<BLOCK>(n, [&](int64_t channel, int64_t count) {
-          const T* const rows[3] = {
-              above ? above + channel : nullptr,
-              row + channel,
-              below ? below + channel : nullptr,
-          };
-          convolve_columns(rows, weights + channel, bias + channel, out + i * of_row + channel,
-                           start, stop, width, n, count);
-        });
+      convolve_row(y > 0 ? row - of_row : nullptr, row, y + 1 < height ? row + of_row : nullptr,
+                   weights, bias, out + i * of_row, width, n, n, n);
+    }
+  });
+}
+
+// MLP
+//
+// Of the wide map between its layers a thread computes some rows, and of these some channels at a
+// time, so that they stay in its cache.
+
+constexpr int64_t PART_BYTES = 512 << 10;  // of the rows that are computed at a time
+constexpr int64_t WIDE = 128;      // channels of the wide map that are computed at a time
+constexpr int64_t WIDE_CONV = 64;  // with a convolution, which needs more rows
+constexpr int64_t MOST_ROWS = 32;  // that are multiplied, and read, at a time
+
+// A layer norm and two linear layers, whose weights are (out, in).
+template <typename T>
+struct NormMLP {
+  const float* norm_weight;
+  const float* norm_bias;
+  float eps;
+  const T* weight1;
+  const float* bias1;
+  const T* weight2;
+  const float* bias2;
+  int64_t channels, width;  // of the map and of the wide map
+};
+
+// Panels of the transposed of a weight (n, k): columns are its rows.
+template <typename T, typename F>
+void pack_weight(const T* weight, int64_t n, int64_t k, F* panels, int64_t threads) {
+  const int64_t groups = k / GROUP<F>;
+  const int64_t blocks = ceil_div(groups, LANES);  // of a column
+  const int64_t count = rounded_up(n, COLUMNS) / LANES * blocks;
+  in_threads(count, threads, [=](int64_t first_block, int64_t end, int64_t) {
+    for (int64_t i = first_block; i < end; i++) {
+      const int64_t column = i / blocks * LANES;
+      const int64_t group = i % blocks * LANES;
+      const int64_t panel = column / COLUMNS * groups * COLUMNS + column % COLUMNS;
+      const auto at = [=](int64_t c) { return weight + (column + c) * k + group * GROUP<F>; };
+      pack_block(at, n - column, std::min<int64_t>(groups - group, LANES),
+                 panels + (panel + group * COLUMNS) * GROUP<F>);
+    }
+  });
+}
+
+// Both weights of an MLP, packed.
+template <typename F>
+struct Panels {
+  Panels(int64_t channels, int64_t width, std::uintptr_t memory)
+      : of_weight1(take<F>(memory, rounded_up(width, COLUMNS) * channels)),
+        of_weight2(take<F>(memory, rounded_up(channels, COLUMNS) * width)),
+        end(memory) {}
+
+  template <typename T>
+  void pack(const NormMLP<T>& layers, int64_t threads) const {
+    pack_weight(layers.weight1, layers.width, layers.channels, of_weight1, threads);
+    pack_weight(layers.weight2, layers.channels, layers.width, of_weight2, threads);
+  }
+
+  F* of_weight1;
+  F* of_weight2;
+  std::uintptr_t end;
+};
+
+// Tokens after the layer norm.
+template <typename T, typename F>
+void normalize_tokens(const NormMLP<T>& layers, const T* x, F* out, int64_t tokens) {
+  normalize_rows(x, layers.norm_weight, layers.norm_bias, out, tokens, layers.channels, layers.eps);
+}
+
+// Begin the sums (tokens, channels up to a whole panel) with the tokens and the last bias.
+template <typename T>
+void start_sums(const NormMLP<T>& layers, const T* x, float* sums, int64_t tokens) {
+  const int64_t n = layers.channels;
+  for (int64_t token = 0; token < tokens; token++) {
+    each_vector(n, [&](int64_t i, int64_t count) {
+      const vec sum = load(x + token * n + i, count) + load(layers.bias2 + i, count);
+      store(sums + token * rounded_up(n, COLUMNS) + i, sum, count);
+    });
+  }
+}
+
+template <typename T>
+void store_sums(const NormMLP<T>& layers, const float* sums, T* out, int64_t tokens) {
+  const int64_t n = layers.channels;
+  for (int64_t token = 0; token < tokens; token++) {
+    each_vector(n, [&](int64_t i, int64_t count) {
+      const vec sum = load(sums + token * rounded_up(n, COLUMNS) + i, count);
+      store(out + token * n + i, sum, count);
+    });
+  }
+}
+
+// Channels `start` to `start + count` of the wide map of normalized tokens, after an activation;
+// `stride` channels are between tokens.
+template <typename Kind, typename T, typename F, typename Activation>
+void expand(const NormMLP<T>& layers, const Panels<F>& panels, const F* x, int64_t tokens,
+            int64_t start, int64_t count, F* wide, int64_t stride, const Activation& activation) {
+  const int64_t n = layers.channels;
+  alignas(64) vec products[Kind::ROWS][2];
+  for (int64_t column = 0; column < count; column += COLUMNS) {
+    vec bias[2];
+    for (int half = 0; half < 2; half++) {
+      const int64_t first_channel = column + half * LANES;
+      const int64_t there = std::clamp<int64_t>(count - first_channel, 0, LANES);
+      bias[half] = load(layers.bias1 + start + first_channel, there);
+    }
+    const F* const panel = panels.of_weight1 + (start + column) * n;
+    for (int64_t token = 0; token < tokens; token += Kind::ROWS) {
+      const int64_t some = std::min<int64_t>(tokens - token, Kind::ROWS);
+      Kind::multiply(some, x + token * n, n, panel, n / GROUP<F>, products);
+      for (int64_t r = 0; r < some; r++) {
+        F* const to = wide + (token + r) * stride + column;
+        store(to, activation(products[r][0] + bias[0]), LANES);
+        store(to + LANES, activation(products[r][1] + bias[1]), LANES);
       }
     }
+  }
+}
+
+// Add the products of channels `start` to `start + count` of the wide map to the sums.
+template <typename Kind, typename T, typename F>
+void contract(const NormMLP<T>& layers, const Panels<F>& panels, const F* wide, int64_t stride,
+              int64_t tokens, int64_t start, int64_t count, float* sums) {
+  const int64_t columns = rounded_up(layers.channels, COLUMNS);
+  alignas(64) vec products[Kind::ROWS][2];
+  for (int64_t column = 0; column < columns; column += COLUMNS) {
+    const F* const panel = panels.of_weight2 + column * layers.width + start * COLUMNS;
+    for (int64_t token = 0; token < tokens; token += Kind::ROWS) {
+      const int64_t some = std::min<int64_t>(tokens - token, Kind::ROWS);
+      Kind::multiply(some, wide + token * stride, stride, panel, count / GROUP<F>, products);
+      for (int64_t r = 0; r < some; r++) {
+        float* const to = sums + (token + r) * columns + column;
+        _mm512_store_ps(to, products[r][0] + _mm512_load_ps(to));
+        _mm512_store_ps(to + LANES, products[r][1] + _mm512_load_ps(to + LANES));
+      }
+    }
+  }
+}
+
+// What a thread computes for some tokens.
+template <typename F>
+struct Part {
+  Part(int64_t tokens, int64_t channels, std::uintptr_t memory)
+      : normal(take<F>(memory, tokens * channels)),
+        wide(take<F>(memory, tokens * WIDE)),
+        sums(take<float>(memory, tokens * rounded_up(channels, COLUMNS))),
+        end(memory) {}
+
+  F* normal;    // tokens, channels
+  F* wide;      // tokens, WIDE
+  float* sums;  // tokens, channels up to a whole panel
+  std::uintptr_t end;
+};
+
+// Of a part, a multiple of ROWS.
+template <typename Kind>
+int64_t tokens_of_part(int64_t tokens, int64_t channels, int64_t threads) {
+  const int64_t of_thread = rounded_up(ceil_div(tokens, threads), Kind::ROWS);
+  const int64_t fitting = PART_BYTES / Part<typename Kind::Factor>(1, channels, 0).end;
+  return std::clamp<int64_t>(fitting / Kind::ROWS * Kind::ROWS, Kind::ROWS, of_thread);
+}
+
+// Bytes of the memory that `mlp` needs.
+template <typename Kind>
+int64_t mlp_memory(int64_t tokens, int64_t channels, int64_t width, int64_t threads) {
+  using F = typename Kind::Factor;
+  const int64_t most = tokens_of_part<Kind>(tokens, channels, threads);
+  return Panels<F>(channels, width, 0).end + threads * Part<F>(most, channels, 0).end;
+}
+
+// x + the MLP of the normalized x, (tokens, channels).
+template <typename Kind, typename T>
+void mlp(const T* x, const NormMLP<T>& layers, T* out, int64_t tokens, std::uintptr_t memory,
+         int64_t threads) {
+  using F = typename Kind::Factor;
+  const int64_t n = layers.channels;
+  const Panels<F> panels(n, layers.width, memory);
+  panels.pack(layers, threads);
+  const int64_t most = tokens_of_part<Kind>(tokens, n, threads);
+  const int64_t bytes = Part<F>(most, n, 0).end;
+  const int64_t items = ceil_div(tokens, Kind::ROWS);
+  in_threads(items, threads, [=](int64_t first_item, int64_t end, int64_t thread) {
+    const Part<F> part(most, n, panels.end + thread * bytes);
+    const int64_t stop = std::min(end * Kind::ROWS, tokens);
+    Kind::begin();
+    for (int64_t token = first_item * Kind::ROWS; token < stop; token += most) {
+      const int64_t count = std::min(most, stop - token);
+      normalize_tokens(layers, x + token * n, part.normal, count);
+      start_sums(layers, x + token * n, part.sums, count);
+      for (int64_t start = 0; start < layers.width; start += WIDE) {
+        const int64_t channels = std::min(WIDE, layers.width - start);
+        expand<Kind>(layers, panels, part.normal, count, start, channels, part.wide, WIDE, gelu);
+        contract<Kind>(layers, panels, part.wide, WIDE, count, start, channels, part.sums);
+      }
+      store_sums(layers, part.sums, out + token * n, count);
+    }
+    Kind::end();
+  });
+}
+
+// MLP with a depthwise convolution
+//
+// A thread goes down the rows of a map, some at a time. Their results need the rows of the wide map
+// around them: the two that the next rows need, too, are kept.
+
+// The convolution, and the maps of tokens that it sees.
+template <typename T>
+struct MapConvolution {
+  const T* weights;  // 9, channels of the wide map
+  const T* bias;
+  const bool* outside;  // images, height, width: whether the wide map is 0 there; or null
+  std::int32_t relu;    // whether there is one before the convolution
+  int64_t images, height, width;
+};
+
+// What a thread computes for some rows of `width` tokens.
+template <typename F>
+struct RowsPart {
+  RowsPart(int64_t rows, int64_t width, int64_t channels, int64_t wide_channels,
+           std::uintptr_t memory)
+      : normal(take<F>(memory, ((rows + 2) * width + MOST_ROWS) * channels)),
+        wide(take<F>(memory, (rows + 2) * width * WIDE_CONV)),
+        kept(take<F>(memory, 2 * width * rounded_up(wide_channels, WIDE_CONV))),
+        convolved(take<F>(memory, (rows * width + MOST_ROWS) * WIDE_CONV)),
+        sums(take<float>(memory, rows * width * rounded_up(channels, COLUMNS))),
+        end(memory) {}
+
+  F* normal;     // tokens, channels
+  F* wide;       // tokens, WIDE_CONV
+  F* kept;       // some wide channels, tokens of two rows, WIDE_CONV
+  F* convolved;  // tokens, WIDE_CONV
+  float* sums;   // tokens, channels up to a whole panel
+  std::uintptr_t end;
+};
+
+// The rows `top` to `bottom` of a map x (height, width, channels) after all of the MLP, at most
+// `most` at a time.
+template <typename Kind, typename T, typename F>
+void conv_mlp_of_rows(const T* x, const NormMLP<T>& layers, const Panels<F>& panels,
+                      const MapConvolution<F>& conv, T* out, int64_t top, int64_t bottom,
+                      int64_t most, const RowsPart<F>& part) {
+  const int64_t of_row = conv.width * layers.channels;
+  const int64_t of_wide_row = conv.width * WIDE_CONV;
+  const auto relu = [](vec sum) { return _mm512_max_ps(repeated(0), sum); };  // NaN stays
+  const auto nothing = [](vec sum) { return sum; };
+  for (int64_t start = top; start < bottom; start += most) {
+    const int64_t stop = std::min(start + most, bottom);
+    const int64_t near = std::max<int64_t>(start - 1, 0);  // the first row of the wide map
+    const int64_t end = std::min(stop + 1, conv.height);
+    const int64_t fresh = start == top ? near : start + 1;  // the first that is not kept
+    const int64_t fresh_tokens = (end - fresh) * conv.width;
+    const int64_t tokens = (stop - start) * conv.width;
+    normalize_tokens(layers, x + fresh * of_row, part.normal, fresh_tokens);
+    start_sums(layers, x + start * of_row, part.sums, tokens);
+    for (int64_t channel = 0; channel < layers.width; channel += WIDE_CONV) {
+      const int64_t count = std::min(WIDE_CONV, layers.width - channel);
+      F* const kept = part.kept + 2 * conv.width * channel;
+      std::memcpy(part.wide, kept, (fresh - near) * of_wide_row * sizeof(F));
+      F* const wide = part.wide + (fresh - near) * of_wide_row;
+      if (conv.relu) {
+        expand<Kind>(layers, panels, part.normal, fresh_tokens, channel, count, wide, WIDE_CONV,
+                     relu);
+      } else {
+        expand<Kind>(layers, panels, part.normal, fresh_tokens, channel, count, wide, WIDE_CONV,
+                     nothing);
+      }
+      if (conv.outside) {
+        const bool* const outside = conv.outside + fresh * conv.width;
+        for (int64_t i = 0; i < fresh_tokens; i++) {
+          if (outside[i]) std::memset(wide + i * WIDE_CONV, 0, WIDE_CONV * sizeof(F));
+        }
+      }
+      if (stop < bottom) {
+        std::memcpy(kept, part.wide + (stop - 1 - near) * of_wide_row, 2 * of_wide_row * sizeof(F));
+      }
+      for (int64_t y = start; y < stop; y++) {
+        const F* const row = part.wide + (y - near) * of_wide_row;
+        convolve_row(y > 0 ? row - of_wide_row : nullptr, row,
+                     y + 1 < conv.height ? row + of_wide_row : nullptr, conv.weights + channel,
+                     conv.bias + channel, part.convolved + (y - start) * of_wide_row, conv.width,
+                     WIDE_CONV, layers.width, count);
+      }
+      contract<Kind>(layers, panels, part.convolved, WIDE_CONV, tokens, channel, count, part.sums);
+    }
+    store_sums(layers, part.sums, out + start * of_row, tokens);
+  }
+}
+
+// Rows of a map that a thread computes at a time.
+template <typename F, typename T>
+int64_t rows_of_part(const NormMLP<T>& layers, const MapConvolution<T>& conv, int64_t threads) {
+  const int64_t of_thread = ceil_div(conv.images * conv.height, threads);
+  const int64_t of_token = layers.channels * sizeof(F) + 2 * WIDE_CONV * sizeof(F) +
+                           rounded_up(layers.channels, COLUMNS) * sizeof(float);
+  return std::clamp<int64_t>(PART_BYTES / (of_token * conv.width), 1, of_thread);
+}
+
+// Bytes of the memory that `conv_mlp` needs.
+template <typename F, typename T>
+int64_t conv_mlp_memory(const NormMLP<T>& layers, const MapConvolution<T>& conv, int64_t threads) {
+  const int64_t most = rows_of_part<F>(layers, conv, threads);
+  std::uintptr_t memory = Panels<F>(layers.channels, layers.width, 0).end;
+  take<F>(memory, 10 * layers.width);
+  return memory +
+         threads * RowsPart<F>(most, conv.width, layers.channels, layers.width, 0).end;
+}
+
+// x + the MLP of the normalized x, (images, height, width, channels).
+template <typename Kind, typename T>
+void conv_mlp(const T* x, const NormMLP<T>& layers, const MapConvolution<T>& conv, T* out,
+              std::uintptr_t memory, int64_t threads) {
+  using F = typename Kind::Factor;
+  const Panels<F> panels(layers.channels, layers.width, memory);
+  panels.pack(layers, threads);
+  memory = panels.end;
+  F* const weights = take<F>(memory, 10 * layers.width);
+  F* const bias = weights + 9 * layers.width;
+  copy_values(conv.weights, weights, 9 * layers.width);
+  copy_values(conv.bias, bias, layers.width);
+  const int64_t most = rows_of_part<F>(layers, conv, threads);
+  const int64_t bytes = RowsPart<F>(most, conv.width, layers.channels, layers.width, 0).end;
+  in_threads(conv.images * conv.height, threads, [=](int64_t first_row, int64_t end_row,
+                                                     int64_t thread) {
+    const RowsPart<F> part(most, conv.width, layers.channels, layers.width,
+                           memory + thread * bytes);
+    Kind::begin();
+    int64_t row = first_row;
+    while (row < end_row) {
+      const int64_t image = row / conv.height;
+      const int64_t top = row % conv.height;
+      const int64_t bottom = std::min(conv.height, top + end_row - row);
+      const int64_t before = image * conv.height * conv.width;  // tokens of earlier images
+      const bool* const outside = conv.outside ? conv.outside + before : nullptr;
+      const MapConvolution<F> here = {weights,   bias, outside,     conv.relu,
+                                      conv.images, conv.height, conv.width};
+      conv_mlp_of_rows<Kind>(x + before * layers.channels, layers, panels, here,
+                             out + before * layers.channels, top, bottom, most, part);
+      row += bottom - top;
+    }
+    Kind::end();
   });
 }
 
@@ -1117,6 +1293,14 @@ DEFINE_ATTENTION(bfloat16, bfloat16, bfloat16_pairs)
   void mlp_##name(const T* x, const NormMLP<T>* layers, T* out, int64_t rows, void* memory,      \
                   int64_t threads) {                                                             \
     mlp<Kind>(x, *layers, out, rows, reinterpret_cast<std::uintptr_t>(memory), threads);         \
+  }                                                                                              \
+  int64_t conv_mlp_memory_##name(const NormMLP<T>* layers, const MapConvolution<T>* conv,        \
+                                 int64_t threads) {                                              \
+    return conv_mlp_memory<Kind::Factor>(*layers, *conv, threads);                               \
+  }                                                                                              \
+  void conv_mlp_##name(const T* x, const NormMLP<T>* layers, const MapConvolution<T>* conv,      \
+                       T* out, void* memory, int64_t threads) {                                  \
+    conv_mlp<Kind>(x, *layers, *conv, out, reinterpret_cast<std::uintptr_t>(memory), threads);   \
   }
 
 DEFINE_MLP(float, Vectors<float>, float32)

@@ -11,8 +11,8 @@ Shapes: B batch, H x W map, N queries, M keys, d channels of a head.
 import ctypes
 import functools
 from collections.abc import Sequence
-from ctypes import POINTER, c_float, c_int64, c_void_p
-from typing import Any, Optional, cast
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from typing import Any, NamedTuple, Optional, cast
 
 import torch
 from torch import Tensor
@@ -65,6 +65,20 @@ class NormMLP(ctypes.Structure):
     ]
 
 
+class MapConvolution(ctypes.Structure):
+    """`MapConvolution` of kernels.cpp."""
+
+    _fields_ = [
+        ('weights', c_void_p),
+        ('bias', c_void_p),
+        ('outside', c_void_p),
+        ('relu', c_int32),
+        ('images', c_int64),
+        ('height', c_int64),
+        ('width', c_int64),
+    ]
+
+
 # The results and the arguments of the functions of kernels.cpp.
 SIGNATURES: dict[str, list[Any]] = {
     'layer_norm': [None, *[c_void_p] * 4, c_int64, c_int64, c_float, c_int64],
@@ -80,6 +94,16 @@ SIGNATURES: dict[str, list[Any]] = {
     ],
     'mlp_memory': [c_int64, *[c_int64] * 4],
     'mlp': [None, c_void_p, POINTER(NormMLP), c_void_p, c_int64, c_void_p, c_int64],
+    'conv_mlp_memory': [c_int64, POINTER(NormMLP), POINTER(MapConvolution), c_int64],
+    'conv_mlp': [
+        None,
+        c_void_p,
+        POINTER(NormMLP),
+        POINTER(MapConvolution),
+        c_void_p,
+        c_void_p,
+        c_int64,
+    ],
     'convolve_gelu': [None, *[c_void_p] * 4, *[c_int64] * 7],
     'split_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
     'join_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
@@ -87,7 +111,7 @@ SIGNATURES: dict[str, list[Any]] = {
 
 # Those that multiply matrices. In bfloat16 there are several, of which one is fast on a processor.
 ATTENTIONS = ('attention_memory', 'attention')
-MLPS = ('mlp_memory', 'mlp')
+MLPS = ('mlp_memory', 'mlp', 'conv_mlp_memory', 'conv_mlp')
 
 
 @functools.cache
@@ -191,56 +215,98 @@ def fast_attention(
     return out
 
 
-def fast_norm_mlp(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    weight1: Tensor,
-    bias1: Tensor,
-    weight2: Tensor,
-    bias2: Tensor,
-) -> Tensor:
-    """x + an MLP of the layer norm of x, (..., C), without gradient.
+class Branch(NamedTuple):
+    """The parameters of a block's second branch: a layer norm (C,) with its epsilon, and two linear
+    layers, (K, C) and (C, K), whose weights are in the dtype of the tokens."""
 
-    Args:
-        x: tokens.
-        norm_weight: of the layer norm, (C,), as its bias.
-        norm_bias: of the layer norm.
-        eps: of the layer norm.
-        weight1: (K, C), in the dtype of x, as the second.
-        bias1: (K,).
-        weight2: (C, K).
-        bias2: (C,).
-    """
+    norm_weight: Tensor
+    norm_bias: Tensor
+    eps: float
+    weight1: Tensor
+    bias1: Tensor
+    weight2: Tensor
+    bias2: Tensor
+
+    def checked(self, channels: int) -> 'Branch':
+        """What the functions in C++, which check nothing, read: what does not fit ends here."""
+        width = len(self.weight1)
+        norm_weight, norm_bias, bias2 = [
+            values.float().expand(channels).contiguous()
+            for values in (self.norm_weight, self.norm_bias, self.bias2)
+        ]
+        return Branch(
+            norm_weight,
+            norm_bias,
+            self.eps,
+            self.weight1.expand(width, channels).contiguous(),
+            self.bias1.float().expand(width).contiguous(),
+            self.weight2.expand(channels, width).contiguous(),
+            bias2,
+        )
+
+    def pointers(self) -> NormMLP:
+        values = [x.data_ptr() if isinstance(x, Tensor) else x for x in self]
+        width, channels = self.weight1.shape
+        return NormMLP(*values, channels, width)
+
+
+def fast_mlp(x: Tensor, branch: Branch) -> Tensor:
+    """x + an MLP of the layer norm of x, tokens (..., C), without gradient."""
     x = x.contiguous()
-    channels = x.shape[-1]
-    width = len(weight1)
-    # The function in C++ checks nothing: what does not fit ends here.
-    weight1 = weight1.expand(width, channels).contiguous()
-    weight2 = weight2.expand(channels, width).contiguous()
-    bias1 = bias1.float().expand(width).contiguous()
-    norm_weight, norm_bias, bias2 = [
-        values.float().expand(channels).contiguous() for values in (norm_weight, norm_bias, bias2)
-    ]
-    layers = NormMLP(
-        norm_weight.data_ptr(),
-        norm_bias.data_ptr(),
-        eps,
-        weight1.data_ptr(),
-        bias1.data_ptr(),
-        weight2.data_ptr(),
-        bias2.data_ptr(),
-        channels,
-        width,
-    )
-    rows = x.numel() // channels
+    tokens = x.numel() // x.shape[-1]
+    branch = branch.checked(x.shape[-1])
+    width, channels = branch.weight1.shape
     threads = torch.get_num_threads()
-    size = kernel_function('mlp_memory', x.dtype)(rows, channels, width, threads)
+    size = kernel_function('mlp_memory', x.dtype)(tokens, channels, width, threads)
     memory = torch.empty(size, dtype=torch.uint8)
     out = torch.empty_like(x)
     kernel_function('mlp', x.dtype)(
-        x.data_ptr(), layers, out.data_ptr(), rows, memory.data_ptr(), threads
+        x.data_ptr(), branch.pointers(), out.data_ptr(), tokens, memory.data_ptr(), threads
+    )
+    return out
+
+
+def fast_conv_mlp(
+    x: Tensor,
+    branch: Branch,
+    kernel: Tensor,
+    kernel_bias: Tensor,
+    relu: bool = False,
+    outside: Optional[Tensor] = None,
+) -> Tensor:
+    """x + an MLP, with a depthwise convolution before its GELU, of the layer norm of x, tokens
+    (B, H, W, C), without gradient.
+
+    Args:
+        x: tokens.
+        branch: the other parameters.
+        kernel: (K, 1, 3, 3), in the dtype of x, as its bias.
+        kernel_bias: (K,).
+        relu: a ReLU before the convolution.
+        outside: (B, H, W, 1), True where the convolution sees zeros. None: nowhere.
+    """
+    x = x.contiguous()
+    branch = branch.checked(x.shape[-1])
+    width = len(branch.weight1)
+    # The function in C++ checks nothing: what does not fit ends here.
+    weights = kernel.reshape(width, 9).t().contiguous()
+    kernel_bias = kernel_bias.expand(width).contiguous()
+    if outside is not None:
+        outside = outside.expand(*x.shape[:3], 1).contiguous()
+    convolution = MapConvolution(
+        weights.data_ptr(),
+        kernel_bias.data_ptr(),
+        None if outside is None else outside.data_ptr(),
+        relu,
+        *x.shape[:3],
+    )
+    layers = branch.pointers()
+    threads = torch.get_num_threads()
+    size = kernel_function('conv_mlp_memory', x.dtype)(layers, convolution, threads)
+    memory = torch.empty(size, dtype=torch.uint8)
+    out = torch.empty_like(x)
+    kernel_function('conv_mlp', x.dtype)(
+        x.data_ptr(), layers, convolution, out.data_ptr(), memory.data_ptr(), threads
     )
     return out
 

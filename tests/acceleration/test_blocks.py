@@ -31,12 +31,11 @@ def calls(monkeypatch):
     """The calls of the function that computes a whole branch."""
     made = []
 
-    def recorded(*args):
-        made.append(args)
-        return function(*args)
+    def recorded(function):
+        return lambda *args: (made.append(args), function(*args))[1]
 
-    function = blocks.fast_norm_mlp
-    monkeypatch.setattr(blocks, 'fast_norm_mlp', recorded)
+    for function in (blocks.fast_mlp, blocks.fast_conv_mlp):
+        monkeypatch.setattr(blocks, function.__name__, recorded(function))
     return made
 
 

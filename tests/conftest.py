@@ -208,8 +208,10 @@ model = dict(
 @pytest.fixture
 def nothing_is_small(monkeypatch):
     """Accelerated models compute small maps, too, as they compute large ones."""
-    from cpvt_pyramid.acceleration import norms, products
+    from cpvt_pyramid.acceleration import blocks, norms, products
 
     monkeypatch.setattr(products, 'FEW_OPERATIONS', 0)
     monkeypatch.setattr(products, 'FEW_TOKENS', 0)
     monkeypatch.setattr(norms, 'FEW_VALUES', 0)
+    monkeypatch.setattr(blocks, 'FEWEST_TOKENS', 0)
+    monkeypatch.setattr(blocks, 'FEWEST_ROWS', 0)

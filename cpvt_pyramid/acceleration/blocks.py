@@ -15,6 +15,9 @@ from .kernels import Branch, fast_conv_mlp, fast_mlp, has_kernels, multiplies_ti
 from .norms import FastLayerNorm
 from .products import LEAST_RATIO, FusedMLP, OneDNNLinear, fast_dtype, takes_plain
 
+# For fewer tokens, to pack the weights takes longer than is gained (512 channels, Intel with AMX).
+FEWEST_TOKENS = 512
+
 
 class FusedBlock(Block):
     """A `Block` whose second branch is one function of our own, if all its parts are accelerated.
@@ -29,6 +32,8 @@ class FusedBlock(Block):
         if type(self) is not FusedBlock:  # see `FAST`
             return Block.add_mlp(self, x, grid)
         if torch.is_grad_enabled() or takes_plain(x, LEAST_RATIO * x.shape[-1]):
+            return super().add_mlp(x, grid)
+        if x.numel() < FEWEST_TOKENS * x.shape[-1]:
             return super().add_mlp(x, grid)
         norm: Any = self.norm2
         mlp: Any = self.mlp

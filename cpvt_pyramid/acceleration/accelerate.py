@@ -58,13 +58,15 @@ def accelerate(
     PyTorch's convolution, and NaN and infinite values reach the 3 x 3 outputs around those that
     depend on them. Small maps are computed as before, where that takes less time.
 
-    In inference, attention, layer norms and the depthwise convolution of an MLP are computed by
-    functions of this package, in `acceleration/kernels.cpp`. Training computes the forward pass of
-    that convolution by them, too. The first call on a machine compiles them, in a few seconds, into
+    In inference, attention, layer norms and MLPs are computed by functions of this package, in
+    `acceleration/kernels.cpp`; an MLP is one function with the layer norm before it, its depthwise
+    convolution and the sum after it. Training computes the forward pass of that convolution by
+    them, too. The first call on a machine compiles them, in a few seconds, into
     `~/.cache/cpvt_pyramid` (or `$XDG_CACHE_HOME`). They need Linux, a C++ compiler (`CXX`, or g++)
     and a processor with AVX-512, in bfloat16 one with avx512_bf16. Where the processor has AMX,
-    attention in bfloat16 is PyTorch's, which multiplies by it. Without the kernels PyTorch's
-    functions compute the same; `cpvt doctor` says why.
+    MLPs in bfloat16 multiply by it, if g++ is 11 or newer, and attention in bfloat16 is PyTorch's,
+    which does so, too. Without the kernels PyTorch's functions compute the same; `cpvt doctor` says
+    why.
 
     The process keeps blocks of memory of up to 32 MiB that it frees, also after `enable=False`: see
     `acceleration/memory.py`.

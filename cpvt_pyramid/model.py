@@ -544,10 +544,11 @@ class Block(nn.Module):
         attended = self.attn(self.norm1(x), grid)
         if self.drop_path is not None:
             attended = self.drop_path(attended)
-        return self.add_mlp(x + attended, grid)
+        return self.add(x, attended, grid)
 
-    def add_mlp(self, x: Tensor, grid: Grid) -> Tensor:
-        """The tokens after the second branch."""
+    def add(self, x: Tensor, attended: Tensor, grid: Grid) -> Tensor:
+        """The tokens after both branches, the first of which is given."""
+        x = x + attended
         mapped = self.mlp(self.norm2(x), grid)
         if self.drop_path is not None:
             mapped = self.drop_path(mapped)

@@ -1,4 +1,5 @@
-"""The second branch of a block, its layer norm, MLP and sum, as one function in inference."""
+"""The second branch of a block, its layer norm and MLP, as one function in inference, with both
+sums."""
 
 from typing import Any, Optional
 
@@ -11,7 +12,7 @@ from ..model import Block
 from ..plain_layers import acts_alone, has_hooks
 from ..recompute import drops_nothing
 from .conv_mlp import FEWEST_ROWS, FusedConvMLP, is_plain_depthwise
-from .kernels import Branch, fast_conv_mlp, fast_mlp, has_kernels, multiplies_tiles
+from .kernels import NormAndMLP, fast_conv_mlp, fast_mlp, has_kernels, multiplies_tiles
 from .norms import FastLayerNorm
 from .products import LEAST_RATIO, FusedMLP, OneDNNLinear, fast_dtype, takes_plain
 
@@ -22,44 +23,56 @@ FEWEST_TOKENS = 512
 class FusedBlock(Block):
     """A `Block` whose second branch is one function of our own, if all its parts are accelerated.
 
-    Each core computes some tokens at a time, from the layer norm to the sum, whose values stay in
+    Each core computes some tokens at a time, from the first sum to the last, whose values stay in
     its cache. It does not wait for the other cores in between.
     """
 
     stands_for = Block
 
-    def add_mlp(self, x: Tensor, grid: Grid) -> Tensor:
+    def add(self, x: Tensor, attended: Tensor, grid: Grid) -> Tensor:
         if type(self) is not FusedBlock:  # see `FAST`
-            return Block.add_mlp(self, x, grid)
-        if torch.is_grad_enabled() or takes_plain(x, LEAST_RATIO * x.shape[-1]):
-            return super().add_mlp(x, grid)
-        if x.numel() < FEWEST_TOKENS * x.shape[-1]:
-            return super().add_mlp(x, grid)
+            return Block.add(self, x, attended, grid)
+        if torch.is_grad_enabled() or not self.takes_kernels(x, attended):
+            return super().add(x, attended, grid)
+        norm: Any = self.norm2
+        mlp: Any = self.mlp
+        layers = NormAndMLP(
+            norm.weight,
+            norm.bias,
+            norm.eps,
+            mlp.fc1.weight,
+            mlp.fc1.bias,
+            mlp.fc2.weight,
+            mlp.fc2.bias,
+        )
+        if type(mlp) is FusedMLP:
+            return fast_mlp(x, attended, layers)
+        conv = mlp.dwconv
+        outside = None if grid.padding is None else grid.padding.outside
+        return fast_conv_mlp(x, attended, layers, conv.weight, conv.bias, mlp.relu, outside)
+
+    def takes_kernels(self, x: Tensor, attended: Tensor) -> bool:
+        """True if our own functions compute what the parts of this block would compute."""
+        if takes_plain(x, LEAST_RATIO * x.shape[-1]) or x.numel() < FEWEST_TOKENS * x.shape[-1]:
+            return False
         norm: Any = self.norm2
         mlp: Any = self.mlp
         if not (has_kernels(x.dtype) and is_plain_norm(norm) and is_plain_mlp(mlp)):
-            return super().add_mlp(x, grid)
-        fc1, fc2 = mlp.fc1, mlp.fc2
-        tensors: list[Any] = [norm.weight, norm.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias]
+            return False
+        if type(mlp) is FusedConvMLP and not has_rows(x):
+            return False
+        if not passes_all(self.drop_path) or attended.shape != x.shape:
+            return False
+        layers = [norm, mlp.fc1, mlp.fc2]
         if type(mlp) is FusedConvMLP:
-            if not takes_rows(x):
-                return super().add_mlp(x, grid)
-            tensors += [mlp.dwconv.weight, mlp.dwconv.bias]
-        if not passes_all(self.drop_path) or fast_dtype(x, *tensors) != x.dtype:
-            return super().add_mlp(x, grid)
-        if not fit(x, norm, fc1, fc2):
-            return super().add_mlp(x, grid)
-        branch = Branch(
-            norm.weight, norm.bias, norm.eps, fc1.weight, fc1.bias, fc2.weight, fc2.bias
-        )
-        if type(mlp) is FusedMLP:
-            return fast_mlp(x, branch)
-        outside = None if grid.padding is None else grid.padding.outside
-        conv = mlp.dwconv
-        return fast_conv_mlp(x, branch, conv.weight, conv.bias, mlp.relu, outside)
+            layers.append(mlp.dwconv)
+        parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
+        if not fast_dtype(x, *parameters) == fast_dtype(attended) == x.dtype:
+            return False
+        return fit(x, norm, mlp)
 
 
-def is_plain_norm(norm: nn.Module) -> bool:
+def is_plain_norm(norm: Any) -> bool:
     """True if a call of an accelerated layer norm does nothing but apply its own parameters."""
     return type(norm) is FastLayerNorm and norm.bias is not None and acts_alone(norm)
 
@@ -88,14 +101,15 @@ def passes_all(drop_path: Optional[nn.Module]) -> bool:
     return not drop_path.training and not has_hooks(drop_path)
 
 
-def takes_rows(x: Tensor) -> bool:
+def has_rows(x: Tensor) -> bool:
     """True if maps (B, H, W, C) have enough rows: each core computes two more of the wide map."""
     return len(x) * x.shape[1] >= FEWEST_ROWS * torch.get_num_threads()
 
 
-def fit(x: Tensor, norm: nn.LayerNorm, fc1: nn.Linear, fc2: nn.Linear) -> bool:
+def fit(x: Tensor, norm: Any, mlp: Any) -> bool:
     """True if the shapes of parameters, which can be changed at any time, fit each other. In
     bfloat16, pairs of values are multiplied, or rows of tiles."""
+    fc1, fc2 = mlp.fc1, mlp.fc2
     channels = x.shape[-1]
     width = len(fc1.weight)
     if x.dtype == torch.bfloat16:

@@ -903,10 +903,10 @@ void convolve_gelu(const T* x, const T* weights, const T* bias, T* out, int64_t 
 // Of the wide map between its layers a thread computes some rows, and of these some channels at a
 // time, so that they stay in its cache.
 
-constexpr int64_t PART_BYTES = 512 << 10;  // of the rows that are computed at a time
-constexpr int64_t WIDE = 128;      // channels of the wide map that are computed at a time
-constexpr int64_t WIDE_CONV = 64;  // with a convolution, which needs more rows
-constexpr int64_t MOST_ROWS = 32;  // that are multiplied, and read, at a time
+constexpr int64_t PART_BYTES = 512 << 10;  // of the tokens that are computed at a time
+constexpr int64_t WIDE = 128;              // channels of the wide map that are computed at a time
+constexpr int64_t WIDE_CONV = 64;          // with a convolution, which needs more tokens
+constexpr int64_t MOST_ROWS = 32;          // that are multiplied, and read, at a time
 
 // A layer norm and two linear layers, whose weights are (out, in).
 template <typename T>
@@ -957,6 +957,14 @@ struct Panels {
   F* of_weight2;
   std::uintptr_t end;
 };
+
+// The sums of two branches, rounded as in memory.
+template <typename T>
+void add_branches(const T* x, const T* branch, T* out, int64_t values) {
+  each_vector(values, [=](int64_t i, int64_t count) {
+    store(out + i, load(x + i, count) + load(branch + i, count), count);
+  });
+}
 
 // Tokens after the layer norm.
 template <typename T, typename F>
@@ -1065,10 +1073,10 @@ int64_t mlp_memory(int64_t tokens, int64_t channels, int64_t width, int64_t thre
   return Panels<F>(channels, width, 0).end + threads * Part<F>(most, channels, 0).end;
 }
 
-// x + the MLP of the normalized x, (tokens, channels).
+// The sum of x and another branch, plus the MLP of the normalized sum, (tokens, channels).
 template <typename Kind, typename T>
-void mlp(const T* x, const NormMLP<T>& layers, T* out, int64_t tokens, std::uintptr_t memory,
-         int64_t threads) {
+void mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t tokens,
+         std::uintptr_t memory, int64_t threads) {
   using F = typename Kind::Factor;
   const int64_t n = layers.channels;
   const Panels<F> panels(n, layers.width, memory);
@@ -1082,14 +1090,16 @@ void mlp(const T* x, const NormMLP<T>& layers, T* out, int64_t tokens, std::uint
     Kind::begin();
     for (int64_t token = first_item * Kind::ROWS; token < stop; token += most) {
       const int64_t count = std::min(most, stop - token);
-      normalize_tokens(layers, x + token * n, part.normal, count);
-      start_sums(layers, x + token * n, part.sums, count);
+      T* const here = out + token * n;
+      add_branches(x + token * n, branch + token * n, here, count * n);
+      normalize_tokens(layers, here, part.normal, count);
+      start_sums(layers, here, part.sums, count);
       for (int64_t start = 0; start < layers.width; start += WIDE) {
         const int64_t channels = std::min(WIDE, layers.width - start);
         expand<Kind>(layers, panels, part.normal, count, start, channels, part.wide, WIDE, gelu);
         contract<Kind>(layers, panels, part.wide, WIDE, count, start, channels, part.sums);
       }
-      store_sums(layers, part.sums, out + token * n, count);
+      store_sums(layers, part.sums, here, count);
     }
     Kind::end();
   });
@@ -1111,18 +1121,20 @@ struct MapConvolution {
 };
 
 // What a thread computes for some rows of `width` tokens.
-template <typename F>
+template <typename T, typename F>
 struct RowsPart {
   RowsPart(int64_t rows, int64_t width, int64_t channels, int64_t wide_channels,
            std::uintptr_t memory)
-      : normal(take<F>(memory, ((rows + 2) * width + MOST_ROWS) * channels)),
+      : tokens(take<T>(memory, (rows + 2) * width * channels)),
+        normal(take<F>(memory, ((rows + 2) * width + MOST_ROWS) * channels)),
         wide(take<F>(memory, (rows + 2) * width * WIDE_CONV)),
         kept(take<F>(memory, 2 * width * rounded_up(wide_channels, WIDE_CONV))),
         convolved(take<F>(memory, (rows * width + MOST_ROWS) * WIDE_CONV)),
         sums(take<float>(memory, rows * width * rounded_up(channels, COLUMNS))),
         end(memory) {}
 
-  F* normal;     // tokens, channels
+  T* tokens;     // tokens, channels
+  F* normal;     // the same
   F* wide;       // tokens, WIDE_CONV
   F* kept;       // some wide channels, tokens of two rows, WIDE_CONV
   F* convolved;  // tokens, WIDE_CONV
@@ -1130,12 +1142,12 @@ struct RowsPart {
   std::uintptr_t end;
 };
 
-// The rows `top` to `bottom` of a map x (height, width, channels) after all of the MLP, at most
-// `most` at a time.
+// The rows `top` to `bottom` of a map (height, width, channels), at most `most` at a time; see
+// `conv_mlp`.
 template <typename Kind, typename T, typename F>
-void conv_mlp_of_rows(const T* x, const NormMLP<T>& layers, const Panels<F>& panels,
-                      const MapConvolution<F>& conv, T* out, int64_t top, int64_t bottom,
-                      int64_t most, const RowsPart<F>& part) {
+void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
+                      const Panels<F>& panels, const MapConvolution<F>& conv, T* out, int64_t top,
+                      int64_t bottom, int64_t most, const RowsPart<T, F>& part) {
   const int64_t of_row = conv.width * layers.channels;
   const int64_t of_wide_row = conv.width * WIDE_CONV;
   const auto relu = [](vec sum) { return _mm512_max_ps(repeated(0), sum); };  // NaN stays
@@ -1147,8 +1159,9 @@ void conv_mlp_of_rows(const T* x, const NormMLP<T>& layers, const Panels<F>& pan
     const int64_t fresh = start == top ? near : start + 1;  // the first that is not kept
     const int64_t fresh_tokens = (end - fresh) * conv.width;
     const int64_t tokens = (stop - start) * conv.width;
-    normalize_tokens(layers, x + fresh * of_row, part.normal, fresh_tokens);
-    start_sums(layers, x + start * of_row, part.sums, tokens);
+    add_branches(x + near * of_row, branch + near * of_row, part.tokens, (end - near) * of_row);
+    normalize_tokens(layers, part.tokens + (fresh - near) * of_row, part.normal, fresh_tokens);
+    start_sums(layers, part.tokens + (start - near) * of_row, part.sums, tokens);
     for (int64_t channel = 0; channel < layers.width; channel += WIDE_CONV) {
       const int64_t count = std::min(WIDE_CONV, layers.width - channel);
       F* const kept = part.kept + 2 * conv.width * channel;
@@ -1184,28 +1197,29 @@ void conv_mlp_of_rows(const T* x, const NormMLP<T>& layers, const Panels<F>& pan
 }
 
 // Rows of a map that a thread computes at a time.
-template <typename F, typename T>
+template <typename T, typename F>
 int64_t rows_of_part(const NormMLP<T>& layers, const MapConvolution<T>& conv, int64_t threads) {
   const int64_t of_thread = ceil_div(conv.images * conv.height, threads);
-  const int64_t of_token = layers.channels * sizeof(F) + 2 * WIDE_CONV * sizeof(F) +
+  const int64_t of_token = layers.channels * (sizeof(T) + sizeof(F)) + 2 * WIDE_CONV * sizeof(F) +
                            rounded_up(layers.channels, COLUMNS) * sizeof(float);
   return std::clamp<int64_t>(PART_BYTES / (of_token * conv.width), 1, of_thread);
 }
 
 // Bytes of the memory that `conv_mlp` needs.
-template <typename F, typename T>
+template <typename T, typename F>
 int64_t conv_mlp_memory(const NormMLP<T>& layers, const MapConvolution<T>& conv, int64_t threads) {
-  const int64_t most = rows_of_part<F>(layers, conv, threads);
+  const int64_t most = rows_of_part<T, F>(layers, conv, threads);
   std::uintptr_t memory = Panels<F>(layers.channels, layers.width, 0).end;
   take<F>(memory, 10 * layers.width);
   return memory +
-         threads * RowsPart<F>(most, conv.width, layers.channels, layers.width, 0).end;
+         threads * RowsPart<T, F>(most, conv.width, layers.channels, layers.width, 0).end;
 }
 
-// x + the MLP of the normalized x, (images, height, width, channels).
+// The sum of x and another branch, plus the MLP of the normalized sum, (images, height, width,
+// channels).
 template <typename Kind, typename T>
-void conv_mlp(const T* x, const NormMLP<T>& layers, const MapConvolution<T>& conv, T* out,
-              std::uintptr_t memory, int64_t threads) {
+void conv_mlp(const T* x, const T* branch, const NormMLP<T>& layers, const MapConvolution<T>& conv,
+              T* out, std::uintptr_t memory, int64_t threads) {
   using F = typename Kind::Factor;
   const Panels<F> panels(layers.channels, layers.width, memory);
   panels.pack(layers, threads);
@@ -1214,12 +1228,12 @@ void conv_mlp(const T* x, const NormMLP<T>& layers, const MapConvolution<T>& con
   F* const bias = weights + 9 * layers.width;
   copy_values(conv.weights, weights, 9 * layers.width);
   copy_values(conv.bias, bias, layers.width);
-  const int64_t most = rows_of_part<F>(layers, conv, threads);
-  const int64_t bytes = RowsPart<F>(most, conv.width, layers.channels, layers.width, 0).end;
+  const int64_t most = rows_of_part<T, F>(layers, conv, threads);
+  const int64_t bytes = RowsPart<T, F>(most, conv.width, layers.channels, layers.width, 0).end;
   in_threads(conv.images * conv.height, threads, [=](int64_t first_row, int64_t end_row,
                                                      int64_t thread) {
-    const RowsPart<F> part(most, conv.width, layers.channels, layers.width,
-                           memory + thread * bytes);
+    const RowsPart<T, F> part(most, conv.width, layers.channels, layers.width,
+                              memory + thread * bytes);
     Kind::begin();
     int64_t row = first_row;
     while (row < end_row) {
@@ -1227,11 +1241,12 @@ void conv_mlp(const T* x, const NormMLP<T>& layers, const MapConvolution<T>& con
       const int64_t top = row % conv.height;
       const int64_t bottom = std::min(conv.height, top + end_row - row);
       const int64_t before = image * conv.height * conv.width;  // tokens of earlier images
+      const int64_t values = before * layers.channels;
       const bool* const outside = conv.outside ? conv.outside + before : nullptr;
       const MapConvolution<F> here = {weights,   bias, outside,     conv.relu,
                                       conv.images, conv.height, conv.width};
-      conv_mlp_of_rows<Kind>(x + before * layers.channels, layers, panels, here,
-                             out + before * layers.channels, top, bottom, most, part);
+      conv_mlp_of_rows<Kind>(x + values, branch + values, layers, panels, here, out + values, top,
+                             bottom, most, part);
       row += bottom - top;
     }
     Kind::end();
@@ -1287,20 +1302,22 @@ DEFINE_ATTENTION(bfloat16, float, bfloat16)
 DEFINE_ATTENTION(bfloat16, bfloat16, bfloat16_pairs)
 
 #define DEFINE_MLP(T, Kind, name)                                                                \
-  int64_t mlp_memory_##name(int64_t rows, int64_t channels, int64_t width, int64_t threads) {    \
-    return mlp_memory<Kind>(rows, channels, width, threads);                                     \
+  int64_t mlp_memory_##name(int64_t tokens, int64_t channels, int64_t width, int64_t threads) {  \
+    return mlp_memory<Kind>(tokens, channels, width, threads);                                   \
   }                                                                                              \
-  void mlp_##name(const T* x, const NormMLP<T>* layers, T* out, int64_t rows, void* memory,      \
-                  int64_t threads) {                                                             \
-    mlp<Kind>(x, *layers, out, rows, reinterpret_cast<std::uintptr_t>(memory), threads);         \
+  void mlp_##name(const T* x, const T* branch, const NormMLP<T>* layers, T* out, int64_t tokens, \
+                  void* memory, int64_t threads) {                                               \
+    mlp<Kind>(x, branch, *layers, out, tokens, reinterpret_cast<std::uintptr_t>(memory),         \
+              threads);                                                                          \
   }                                                                                              \
   int64_t conv_mlp_memory_##name(const NormMLP<T>* layers, const MapConvolution<T>* conv,        \
                                  int64_t threads) {                                              \
-    return conv_mlp_memory<Kind::Factor>(*layers, *conv, threads);                               \
+    return conv_mlp_memory<T, Kind::Factor>(*layers, *conv, threads);                            \
   }                                                                                              \
-  void conv_mlp_##name(const T* x, const NormMLP<T>* layers, const MapConvolution<T>* conv,      \
-                       T* out, void* memory, int64_t threads) {                                  \
-    conv_mlp<Kind>(x, *layers, *conv, out, reinterpret_cast<std::uintptr_t>(memory), threads);   \
+  void conv_mlp_##name(const T* x, const T* branch, const NormMLP<T>* layers,                    \
+                       const MapConvolution<T>* conv, T* out, void* memory, int64_t threads) {   \
+    conv_mlp<Kind>(x, branch, *layers, *conv, out, reinterpret_cast<std::uintptr_t>(memory),     \
+                   threads);                                                                     \
   }
 
 DEFINE_MLP(float, Vectors<float>, float32)

@@ -93,10 +93,11 @@ SIGNATURES: dict[str, list[Any]] = {
         c_int64,
     ],
     'mlp_memory': [c_int64, *[c_int64] * 4],
-    'mlp': [None, c_void_p, POINTER(NormMLP), c_void_p, c_int64, c_void_p, c_int64],
+    'mlp': [None, c_void_p, c_void_p, POINTER(NormMLP), c_void_p, c_int64, c_void_p, c_int64],
     'conv_mlp_memory': [c_int64, POINTER(NormMLP), POINTER(MapConvolution), c_int64],
     'conv_mlp': [
         None,
+        c_void_p,
         c_void_p,
         POINTER(NormMLP),
         POINTER(MapConvolution),
@@ -215,7 +216,7 @@ def fast_attention(
     return out
 
 
-class Branch(NamedTuple):
+class NormAndMLP(NamedTuple):
     """The parameters of a block's second branch: a layer norm (C,) with its epsilon, and two linear
     layers, (K, C) and (C, K), whose weights are in the dtype of the tokens."""
 
@@ -227,14 +228,14 @@ class Branch(NamedTuple):
     weight2: Tensor
     bias2: Tensor
 
-    def checked(self, channels: int) -> 'Branch':
+    def checked(self, channels: int) -> 'NormAndMLP':
         """What the functions in C++, which check nothing, read: what does not fit ends here."""
         width = len(self.weight1)
         norm_weight, norm_bias, bias2 = [
             values.float().expand(channels).contiguous()
             for values in (self.norm_weight, self.norm_bias, self.bias2)
         ]
-        return Branch(
+        return NormAndMLP(
             norm_weight,
             norm_bias,
             self.eps,
@@ -250,44 +251,54 @@ class Branch(NamedTuple):
         return NormMLP(*values, channels, width)
 
 
-def fast_mlp(x: Tensor, branch: Branch) -> Tensor:
-    """x + an MLP of the layer norm of x, tokens (..., C), without gradient."""
+def fast_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Tensor:
+    """y + an MLP of the layer norm of y = x + attended, tokens (..., C), without gradient."""
     x = x.contiguous()
+    attended = attended.expand(x.shape).contiguous()
     tokens = x.numel() // x.shape[-1]
-    branch = branch.checked(x.shape[-1])
-    width, channels = branch.weight1.shape
+    layers = layers.checked(x.shape[-1])
+    width, channels = layers.weight1.shape
     threads = torch.get_num_threads()
     size = kernel_function('mlp_memory', x.dtype)(tokens, channels, width, threads)
     memory = torch.empty(size, dtype=torch.uint8)
     out = torch.empty_like(x)
     kernel_function('mlp', x.dtype)(
-        x.data_ptr(), branch.pointers(), out.data_ptr(), tokens, memory.data_ptr(), threads
+        x.data_ptr(),
+        attended.data_ptr(),
+        layers.pointers(),
+        out.data_ptr(),
+        tokens,
+        memory.data_ptr(),
+        threads,
     )
     return out
 
 
 def fast_conv_mlp(
     x: Tensor,
-    branch: Branch,
+    attended: Tensor,
+    layers: NormAndMLP,
     kernel: Tensor,
     kernel_bias: Tensor,
     relu: bool = False,
     outside: Optional[Tensor] = None,
 ) -> Tensor:
-    """x + an MLP, with a depthwise convolution before its GELU, of the layer norm of x, tokens
-    (B, H, W, C), without gradient.
+    """y + an MLP, with a depthwise convolution before its GELU, of the layer norm of
+    y = x + attended, tokens (B, H, W, C), without gradient.
 
     Args:
         x: tokens.
-        branch: the other parameters.
+        attended: tokens.
+        layers: the other parameters.
         kernel: (K, 1, 3, 3), in the dtype of x, as its bias.
         kernel_bias: (K,).
         relu: a ReLU before the convolution.
         outside: (B, H, W, 1), True where the convolution sees zeros. None: nowhere.
     """
     x = x.contiguous()
-    branch = branch.checked(x.shape[-1])
-    width = len(branch.weight1)
+    attended = attended.expand(x.shape).contiguous()
+    layers = layers.checked(x.shape[-1])
+    width = len(layers.weight1)
     # The function in C++ checks nothing: what does not fit ends here.
     weights = kernel.reshape(width, 9).t().contiguous()
     kernel_bias = kernel_bias.expand(width).contiguous()
@@ -300,13 +311,19 @@ def fast_conv_mlp(
         relu,
         *x.shape[:3],
     )
-    layers = branch.pointers()
+    pointers = layers.pointers()
     threads = torch.get_num_threads()
-    size = kernel_function('conv_mlp_memory', x.dtype)(layers, convolution, threads)
+    size = kernel_function('conv_mlp_memory', x.dtype)(pointers, convolution, threads)
     memory = torch.empty(size, dtype=torch.uint8)
     out = torch.empty_like(x)
     kernel_function('conv_mlp', x.dtype)(
-        x.data_ptr(), layers, convolution, out.data_ptr(), memory.data_ptr(), threads
+        x.data_ptr(),
+        attended.data_ptr(),
+        pointers,
+        convolution,
+        out.data_ptr(),
+        memory.data_ptr(),
+        threads,
     )
     return out
 

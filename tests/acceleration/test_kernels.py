@@ -18,7 +18,7 @@ from cpvt_pyramid import accelerate
 from cpvt_pyramid.acceleration import attention, kernels, library
 from cpvt_pyramid.acceleration.attention import forward_attention
 from cpvt_pyramid.acceleration.kernels import (
-    Branch,
+    NormAndMLP,
     fast_attention,
     fast_conv_mlp,
     fast_convolve_gelu,
@@ -134,7 +134,7 @@ def test_attention(images, heads, queries, keys, channels, masked, threads, scal
 @needs_kernels
 def random_mlp(channels, width, dtype):
     """Tokens, a layer norm and two linear layers whose values are of the size of 1."""
-    return Branch(
+    return NormAndMLP(
         torch.randn(channels),
         torch.randn(channels),
         0.1,
@@ -171,15 +171,16 @@ def test_mlps(rows, channels, width, threads, how, seed):
     channels, width = [math.ceil(count / together) * together for count in (channels, width)]
     torch.manual_seed(seed)
     x = torch.randn(rows, channels).to(dtype)
+    attended = torch.randn(rows, channels).to(dtype)
     parameters = random_mlp(channels, width, dtype)
     factors = torch.float32 if products == 'floats' else torch.bfloat16
-    exact = mlp_formula(x, parameters, factors)
+    exact = mlp_formula(x + attended, parameters, factors)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, 'get_num_threads', lambda: threads)
         multiply(patch, products)
-        found = fast_mlp(x, parameters)
-        assert torch.equal(fast_mlp(x[:1], parameters), found[:1])
-        assert torch.equal(fast_mlp(x[rows // 2 :], parameters), found[rows // 2 :])
+        found = fast_mlp(x, attended, parameters)
+        for part in (slice(1), slice(rows // 2, rows)):
+            assert torch.equal(fast_mlp(x[part], attended[part], parameters), found[part])
     # Values between two of the factors' dtype may be rounded to either.
     rounding = torch.finfo(dtype).eps * exact.abs() + 30 * torch.finfo(torch.float32).eps
     if factors != torch.float32:
@@ -187,10 +188,10 @@ def test_mlps(rows, channels, width, threads, how, seed):
     assert ((found.double() - exact).abs() <= rounding).all()
 
 
-def conv_mlp_formula(x, branch, kernel, kernel_bias, relu, outside, factors):
+def conv_mlp_formula(x, layers, kernel, kernel_bias, relu, outside, factors):
     """As `mlp_formula`, with a convolution before the GELU."""
-    norm_weight, norm_bias, eps, *layers = branch
-    weight1, bias1, weight2, bias2 = [values.double() for values in layers]
+    norm_weight, norm_bias, eps, *linear = layers
+    weight1, bias1, weight2, bias2 = [values.double() for values in linear]
     x = x.double()
     normal = F.layer_norm(x, x.shape[-1:], norm_weight.double(), norm_bias.double(), eps)
     wide = F.linear(normal.to(factors).double(), weight1, bias1)
@@ -222,18 +223,20 @@ def test_conv_mlps(images, height, map_width, channels, width, relu, masked, thr
     channels, width = [math.ceil(count / together) * together for count in (channels, width)]
     torch.manual_seed(seed)
     x = torch.randn(images, height, map_width, channels).to(dtype)
-    branch = random_mlp(channels, width, dtype)
+    attended = torch.randn(x.shape).to(dtype)
+    layers = random_mlp(channels, width, dtype)
     kernel = (torch.randn(width, 1, 3, 3) / 3).to(dtype)
     bias = torch.randn(width).to(dtype)
     outside = torch.rand(images, height, map_width, 1) < 0.3 if masked else None
     factors = torch.float32 if products == 'floats' else torch.bfloat16
-    exact = conv_mlp_formula(x, branch, kernel, bias, relu, outside, factors)
+    exact = conv_mlp_formula(x + attended, layers, kernel, bias, relu, outside, factors)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, 'get_num_threads', lambda: threads)
         multiply(patch, products)
-        found = fast_conv_mlp(x, branch, kernel, bias, relu, outside)
+        found = fast_conv_mlp(x, attended, layers, kernel, bias, relu, outside)
         last = None if outside is None else outside[-1:]
-        assert torch.equal(fast_conv_mlp(x[-1:], branch, kernel, bias, relu, last), found[-1:])
+        alone = fast_conv_mlp(x[-1:], attended[-1:], layers, kernel, bias, relu, last)
+    assert torch.equal(alone, found[-1:])
     rounding = torch.finfo(dtype).eps * exact.abs() + 30 * torch.finfo(torch.float32).eps
     if factors != torch.float32:
         rounding += 10 * torch.finfo(factors).eps / min(channels, width) ** 0.5
@@ -249,9 +252,10 @@ def test_an_mlp_changes_no_other_token(how, value, monkeypatch):
     torch.manual_seed(0)
     x = torch.randn(70, 64).to(dtype)
     parameters = random_mlp(64, 128, dtype)
-    expected = fast_mlp(x, parameters)
+    attended = torch.zeros_like(x)
+    expected = fast_mlp(x, attended, parameters)
     x[33, 5] = value
-    found = fast_mlp(x, parameters)
+    found = fast_mlp(x, attended, parameters)
     others = torch.arange(70) != 33
     assert torch.equal(found[others], expected[others])
     assert value == 3e38 or found[33].isnan().all()
@@ -263,7 +267,7 @@ def test_an_mlp_with_parameters_that_do_not_fit(wrong):
     parameters = list(random_mlp(64, 128, torch.float32))
     parameters[wrong] = torch.randn(3, 3)
     with pytest.raises(RuntimeError):
-        fast_mlp(torch.randn(5, 64), Branch(*parameters))
+        fast_mlp(torch.randn(5, 64), torch.randn(5, 64), NormAndMLP(*parameters))
 
 
 def test_where_there_is_amx(monkeypatch):

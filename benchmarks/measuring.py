@@ -57,9 +57,11 @@ class Case(NamedTuple):
     step: str  # one of STEPS
     height: int  # pixels
     width: int
+    batch: int = 1  # images
 
     def __str__(self) -> str:
-        return f'{self.arch}, {self.step}, {self.height}x{self.width}'
+        images = f'{self.batch} x ' if self.batch > 1 else ''
+        return f'{self.arch}, {self.step}, {images}{self.height}x{self.width}'
 
 
 class Variant(NamedTuple):
@@ -235,7 +237,8 @@ def operations(case: Case) -> int:
     For each product a backward pass has two, of the gradients of both factors: it is not counted,
     because PyTorch's counter takes gradients of depthwise convolutions for those of dense ones.
     """
-    forward = count_operations(meta_model(CPVTPyramid, case.arch), case.height, case.width)
+    model = meta_model(CPVTPyramid, case.arch)
+    forward = case.batch * count_operations(model, case.height, case.width)
     return forward if case.step == 'inference' else 3 * forward
 
 
@@ -368,7 +371,7 @@ class Runners:
         self.is_remote = is_remote
         self.processes: dict[str, ProcessPoolExecutor] = {}  # by the model
         generator = torch.Generator().manual_seed(0)
-        self.image = torch.randn(1, 3, case.height, case.width, generator=generator)
+        self.image = torch.randn(case.batch, 3, case.height, case.width, generator=generator)
         self.weights = weights or ports.randomize(self.our_model()).state_dict()
         self.modules: dict[tuple[str, torch.dtype], nn.Module] = {}
         self.graphs: dict[str, Any] = {}  # of OpenVINO

@@ -5,7 +5,7 @@
     python -m benchmarks.speed --steps training --sizes 512 --json training.json
 
 For each architecture, size and step it prints a table. All models have the same random weights and
-turn one image into four maps:
+turn one image, or a batch, into four maps:
 
     timm         timm's; it has no MiT, which is its PVTv2 in MiT's shape
     openmmlab    MMSegmentation's or MMDetection's
@@ -101,6 +101,7 @@ def speed(
     archs: Sequence[str] = ('pcpvt_small', 'svt_small', 'pvt_v2_b2', 'mit_b2'),
     models: Sequence[Literal[MODELS]] = ('timm', 'plain', 'accelerated', 'openvino'),
     sizes: Sequence[Size] = SIZES,
+    batches: Sequence[int] = (1,),
     steps: Sequence[Literal[STEPS]] = ('inference',),
     dtypes: Sequence[Literal[DTYPES]] = DTYPES,
     threads: Sequence[int] = (1, 2),
@@ -119,6 +120,7 @@ def speed(
         archs: architectures of pyramids
         models: what to compare
         sizes: of the image, in pixels, multiples of 32
+        batches: numbers of images at a time
         steps: what to measure
         dtypes: float32, weights in bfloat16, or float32 weights under autocast
         threads: numbers of threads
@@ -132,13 +134,13 @@ def speed(
         record: at the end, write them to benchmarks/processors, in place of this processor's, and
             write the tables of the documentation
     """
-    check(archs, sizes, threads, rounds, json)
+    check(archs, sizes, batches, threads, rounds, json)
     about = {'machine': machine('cpu'), **version(), 'by': by}
     models = [*models, *(WITHOUT + part for part in without)]
     done: list[dict] = []
     wrong = []
-    for arch, size, step in itertools.product(archs, sizes, steps):
-        case = Case(arch, step, *size)
+    for arch, size, batch, step in itertools.product(archs, sizes, batches, steps):
+        case = Case(arch, step, *size, batch)
         show_progress(f'{case} ...')
         variants = variants_of(case, models, dtypes, threads)
         rows = measure(case, variants, rounds, seconds, memory=not no_memory)
@@ -161,6 +163,7 @@ def speed(
 def check(
     archs: Sequence[str],
     sizes: Sequence[Size],
+    batches: Sequence[int],
     threads: Sequence[int],
     rounds: int,
     file: str | None,
@@ -173,6 +176,7 @@ def check(
         if size.height % STRIDE or size.width % STRIDE:
             raise UserError(f'sizes must be multiples of {STRIDE}, got {size}')
     check_at_least('--rounds', rounds, 1)
+    check_at_least('--batches', min(batches), 1)
     check_at_least('--threads', min(threads), 1)
     if file and Path(file).exists():
         raise UserError(f'{file} already exists; remove it or name another file')

@@ -93,7 +93,7 @@ def line_of(row: Row, rows: Sequence[Row], by: str) -> list[str]:
 
 def find(rows: Sequence[Row], row: Row, **changes: object) -> Row | None:
     """The row that differs from another by these keys, if it has been measured."""
-    keys = ('arch', 'step', 'height', 'width', 'dtype', 'threads', 'model')
+    keys = ('arch', 'step', 'height', 'width', 'batch', 'dtype', 'threads', 'model')
     wanted = {key: row[key] for key in keys} | changes
     for other in rows:
         if 'clock_seconds' in other and all(other[key] == wanted[key] for key in keys):
@@ -159,7 +159,8 @@ def read_file(path: Path) -> Measured:
         f'torch {machine["torch"]}, timm {found["timm"]}, OpenVINO {found["openvino"]}; '
         f'{BY[found["by"]]}'
     )
-    return Measured(found['rows'], found['by'], machine['processor'], about)
+    rows = [{'batch': 1, **row} for row in found['rows']]
+    return Measured(rows, found['by'], machine['processor'], about)
 
 
 def readme_section(measured: Sequence[Measured]) -> str:
@@ -168,8 +169,8 @@ def readme_section(measured: Sequence[Measured]) -> str:
     columns: dict[str, list[tuple[Measured, Row]]] = {}  # a row of each processor, by architecture
     for of_processor in measured:
         for row in of_processor.rows:
-            size = (row['height'], row['width'])
-            if size == README_SIZE and is_first(row, 'inference') and row['threads'] == 1:
+            size = (row['height'], row['width'], row['batch'])
+            if size == (*README_SIZE, 1) and is_first(row, 'inference') and row['threads'] == 1:
                 columns.setdefault(row['arch'], []).append((of_processor, row))
     lines = []
     for step, dtype in (
@@ -369,7 +370,10 @@ def parts_lines(measured: Measured) -> Iterator[list[str]]:
 
 
 def start_of(row: Row) -> list[str]:
-    return [name_of(row), f'{row["height"]} x {row["width"]}', str(row['threads'])]
+    size = f'{row["height"]} x {row["width"]}'
+    if row['batch'] > 1:
+        size = f'{row["batch"]} x {size}'
+    return [name_of(row), size, str(row['threads'])]
 
 
 def speed_tables(*, write: bool = False) -> None:

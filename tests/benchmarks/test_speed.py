@@ -293,9 +293,10 @@ def test_one_command_records_a_processor(monkeypatch, tmp_path):
     machine = dict(processor='A (B), c', cores=2, torch='2')
     monkeypatch.setattr(tool, 'machine', lambda device: machine)
     options = dict(rounds=1, threads=[1], dtypes=['float32'], models=['plain', 'accelerated'])
-    tool.speed(archs=['pcpvt_nano'], sizes=[Size(512, 512)], record=True, **options)
+    tool.speed(archs=['pcpvt_nano'], sizes=[Size(64, 64)], batches=[1, 3], record=True, **options)
     found = json.loads((tmp_path / 'a-b-c.json').read_text())
-    assert [row['model'] for row in found['rows']] == ['plain', 'accelerated']
+    models = [(row['batch'], row['model']) for row in found['rows']]
+    assert models == [(1, 'plain'), (1, 'accelerated'), (3, 'plain'), (3, 'accelerated')]
     for page in pages:
         assert 'AMD EPYC (Zen 5), 2 cores' in page.read_text()
         assert 'A (B), c, 2 cores' in page.read_text()

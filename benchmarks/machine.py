@@ -54,6 +54,8 @@ def processor_name(cpuinfo: str) -> str:
         if is_vendor and any(int(found.get('model', -1)) in known for known in models):
             return f'{name} ({generation})'
     numbers = [f'{key} {found[key]}' for key in ('cpu family', 'model') if key in found]
+    if 'amx_tile' in found.get('flags', '').split():  # which the numbers of a machine may deny
+        numbers.append('with AMX')
     return ', '.join([name, *numbers])
 
 

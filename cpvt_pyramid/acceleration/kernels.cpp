@@ -306,9 +306,9 @@ struct Tiles {
 bool has_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   __get_cpuid_count(7, 0, &a, &b, &c, &d);
-  constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM
-  return (d & bit_AMX_TILE) && (d & bit_AMX_BF16) &&
-         syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+  constexpr unsigned TILE = 1u << 24, BF16 = 1u << 22;  // as Intel's manual numbers them
+  constexpr int REQUEST = 0x1023, TILE_DATA = 18;       // ARCH_REQ_XCOMP_PERM
+  return (d & TILE) && (d & BF16) && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 }
 #else
 using Tiles = Vectors<bfloat16>;

@@ -34,5 +34,11 @@ def test_a_processor_has_the_name_that_readers_know(vendor, family, model, name,
     assert processor_name(text) == shown
 
 
+def test_numbers_that_do_not_fit_what_it_can_do():
+    text = CPUINFO.format(vendor='GenuineIntel', family=6, model=167, name='Intel(R) Xeon(R)')
+    text = text.replace('model name', 'flags\t\t: fpu amx_tile\nmodel name', 1)
+    assert processor_name(text) == 'Intel Xeon, cpu family 6, model 167, with AMX'
+
+
 def test_a_processor_without_numbers():
     assert processor_name('model name\t: Cortex-A76\n') == 'Cortex-A76'

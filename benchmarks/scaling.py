@@ -129,8 +129,8 @@ def recorded_kernels() -> Iterator[None]:
     """Inside this context the profiler sees the functions of kernels.cpp."""
     plain = kernels.kernel_function
 
-    def kernel_function(name: str, dtype: torch.dtype) -> Any:
-        function = plain(name, dtype)
+    def kernel_function(name: str, dtype: torch.dtype, *channels: int) -> Any:
+        function = plain(name, dtype, *channels)
 
         def recorded(*arguments: object) -> Any:
             with record_function(f'ours: {name}'):

@@ -64,9 +64,9 @@ def accelerate(
     them, too. The first call on a machine compiles them, in a few seconds, into
     `~/.cache/cpvt_pyramid` (or `$XDG_CACHE_HOME`). They need Linux, a C++ compiler (`CXX`, or g++)
     and a processor with AVX-512, in bfloat16 one with avx512_bf16. Where the processor has AMX,
-    MLPs in bfloat16 multiply by it, if g++ is 11 or newer, and attention in bfloat16 is PyTorch's,
-    which does so, too. Without the kernels PyTorch's functions compute the same; `cpvt doctor` says
-    why.
+    they multiply bfloat16 by it, if g++ is 11 or newer and channels are multiples of 32; else
+    products are oneDNN's and PyTorch's, which use it, too. Without the kernels PyTorch's functions
+    compute the same; `cpvt doctor` says why.
 
     The process keeps blocks of memory of up to 32 MiB that it frees, also after `enable=False`: see
     `acceleration/memory.py`.

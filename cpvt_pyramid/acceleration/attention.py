@@ -16,18 +16,14 @@ from torch import Tensor
 from ..grid import Grid
 from ..model import Attention
 from ..plain_layers import plain_class
-from .kernels import fast_attention, has_kernels
-from .processor import fused_attention_is_slow, has_amx
+from .kernels import fast_attention, has_products
+from .processor import fused_attention_is_slow
 from .products import add_in_float32, cast, common_dtype, is_differentiated, takes_plain
 
 # From this number of scores of all heads of an image on, the backward pass by products is faster
 # than that of PyTorch's fused kernel, where that is slow. Not of all images: an image's gradients
 # would depend on the size of its batch.
 WORTH_PRODUCTS = 2**14
-
-# From this number of queries and keys on, PyTorch's fused kernel in bfloat16 packs keys and values
-# for AMX (PyTorch 2.13, `FlashAttentionKernel.cpp`). Our function has no AMX.
-PACKED_WITH_AMX = 64
 
 # Scores that are computed at a time, which stay in the cache.
 SCORES_AT_A_TIME = 2**20
@@ -95,24 +91,11 @@ def forward_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -
 
     `bias`, (B, M), is added to the scores; None: nothing is.
     """
-    if not takes_kernels(q, q.shape[2], k.shape[2]):
+    if not has_products(q.dtype, q.shape[-1]):
         mask = None if bias is None else bias[:, None, None]
         return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
     q, k, v = [x[:, :, None] for x in (q, k, v)]  # as maps of one row
     return fast_attention(q, k, v, None if bias is None else bias[:, None]).squeeze(1)
-
-
-def takes_kernels(q: Tensor, queries: int, keys: int) -> bool:
-    """True if our own function computes attention of queries (..., d).
-
-    `queries` is the number of those that attend to the same `keys`.
-    """
-    if q.dtype == torch.bfloat16:
-        if q.shape[-1] % 2:  # it multiplies pairs of channels
-            return False
-        if has_amx() and min(queries, keys) >= PACKED_WITH_AMX:
-            return False
-    return has_kernels(q.dtype)
 
 
 class PartsOfAttention(torch.autograd.Function):

@@ -12,7 +12,7 @@ from ..model import Block
 from ..plain_layers import acts_alone, has_hooks
 from ..recompute import drops_nothing
 from .conv_mlp import FEWEST_ROWS, FusedConvMLP, is_plain_depthwise
-from .kernels import NormAndMLP, fast_conv_mlp, fast_mlp, has_kernels, multiplies_tiles
+from .kernels import NormAndMLP, fast_conv_mlp, fast_mlp, has_products
 from .norms import FastLayerNorm
 from .products import LEAST_RATIO, FusedMLP, OneDNNLinear, fast_dtype, takes_plain
 
@@ -57,7 +57,9 @@ class FusedBlock(Block):
             return False
         norm: Any = self.norm2
         mlp: Any = self.mlp
-        if not (has_kernels(x.dtype) and is_plain_norm(norm) and is_plain_mlp(mlp)):
+        if not (is_plain_norm(norm) and is_plain_mlp(mlp)):
+            return False
+        if not has_products(x.dtype, *mlp.fc1.weight.shape):
             return False
         if type(mlp) is FusedConvMLP and not has_rows(x):
             return False
@@ -107,15 +109,10 @@ def has_rows(x: Tensor) -> bool:
 
 
 def fit(x: Tensor, norm: Any, mlp: Any) -> bool:
-    """True if the shapes of parameters, which can be changed at any time, fit each other. In
-    bfloat16, pairs of values are multiplied, or rows of tiles."""
+    """True if the shapes of parameters, which can be changed at any time, fit each other."""
     fc1, fc2 = mlp.fc1, mlp.fc2
     channels = x.shape[-1]
     width = len(fc1.weight)
-    if x.dtype == torch.bfloat16:
-        together = 32 if multiplies_tiles() else 2
-        if channels % together or width % together:
-            return False
     of_channels = (norm.weight, norm.bias, fc2.bias)
     return (
         norm.normalized_shape == (channels,)

@@ -238,7 +238,7 @@ T* take(std::uintptr_t& memory, int64_t count) {
   return taken;
 }
 
-// How an MLP multiplies factors F: up to ROWS rows with a panel, between `begin` and `end`.
+// How factors F are multiplied: up to ROWS rows with a panel, between `begin` and `end`.
 template <typename F>
 struct Vectors {
   using Factor = F;
@@ -433,14 +433,16 @@ struct Sizes {
 };
 
 // What a thread computes on the way to the attention of a head, in memory of the caller's.
-template <typename F>
+template <typename Kind>
 struct Workspace {
+  using F = typename Kind::Factor;
+
   Workspace(int64_t key_count, int64_t channels, std::uintptr_t memory)
       : keys(rounded_up(key_count, COLUMNS)),
         key_panels(take<F>(memory, keys * channels)),
         value_panels(take<F>(memory, keys * rounded_up(channels, COLUMNS))),
-        queries(take<F>(memory, ROWS * channels)),
-        scores(take<float>(memory, ROWS * keys)),
+        queries(take<F>(memory, Kind::ROWS * channels)),
+        scores(take<float>(memory, Kind::ROWS * keys)),
         bias(take<float>(memory, keys)),
         end(memory) {}
 
@@ -454,9 +456,10 @@ struct Workspace {
 };
 
 // Panels of the keys of an area: columns are keys, rows are channels.
-template <typename T, typename F>
+template <typename Kind, typename T>
 void pack_keys(const Tokens<const T>& keys, const Area& area, int64_t channels,
-               Workspace<F>& work) {
+               Workspace<Kind>& work) {
+  using F = typename Kind::Factor;
   const int64_t groups = channels / GROUP<F>;
   for (int64_t start = 0; start < work.keys; start += LANES) {
     const int64_t panel = start / COLUMNS * groups * COLUMNS + start % COLUMNS;
@@ -489,9 +492,10 @@ __m512i value_group(const Tokens<const bfloat16>& values, const Area& area, int6
 }
 
 // Panels of the values of an area: columns are channels, rows are keys.
-template <typename T, typename F>
+template <typename Kind, typename T>
 void pack_values(const Tokens<const T>& values, const Area& area, int64_t channels,
-                 Workspace<F>& work) {
+                 Workspace<Kind>& work) {
+  using F = typename Kind::Factor;
   __m512i* to = reinterpret_cast<__m512i*>(work.value_panels);
   for (int64_t panel = 0; panel < channels; panel += COLUMNS) {
     for (int64_t key = 0; key < work.keys; key += GROUP<F>) {
@@ -510,8 +514,8 @@ float in_log2(float bias) {
 
 // What is added to the scores: that of the caller's, (rows, columns of the map) or null, and
 // -infinity for the keys that fill the last panel.
-template <typename F>
-void pack_bias(const float* bias, int64_t columns, const Area& area, Workspace<F>& work) {
+template <typename Kind>
+void pack_bias(const float* bias, int64_t columns, const Area& area, Workspace<Kind>& work) {
   for (int64_t key = 0; key < area.size(); key++) {
     const int64_t y = area.top + key / area.width;
     const int64_t x = area.left + key % area.width;
@@ -521,18 +525,19 @@ void pack_bias(const float* bias, int64_t columns, const Area& area, Workspace<F
 }
 
 // Attention of some queries of an area, from number `start` on, to the packed keys and values.
-template <typename T, typename F>
+template <typename Kind, typename T>
 void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& area, int64_t start,
-            int64_t rows, int64_t channels, float scale, Workspace<F>& work) {
+            int64_t rows, int64_t channels, float scale, Workspace<Kind>& work) {
+  using F = typename Kind::Factor;
   for (int64_t r = 0; r < rows; r++) {
     copy_values(queries.at(area, start + r), work.queries + r * channels, channels);
   }
-  Products products;
-  vec largest[ROWS];
-  std::fill(largest, largest + ROWS, repeated(-INFINITY));
+  alignas(64) vec products[Kind::ROWS][2];
+  vec largest[Kind::ROWS];
+  std::fill(largest, largest + Kind::ROWS, repeated(-INFINITY));
   const vec factor = repeated(scale * LOG2_E);
   for (int64_t panel = 0; panel < work.keys; panel += COLUMNS) {
-    multiply(rows, work.queries, channels, work.key_panels + panel * channels,
+    Kind::multiply(rows, work.queries, channels, work.key_panels + panel * channels,
              channels / GROUP<F>, products);
     for (int half = 0; half < 2; half++) {
       const int64_t key = panel + half * LANES;
@@ -544,7 +549,7 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
       }
     }
   }
-  vec scales[ROWS];
+  vec scales[Kind::ROWS];
   for (int64_t r = 0; r < rows; r++) {
     float* const scores = work.scores + r * work.keys;
     F* const weights = reinterpret_cast<F*>(scores);
@@ -563,7 +568,7 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
   }
   const F* const weights = reinterpret_cast<const F*>(work.scores);
   for (int64_t panel = 0; panel < channels; panel += COLUMNS) {
-    multiply(rows, weights, work.keys * GROUP<F>, work.value_panels + panel * work.keys,
+    Kind::multiply(rows, weights, work.keys * GROUP<F>, work.value_panels + panel * work.keys,
              work.keys / GROUP<F>, products);
     for (int64_t r = 0; r < rows; r++) {
       T* const to = out.at(area, start + r) + panel;
@@ -580,12 +585,12 @@ int64_t largest_key_count(const Sizes& sizes) {
 }
 
 // Bytes of the memory of a thread.
-template <typename F>
+template <typename Kind>
 int64_t workspace_size(const Sizes& sizes) {
-  return Workspace<F>(largest_key_count(sizes), sizes.channels, 0).end;
+  return Workspace<Kind>(largest_key_count(sizes), sizes.channels, 0).end;
 }
 
-template <typename T, typename F>
+template <typename Kind, typename T>
 void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
                const Tokens<const T>& values, const Tokens<T>& out, const float* bias,
                const Sizes& sizes, float scale, std::uintptr_t memory, int64_t threads) {
@@ -595,11 +600,12 @@ void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
   const int64_t windows = ceil_div(sizes.height, height) * across;
   // Of the queries of an area.
   const int64_t parts =
-      ceil_div(std::min(height, sizes.height) * std::min(width, sizes.width), ROWS);
-  const int64_t bytes = workspace_size<F>(sizes);
+      ceil_div(std::min(height, sizes.height) * std::min(width, sizes.width), Kind::ROWS);
+  const int64_t bytes = workspace_size<Kind>(sizes);
   const int64_t items = sizes.images * windows * sizes.heads * parts;
   in_threads(items, threads, [&](int64_t first_item, int64_t end, int64_t thread) {
-    Workspace<F> work(largest_key_count(sizes), sizes.channels, memory + thread * bytes);
+    Workspace<Kind> work(largest_key_count(sizes), sizes.channels, memory + thread * bytes);
+    Kind::begin();
     int64_t packed = -1;
     for (int64_t item = first_item; item < end; item++) {
       const int64_t part = item % parts;
@@ -625,6 +631,7 @@ void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
       attend(queries.of(image, head), out.of(image, head), area, start, stop - start,
              sizes.channels, scale, work);
     }
+    Kind::end();
   });
 }
 
@@ -1287,21 +1294,14 @@ int kernels_have_tiles() { return has_tiles(); }
 DEFINE(float, float32)
 DEFINE(bfloat16, bfloat16)
 
-// Attention multiplies factors F.
-#define DEFINE_ATTENTION(T, F, name)                                                             \
-  int64_t attention_memory_##name(const Sizes* sizes) { return workspace_size<F>(*sizes); }      \
+#define DEFINE_PRODUCTS(T, Kind, name)                                                           \
+  int64_t attention_memory_##name(const Sizes* sizes) { return workspace_size<Kind>(*sizes); }   \
   void attention_##name(const Tokens<const T>* queries, const Tokens<const T>* keys,             \
                         const Tokens<const T>* values, const Tokens<T>* out, const float* bias,  \
                         const Sizes* sizes, float scale, void* memory, int64_t threads) {        \
-    attention<T, F>(*queries, *keys, *values, *out, bias, *sizes, scale,                         \
+    attention<Kind>(*queries, *keys, *values, *out, bias, *sizes, scale,                         \
                     reinterpret_cast<std::uintptr_t>(memory), threads);                          \
-  }
-
-DEFINE_ATTENTION(float, float, float32)
-DEFINE_ATTENTION(bfloat16, float, bfloat16)
-DEFINE_ATTENTION(bfloat16, bfloat16, bfloat16_pairs)
-
-#define DEFINE_MLP(T, Kind, name)                                                                \
+  }                                                                                              \
   int64_t mlp_memory_##name(int64_t tokens, int64_t channels, int64_t width, int64_t threads) {  \
     return mlp_memory<Kind>(tokens, channels, width, threads);                                   \
   }                                                                                              \
@@ -1320,8 +1320,8 @@ DEFINE_ATTENTION(bfloat16, bfloat16, bfloat16_pairs)
                    threads);                                                                     \
   }
 
-DEFINE_MLP(float, Vectors<float>, float32)
-DEFINE_MLP(bfloat16, Vectors<float>, bfloat16)
-DEFINE_MLP(bfloat16, Vectors<bfloat16>, bfloat16_pairs)
-DEFINE_MLP(bfloat16, Tiles, bfloat16_tiles)
+DEFINE_PRODUCTS(float, Vectors<float>, float32)
+DEFINE_PRODUCTS(bfloat16, Vectors<float>, bfloat16)
+DEFINE_PRODUCTS(bfloat16, Vectors<bfloat16>, bfloat16_pairs)
+DEFINE_PRODUCTS(bfloat16, Tiles, bfloat16_tiles)
 }

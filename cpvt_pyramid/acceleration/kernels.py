@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .library import library
+from .processor import has_amx
 
 NAMES = {torch.float32: 'float32', torch.bfloat16: 'bfloat16'}
 
@@ -110,9 +111,7 @@ SIGNATURES: dict[str, list[Any]] = {
     'join_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
 }
 
-# Those that multiply matrices. In bfloat16 there are several, of which one is fast on a processor.
-ATTENTIONS = ('attention_memory', 'attention')
-MLPS = ('mlp_memory', 'mlp', 'conv_mlp_memory', 'conv_mlp')
+OF_TILES = 32  # channels of tiles in bfloat16
 
 
 @functools.cache
@@ -126,25 +125,43 @@ def has_kernels(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def multiplies_pairs() -> bool:
-    """True if products of bfloat16 multiply pairs of them. Else, where the processor takes longer
-    for that, they multiply floats."""
+    """True if products of bfloat16 multiply pairs of them. Else, where that is not faster, they
+    multiply floats."""
     return bool(cast(ctypes.CDLL, library()).kernels_have_fast_pairs())
 
 
 @functools.cache
 def multiplies_tiles() -> bool:
-    """True if MLPs in bfloat16 multiply by AMX."""
+    """True if products of bfloat16 multiply tiles: the processor has AMX."""
     return bool(cast(ctypes.CDLL, library()).kernels_have_tiles())
 
 
-def kernel_function(name: str, dtype: torch.dtype) -> Any:
-    """A function of kernels.cpp, for a dtype. There must be kernels for it, see `has_kernels`."""
+def has_products(dtype: torch.dtype, *channels: int) -> bool:
+    """True if the functions of this module that multiply matrices can compute with a dtype, and are
+    faster than PyTorch's, which use AMX with any number of channels."""
+    if not has_kernels(dtype):
+        return False
+    if dtype == torch.float32 or not has_amx():
+        return True
+    return multiplies_tiles() and are_multiples(channels, OF_TILES)
+
+
+def kernel_function(name: str, dtype: torch.dtype, *channels: int) -> Any:
+    """A function of kernels.cpp, for a dtype. There must be kernels for it, see `has_kernels`.
+
+    `channels`: of the matrices that it multiplies. They decide how it does so in bfloat16.
+    """
     products = ''
-    if dtype == torch.bfloat16 and name in MLPS and multiplies_tiles():
-        products = '_tiles'
-    elif dtype == torch.bfloat16 and name in (*MLPS, *ATTENTIONS) and multiplies_pairs():
-        products = '_pairs'
+    if channels and dtype == torch.bfloat16:
+        if multiplies_tiles() and are_multiples(channels, OF_TILES):
+            products = '_tiles'
+        elif multiplies_pairs() and are_multiples(channels, 2):
+            products = '_pairs'
     return loaded_function(name, f'{name}_{NAMES[dtype]}{products}')
+
+
+def are_multiples(numbers: Sequence[int], of: int) -> bool:
+    return not any(number % of for number in numbers)
 
 
 @functools.cache
@@ -200,9 +217,9 @@ def fast_attention(
         bias = bias.to(torch.float32).expand(images, *k.shape[2:4]).contiguous()
     sizes = Sizes(images, heads, channels, height, width, k.shape[2], k.shape[3], window)
     threads = torch.get_num_threads()
-    memory_of_thread = kernel_function('attention_memory', q.dtype)(sizes)
+    memory_of_thread = kernel_function('attention_memory', q.dtype, channels)(sizes)
     memory = torch.empty(memory_of_thread * threads, dtype=torch.uint8)
-    kernel_function('attention', q.dtype)(
+    kernel_function('attention', q.dtype, channels)(
         pointer(q),
         pointer(k),
         pointer(v),
@@ -259,10 +276,10 @@ def fast_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Tensor:
     layers = layers.checked(x.shape[-1])
     width, channels = layers.weight1.shape
     threads = torch.get_num_threads()
-    size = kernel_function('mlp_memory', x.dtype)(tokens, channels, width, threads)
+    size = kernel_function('mlp_memory', x.dtype, width, channels)(tokens, channels, width, threads)
     memory = torch.empty(size, dtype=torch.uint8)
     out = torch.empty_like(x)
-    kernel_function('mlp', x.dtype)(
+    kernel_function('mlp', x.dtype, width, channels)(
         x.data_ptr(),
         attended.data_ptr(),
         layers.pointers(),
@@ -313,10 +330,11 @@ def fast_conv_mlp(
     )
     pointers = layers.pointers()
     threads = torch.get_num_threads()
-    size = kernel_function('conv_mlp_memory', x.dtype)(pointers, convolution, threads)
+    sides = layers.weight1.shape
+    size = kernel_function('conv_mlp_memory', x.dtype, *sides)(pointers, convolution, threads)
     memory = torch.empty(size, dtype=torch.uint8)
     out = torch.empty_like(x)
-    kernel_function('conv_mlp', x.dtype)(
+    kernel_function('conv_mlp', x.dtype, *sides)(
         x.data_ptr(),
         attended.data_ptr(),
         pointers,

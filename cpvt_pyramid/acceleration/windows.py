@@ -11,8 +11,8 @@ from torch import Tensor
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
 from ..plain_layers import is_plain_linear
-from .attention import AttentionInParts, is_simple, takes_kernels
-from .kernels import fast_attention
+from .attention import AttentionInParts, is_simple
+from .kernels import fast_attention, has_products
 from .products import concatenated, fast_dtype
 
 # Values of queries, keys and values that are computed at a time, which stay in the cache.
@@ -73,8 +73,7 @@ class BorderWindowAttention(AttentionInParts, WindowAttention):
     def attend_in_band(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Attention of rows (B, h, W, 3 C) of a map, (B, h, W, C), without gradient."""
         q, k, v = qkv.unflatten(3, (3, self.heads, self.head_dim)).permute(3, 0, 4, 1, 2, 5)
-        tokens = self.window**2
-        if not takes_kernels(q, tokens, tokens):
+        if not has_products(q.dtype, q.shape[-1]):
             return self.attend_in_parts(qkv, bias)
         if bias is not None:
             bias = bias[..., 0]

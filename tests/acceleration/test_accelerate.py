@@ -20,7 +20,9 @@ from cpvt_pyramid import ARCHS, CPVT, CPVTPyramid, accelerate
 from cpvt_pyramid.acceleration import accelerate as acceleration
 from cpvt_pyramid.acceleration import (
     attention,
+    blocks,
     conv_mlp,
+    kernels,
     norms,
     patches,
     processor,
@@ -123,12 +125,13 @@ def test_bfloat16_is_as_near_to_float32_as_a_plain_model(name, valid, autocast, 
 def test_inference_without_kernels(name, valid, missing, monkeypatch):
     """As on processors without AVX-512, and on those with AMX."""
     if missing == 'kernels':
-        monkeypatch.setattr(attention, 'has_kernels', lambda dtype: False)
+        for module in (attention, windows, blocks):
+            monkeypatch.setattr(module, 'has_products', lambda dtype, *channels: False)
         monkeypatch.setattr(norms, 'has_kernels', lambda dtype: False)
         monkeypatch.setattr(patches, 'has_kernels', lambda dtype: False)
     else:
-        monkeypatch.setattr(attention, 'has_amx', lambda: True)
-        monkeypatch.setattr(attention, 'PACKED_WITH_AMX', 9)
+        monkeypatch.setattr(kernels, 'has_amx', lambda: True)
+        monkeypatch.setattr(kernels, 'multiplies_tiles', lambda: False)
     model = BACKBONES[name]().eval()
     maps = model(images(), valid)
     same_maps(accelerate(copy.deepcopy(model))(images(), valid), maps, **ROUNDING)

@@ -15,7 +15,7 @@ from support import in_processes
 from torch import nn
 
 from cpvt_pyramid import accelerate
-from cpvt_pyramid.acceleration import attention, kernels, library
+from cpvt_pyramid.acceleration import kernels, library
 from cpvt_pyramid.acceleration.attention import forward_attention
 from cpvt_pyramid.acceleration.kernels import (
     NormAndMLP,
@@ -27,6 +27,7 @@ from cpvt_pyramid.acceleration.kernels import (
     fast_mlp,
     fast_split_patches,
     has_kernels,
+    has_products,
     multiplies_tiles,
 )
 from cpvt_pyramid.acceleration.patches import join_patches, split_patches
@@ -111,8 +112,8 @@ def test_layer_norms_of_large_values_that_differ_little(channels, value):
 )
 def test_attention(images, heads, queries, keys, channels, masked, threads, scale, how, seed):
     dtype, products = how
-    if dtype == torch.bfloat16:
-        channels += channels % 2
+    together = dict(floats=1, pairs=2, tiles=32)[products]
+    channels = math.ceil(channels / together) * together
     torch.manual_seed(seed)
     rows, bias, exact = random_attention(
         images, heads, queries, keys, channels, masked, dtype, scale
@@ -270,14 +271,16 @@ def test_an_mlp_with_parameters_that_do_not_fit(wrong):
         fast_mlp(torch.randn(5, 64), torch.randn(5, 64), NormAndMLP(*parameters))
 
 
-def test_where_there_is_amx(monkeypatch):
-    """PyTorch's attention in bfloat16 uses it, if there are enough queries and keys."""
-    monkeypatch.setattr(attention, 'has_amx', lambda: True)
-    q = torch.randn(1, 1, 1, 64)
-    assert attention.takes_kernels(q, 64, 64)
-    low = q.bfloat16()
-    assert not attention.takes_kernels(low, 64, 64)
-    assert attention.takes_kernels(low, 49, 49) == has_kernels(torch.bfloat16)
+@needs_kernels
+@pytest.mark.parametrize('compiled', [False, True])
+def test_where_there_is_amx(compiled, monkeypatch):
+    """PyTorch's functions use it with any number of channels, and by any compiler."""
+    monkeypatch.setattr(kernels, 'has_amx', lambda: True)
+    monkeypatch.setattr(kernels, 'multiplies_tiles', lambda: compiled)
+    assert has_products(torch.float32, 40)
+    if has_kernels(torch.bfloat16):
+        assert not has_products(torch.bfloat16, 64, 40)
+        assert has_products(torch.bfloat16, 64, 32) == compiled
 
 
 @needs_kernels
@@ -488,7 +491,7 @@ def test_masks_of_others(dtype, value, masked):
 @needs_kernels
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_keys_and_bias_are_broadcast(dtype):
-    q, k, v = torch.randn(3, 2, 4, 9, 8, generator=torch.manual_seed(0)).to(dtype).unbind(0)
+    q, k, v = torch.randn(3, 2, 4, 9, 32, generator=torch.manual_seed(0)).to(dtype).unbind(0)
     bias = torch.randn(1, 9).to(dtype)
     few = k[:1, :1], v[:1, :1], bias
     all_of_them = k[:1, :1].repeat(2, 4, 1, 1), v[:1, :1].repeat(2, 4, 1, 1), bias.repeat(2, 1)

@@ -28,7 +28,7 @@ from typing import Any, Optional, Union, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from .plain_layers import acts_alone, plain_class
@@ -72,7 +72,7 @@ def corrected(x: Tensor) -> AbstractContextManager:
 
 def is_captured() -> bool:
     """True where a graph is made of the operations."""
-    return is_compiling() or torch.jit.is_tracing()
+    return is_compiling() or torch._C._is_tracing()
 
 
 # Layer norms
@@ -104,8 +104,10 @@ def is_transformed(*tensors: Optional[Tensor]) -> bool:
     """True inside functions of `torch.func`, and where a tensor has a tangent."""
     if torch._C._are_functorch_transforms_active():
         return True
+    if forward_ad._current_level < 0:  # no tensor has one
+        return False
     for x in tensors:
-        if x is not None and unpack_dual(x).tangent is not None:
+        if x is not None and forward_ad.unpack_dual(x).tangent is not None:
             return True
     return False
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..bfloat16 import is_captured
 from ..grid import Grid
 from ..model import ConvMLP
 from ..padding.batching import ceil_div
@@ -47,6 +48,8 @@ class FusedConvMLP(ConvMLP):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         if type(self) is not FusedConvMLP:  # see `FAST`
             return ConvMLP.forward(self, x, grid)
+        if is_captured():
+            return super().forward(x, grid)
         fc1, conv, fc2 = self.fc1, self.dwconv, self.fc2
         # In bfloat16 PyTorch's convolution is wrong on a map of one row or column.
         if not drops_nothing(self.drop) or min(grid.height, grid.width) == 1:

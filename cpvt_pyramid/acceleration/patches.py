@@ -12,6 +12,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from ..bfloat16 import is_captured
 from .kernels import fast_join_patches, fast_split_patches, has_kernels
 from .products import affine, cast, fast_dtype, gradients, is_differentiated
 
@@ -24,6 +25,8 @@ class PatchConv(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         if type(self) is not PatchConv:  # see `FAST`
             return nn.Conv2d.forward(self, input)
+        if is_captured():
+            return super().forward(input)
         dtype = fast_dtype(input, self.weight, self.bias)
         if dtype is None or not has_kernels(dtype) or not takes_patches(self):
             return super().forward(input)

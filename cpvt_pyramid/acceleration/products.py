@@ -21,7 +21,7 @@ from ..grid import Grid
 from ..model import MLP
 from ..plain_layers import is_plain_linear
 from ..recompute import drops_nothing
-from ..versions import cpu_autocast_dtype, is_compiling
+from ..versions import cpu_autocast_dtype
 from .processor import multiplies_bfloat16
 
 # Plain layers compute products of up to this number of multiplications: a call of oneDNN's takes
@@ -51,45 +51,53 @@ def fast_dtype(x: Tensor, *parameters: Optional[Tensor]) -> Optional[torch.dtype
 
     That is float32 or, where oneDNN has it, bfloat16: the dtype of ordinary tensors with values on
     a CPU, and of parameters, or that of autocast. Other weights are computed by hooks, or stand for
-    a parameter in a call of `torch.func`.
+    a parameter in a call of `torch.func`. Where a graph is captured, nothing of this folder
+    computes: callers ask `is_captured` before.
 
     Returns:
         The dtype; `cast` brings tensors to it. None: PyTorch's functions are to compute, because
         of what the tensors are, or because something sees or transforms these functions.
     """
-    if type(x) is not Tensor or not x.is_cpu or is_compiling() or is_watched(x):
+    if not is_ordinary(x) or is_watched():
         return None
-    if not has_values(x):
-        return None
-    autocast_dtype = cpu_autocast_dtype()
-    dtype = autocast_dtype or x.dtype
-    if not is_supported(dtype) or (autocast_dtype and not is_supported(x.dtype)):
+    dtype = cpu_autocast_dtype() or x.dtype
+    if not is_supported(dtype) or (x.dtype != dtype and not casts(x)):
         return None
     for parameter in parameters:
         if parameter is None:
             continue
-        if parameter.dtype != dtype and autocast_dtype is None:
+        if type(parameter) is not nn.Parameter or parameter.is_inference():
             return None
-        if not is_plain_parameter(parameter):
+        if not (parameter.is_cpu and has_values(parameter)):
+            return None
+        if parameter.dtype != dtype and not casts(parameter):
             return None
     return dtype
 
 
-def common_dtype(*tensors: Tensor) -> Optional[torch.dtype]:
-    """`fast_dtype` of tensors that are computed together. None: PyTorch's functions are to compute.
+def common_dtype(x: Tensor, *others: Tensor) -> Optional[torch.dtype]:
+    """`fast_dtype` of tensors that are computed together. None: PyTorch's functions are to
+    compute."""
+    dtype = fast_dtype(x)
+    if dtype is None:
+        return None
+    for other in others:
+        if not is_ordinary(other) or (other.dtype != dtype and not casts(other)):
+            return None
+    return dtype
 
-    Only one of them may have a tangent of forward-mode AD, or be of another class.
-    """
-    dtypes = {fast_dtype(tensor) for tensor in tensors}
-    return dtypes.pop() if len(dtypes) == 1 else None
+
+def casts(x: Tensor) -> bool:
+    """True if autocast brings a tensor to its dtype."""
+    return cpu_autocast_dtype() is not None and is_supported(x.dtype)
 
 
-def cast(dtype: torch.dtype, *tensors: Optional[Tensor]) -> tuple[Any, ...]:
+def cast(dtype: torch.dtype, *tensors: Optional[Tensor]) -> Sequence[Any]:
     """Tensors in a dtype, as autocast casts them, and None for None."""
-    return tuple(
+    return [
         tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
         for tensor in tensors
-    )
+    ]
 
 
 def is_supported(dtype: torch.dtype) -> bool:
@@ -97,18 +105,17 @@ def is_supported(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bfloat16())
 
 
-def is_watched(x: Tensor) -> bool:
-    """True where something sees or transforms each operation on a tensor.
+def is_watched() -> bool:
+    """True where something sees or transforms each operation.
 
-    It may be `torch.jit.trace`, a function of `torch.func`, forward-mode AD, or a mode: of
-    functions, such as `torch.device` as a context, or of operations, such as a counter of FLOPs.
-    The mode that corrects bfloat16 leaves products alone.
+    It may be `torch.jit.trace`, a function of `torch.func`, or a mode: of functions, such as
+    `torch.device` as a context, or of operations, such as a counter of FLOPs. The mode that
+    corrects bfloat16 leaves products alone.
     """
     return (
-        torch.jit.is_tracing()
+        torch._C._is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0
         or (torch._C._len_torch_function_stack() > 0 and has_other_modes())
-        or is_transformed(x)
     )
 
 
@@ -124,6 +131,11 @@ def is_plain_parameter(parameter: object) -> bool:
     if type(parameter) is not nn.Parameter or parameter.is_inference():
         return False
     return is_supported(parameter.dtype) and parameter.is_cpu and has_values(parameter)
+
+
+def is_ordinary(x: Tensor) -> bool:
+    """True for a tensor of PyTorch's own class with values on a CPU, and without a tangent."""
+    return type(x) is Tensor and x.is_cpu and not is_transformed(x) and has_values(x)
 
 
 def has_values(x: Tensor) -> bool:

@@ -8,6 +8,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from ..bfloat16 import is_captured
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
 from ..plain_layers import is_plain_linear
@@ -49,7 +50,7 @@ class BorderWindowAttention(AttentionInParts, WindowAttention):
         """True if windows of one size are needed, or are as good."""
         if self.window_padding != 'mask' or grid.windows is None:
             return True
-        if not is_simple(self, grid.windows) or fast_dtype(x) is None:
+        if is_captured() or not is_simple(self, grid.windows) or fast_dtype(x) is None:
             return True
         if not is_plain_linear(self.qkv):  # hooks and other layers are called with windows
             return True

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+from ..bfloat16 import is_captured
 from ..padding.batching import ceil_div
 from .products import AT_A_TIME, affine, fast_dtype
 
@@ -72,7 +73,9 @@ class WinogradConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         if type(self) is not WinogradConv2d:  # see `FAST`
             return nn.Conv2d.forward(self, input)
-        if fast_dtype(input, self.weight, self.bias) != torch.float32 or not takes_tiles(self):
+        if is_captured() or fast_dtype(input, self.weight, self.bias) != torch.float32:
+            return super().forward(input)
+        if not takes_tiles(self):
             return super().forward(input)
         if torch.is_grad_enabled():
             self.forget()

@@ -32,6 +32,7 @@ COUNTS = (
     'milestones',
     'periods',
 )
+EVALUATIONS = 10  # of a training, at least; the first one shows early whether it learns
 WARM_UP = 10  # a warm-up in iterations takes at most this part of a training by epochs: 1 / 10
 # Images are enlarged at most by this factor for detection, as most of COCO are by its recipe.
 ENLARGED = 5 / 3
@@ -154,7 +155,9 @@ def adapted_recipe(cfg: Config, images: int, epochs: Optional[int] = None) -> Re
     else:
         length = length_of_epochs(cfg, images, batch, epochs)
     scaled_loop = scale_counts(cfg.train_cfg, length.factor)
-    interval = scaled_loop.setdefault('val_interval', max(round(length.factor), 1))
+    interval = scaled_loop.get('val_interval', max(round(length.factor), 1))
+    interval = min(interval, max(length.after // EVALUATIONS, 1))
+    scaled_loop['val_interval'] = interval
     settings: dict[str, Any] = {
         'train_cfg': scaled_loop,
         'auto_scale_lr': dict(enable=False, base_batch_size=batch),
@@ -188,7 +191,7 @@ def adapted_recipe(cfg: Config, images: int, epochs: Optional[int] = None) -> Re
         lr = scheduler.get('eta_max') or lr  # the highest of OneCycleLR
     in_epochs = f'{amount(length.after, "epoch")}, ' if length.by_epoch else ''
     line = f'training: {in_epochs}{iterations} of {amount(batch, "image")}'
-    reason = f'length: {length.reason}; --epochs sets another. cpvt train logs the time left (eta)'
+    reason = f'length: {length.reason}; --epochs sets another. cpvt train logs how long it takes'
     return Recipe(settings, comments, f'{line}, learning rate {lr}', reason)
 
 

@@ -8,6 +8,17 @@ def amount(number: int, name: str, plural: str = '') -> str:
     return f'{number} {name}' if number == 1 else f'{number} {plural or name + "s"}'
 
 
+def duration(seconds: float) -> str:
+    """A time for people, such as `40 seconds`, `25 minutes` or `3.5 hours`."""
+    if seconds < 100:
+        return amount(round(seconds), 'second')
+    if seconds < 6000:
+        return amount(round(seconds / 60), 'minute')
+    if seconds < 360_000:
+        return f'{seconds / 3600:.1f} hours'
+    return f'{seconds / 86_400:.1f} days'
+
+
 def text_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table for a terminal: the first column is left-justified, the others right-justified."""
     lines = [head, *rows]

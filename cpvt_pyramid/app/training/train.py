@@ -19,6 +19,7 @@ from ..predict.openmmlab.loading import load_whole_model, trusted_checkpoints
 from ..tooling.command import Preempted, UserError, rank
 from ..tooling.files import locked, make_folder
 from ..tooling.memory import address_limit
+from .duration import DurationHook
 from .hooks import StopOnDivergenceHook
 from .processes import connect, leave_processes, use_launcher
 from .resuming import ResumeHook
@@ -154,6 +155,7 @@ def build_runner(cfg: Config, start: Optional[Start]) -> CommandRunner:
     add_hooks(runner)
     if cfg.get('trial', True):
         runner.register_hook(TrialHook())
+    runner.register_hook(DurationHook())
     return runner
 
 

@@ -259,6 +259,17 @@ def test_eight_images_are_no_reason_for_thousands_of_epochs():
     assert adapted_recipe(cfg, 8).settings['train_cfg']['max_epochs'] == 500
 
 
+@pytest.mark.parametrize(
+    'base', [DETECTOR, BASES / 'semantic_fpn_cpvt_s.py'], ids=['epochs', 'iterations']
+)
+@pytest.mark.parametrize('images', [3, 40])
+def test_a_tenth_of_a_training_is_evaluated(base, images):
+    """The base of the demo evaluates after a half and at the end."""
+    loop = adapted_recipe(Config.fromfile(base), images).settings['train_cfg']
+    length = loop.get('max_epochs') or loop.get('max_iters')
+    assert 0.09 < loop['val_interval'] / length <= 0.1
+
+
 def test_everything_that_counts_is_scaled():
     """Loops and schedulers, by one factor; warm-ups in iterations stay, if there is time."""
     cfg = Config.fromfile(BASES / 'retinanet_cpvt_s.py')
@@ -272,9 +283,9 @@ def test_everything_that_counts_is_scaled():
     ]
     settings = adapted_recipe(cfg, 200).settings  # 60 epochs of 100 steps
     loop = settings['train_cfg']
-    assert loop['max_epochs'] == 60 and loop['val_interval'] == 10 and loop['val_begin'] == 30
+    assert loop['max_epochs'] == 60 and loop['val_interval'] == 6 and loop['val_begin'] == 30
     assert loop['dynamic_intervals'] == [[50, 5]]
-    assert settings['default_hooks']['checkpoint']['interval'] == 10
+    assert settings['default_hooks']['checkpoint']['interval'] == 6
     warm_up, restarts, steps, decay = settings['param_scheduler']
     assert warm_up['end'] == 500 and restarts['periods'] == [20, 40]
     assert (steps['step_size'], steps['begin'], steps['end']) == (15, 5, 60)

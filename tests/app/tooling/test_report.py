@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from cpvt_pyramid.__main__ import main
-from cpvt_pyramid.app.tooling.report import amount
+from cpvt_pyramid.app.tooling.report import amount, duration
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,22 @@ from cpvt_pyramid.app.tooling.report import amount
 def test_amounts(number, text):
     assert amount(number, 'class', 'classes') == text
     assert amount(number, 'image') == f'{number} image{"" if number == 1 else "s"}'
+
+
+@pytest.mark.parametrize(
+    'seconds, text',
+    [
+        (0.2, '0 seconds'),
+        (1, '1 second'),
+        (99, '99 seconds'),
+        (100, '2 minutes'),
+        (5990, '100 minutes'),
+        (12_600, '3.5 hours'),
+        (400_000, '4.6 days'),
+    ],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
 
 
 def test_one_kind_of_error(tmp_path, monkeypatch, capsys):

@@ -50,7 +50,7 @@ with imports_of('latency'):
     from benchmarks import ROOT
     from benchmarks.costs import count_parameters
     from benchmarks.machine import machine
-    from benchmarks.published import BACKBONES, COMPARED, RETINANET_1X, family_of
+    from benchmarks.published import BACKBONES, COMPARED, RETINANET_1X, family_of, published_by
     from benchmarks.timing import Time, show_progress, time_call, torch_threads
     from cpvt_pyramid import accelerate
     from cpvt_pyramid.app.config.load import load_config
@@ -84,7 +84,9 @@ def detectors() -> Iterator[Detector]:
         config = RETINANET_1X.config.format(BACKBONES[arch].short)
         backbone, *_ = BACKBONES[arch].name.split(', ')
         path = ROOT / 'configs' / f'{config}.py'
-        yield Detector(config, backbone, family.name, path, box_ap, family.retinanet)
+        yield Detector(
+            config, backbone, family.name, path, box_ap, published_by(RETINANET_1X, arch)
+        )
     configs = Path(mmdet.__file__).parent / '.mim' / 'configs'
     for other in COMPARED:
         path = configs / other.config

@@ -7,6 +7,7 @@ PCPVT and SVT: Twins, arXiv 2104.13840, tables 1 to 6; PVT: arXiv 2102.12122, se
 https://github.com/cheerss/CrossFormer, detection/README.md.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -24,7 +25,7 @@ class Family(NamedTuple):
     prefix: str  # of the names of its archs
     name: str
     title: str  # in the README
-    retinanet: str  # who published the results of RetinaNet
+    authors: str  # the paper, whose authors published the results, unless a recipe says otherwise
     weights: str  # who published the weights of the backbones,
     form: str  # in which format of `cpvt_pyramid.checkpoints.formats`
     licence: str = 'Apache-2.0'  # of the weights
@@ -37,6 +38,7 @@ class Recipe(NamedTuple):
     head: str
     metrics: dict[str, str]  # task by name
     results: dict[str, tuple[float, ...]]  # values of the metrics by arch; empty: not published
+    others: Mapping[str, str] = {}  # by family, who published its results in place of the authors
 
 
 BACKBONES = {
@@ -68,13 +70,13 @@ BACKBONES = {
 FAMILIES = (
     Family('pcpvt_', 'PCPVT', 'PCPVT (Twins), CPVTv2', 'Twins', 'timm', 'ours'),
     Family('svt_', 'SVT', 'Twins-SVT', 'Twins', 'timm', 'ours'),
-    Family('pvt_v2_', 'PVTv2', 'PVTv2', 'MMDetection', 'timm', 'timm_pvt_v2'),
+    Family('pvt_v2_', 'PVTv2', 'PVTv2', 'PVTv2', 'timm', 'timm_pvt_v2'),
     Family('pvt_', 'PVT', 'PVT', 'PVT', "PVT's authors", 'pvt'),
     Family(
         'mit_',
         'MiT',
         'MiT (SegFormer)',
-        '',
+        'SegFormer',
         "MMSegmentation, converted from SegFormer's authors",
         'mm_pvt_v2',
         "NVIDIA's, for research only",
@@ -85,6 +87,12 @@ FAMILIES = (
 def family_of(arch: str) -> Family:
     """The family of a pyramid; of prefixes that begin alike, the longer one stands first."""
     return next(family for family in FAMILIES if arch.startswith(family.prefix))
+
+
+def published_by(recipe: Recipe, arch: str) -> str:
+    """Who published the results of a recipe with a pyramid: a paper, or a library."""
+    family = family_of(arch)
+    return recipe.others.get(family.name, family.authors)
 
 
 # Tasks, as mim calls them.
@@ -113,6 +121,7 @@ RETINANET_1X = Recipe(
         svt_base=(45.3,),
         svt_large=(45.7,),
     ),
+    others={'PVTv2': 'MMDetection'},
 )
 SEMANTIC_FPN = Recipe(
     'semantic_fpn_{}',
@@ -134,6 +143,7 @@ SEMANTIC_FPN = Recipe(
     ),
 )
 _MIOU = {'mIoU': SEMANTIC, 'mIoU(ms+flip)': SEMANTIC}
+_BY_MMSEG = {'MiT': 'MMSegmentation'}
 SEGFORMER = Recipe(
     'segformer_{}',
     'SegFormer',
@@ -146,6 +156,7 @@ SEGFORMER = Recipe(
         mit_b4=(48.46, 49.76),
         mit_b5=(49.13, 50.22),
     ),
+    _BY_MMSEG,
 )
 RECIPES = (
     RETINANET_1X,
@@ -208,7 +219,7 @@ RECIPES = (
         ),
     ),
     SEGFORMER,
-    Recipe('segformer_{}_640', 'SegFormer', _MIOU, dict(mit_b5=(49.62, 50.36))),
+    Recipe('segformer_{}_640', 'SegFormer', _MIOU, dict(mit_b5=(49.62, 50.36)), _BY_MMSEG),
     Recipe(
         'segformer_{}_cityscapes',
         'SegFormer',
@@ -221,6 +232,7 @@ RECIPES = (
             mit_b4=(81.89, 83.38),
             mit_b5=(82.25, 83.48),
         ),
+        _BY_MMSEG,
     ),
     Recipe('dino_{}', 'DINO', {'box AP': BOX}, dict(pcpvt_small=())),
     Recipe('mask2former_{}', 'Mask2Former', {'mIoU': SEMANTIC}, dict(pcpvt_small=())),

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Optional
 
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 from support import ROOT, load_tool, pyproject
 from torch.overrides import TorchFunctionMode
 
-from benchmarks import model_table, speed_tables
+from benchmarks import model_table, published, speed_tables
 from benchmarks.pages import with_section
 from cpvt_pyramid import ARCHS
 from cpvt_pyramid.__main__ import main
@@ -189,6 +190,24 @@ def test_tables_of_models_are_current():
     with SkipUncounted():
         assert model_table.models_page(page) == page
     assert model_table.metafile() == (ROOT / 'configs/metafile.yml').read_text()
+
+
+def test_sources_of_accuracies():
+    """A recipe whose results a library published, and not the authors, says so in its first config,
+    and so do the tables."""
+    named = [
+        (published.family_of(arch), library, recipe.config.format(published.BACKBONES[arch].short))
+        for recipe in published.RECIPES
+        for family, library in recipe.others.items()
+        for arch in recipe.results
+        if published.family_of(arch).name == family
+    ]
+    assert {library for _, library, _ in named} == {'MMDetection', 'MMSegmentation'}
+    for (family, library), configs in groupby(named, key=lambda item: item[:2]):
+        *_, config = next(configs)
+        assert f"{library}'s" in (ROOT / f'configs/{config}.py').read_text(), config
+        (row,) = re.findall(rf'^\| {re.escape(family.title)} \|.*', README, re.M)
+        assert f'{library} |' in row
 
 
 def test_tables_of_speed_are_those_that_were_measured():

@@ -5,7 +5,7 @@ TREES := configs/demo/trees_retinanet_cpvt_nano.py
 SEGMENTATION := configs/demo/pages_semantic_fpn_cpvt_nano.py
 
 .PHONY: help setup compiled demo demo-trees demo-seg test coverage test-torch \
-	test-original-mm test-foreign test-compiled test-timm test-transformers test-page docs docs-deploy dist release \
+	test-original-mm test-foreign test-compiled test-timm test-transformers test-page docs docs-deploy dist owner release \
 	test-core test-extras lint lock table drift-table gpu-report fuzz
 
 help:  ## this list
@@ -108,7 +108,10 @@ dist: setup  ## build the wheel and the source archive in dist/, and try them in
 	$(PY) -m twine check --strict dist/*
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/release.py dist
 
-release:  ## `make test-extras`, if the tag TAG=v... is this version and the changelog has its date
+owner:  ## put the account that hosts the repository, NAME=ACCOUNT, in the place of OWNER everywhere
+	@python3 tests/release.py owner "$$NAME"
+
+release:  ## `make test-extras`, if the tag TAG=v... is this version, the changelog dated, the owner set
 	@python3 tests/release.py tag "$$TAG"
 	@$(MAKE) test-extras
 

@@ -31,10 +31,10 @@ class BuildWithConfigs(build_py):
 def for_index(readme: str, pyproject: str) -> str:
     """The README as a package index shows it, where relative links lead nowhere.
 
-    They become links to `Repository` of [project.urls]. Without that, pictures are left out, and
-    of links the text stays.
+    They become links to `Repository` of [project.urls]. While that has no owner, pictures are left
+    out, and of links the text stays.
     """
-    repository = re.search(r'^Repository = "(.+)"$', pyproject, re.M)
+    repository = re.search(r'^Repository = "((?!.*/OWNER/).+)"$', pyproject, re.M)
     if not repository:
         without_pictures = re.sub(rf'!\[[^\]]*\]{RELATIVE}', '', readme)
         return re.sub(rf'\[([^\]]*)\]{RELATIVE}', r'\1', without_pictures)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .tasks.trained import load_trained as load_trained
 
 __all__ = list(_PUBLIC)
-__version__ = '0.1.0'
+__version__ = '1.0.0rc1'
 
 
 def __getattr__(name: str) -> object:

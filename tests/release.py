@@ -145,9 +145,17 @@ def check_archives(wheel: Path, archive: Path, folder: Path) -> Path:
     return source
 
 
+OWNER = 'OWNER'  # in the address of the repository, until `make owner`
+# What says so in README.md and pyproject.toml.
+NOTES = (
+    '`OWNER` is the account that hosts this repository. ',
+    '# OWNER is the account that hosts this repository: `make owner NAME=ACCOUNT` sets it.\n',
+)
+
+
 def check_tag(tag: str, changelog: str, pyproject: str) -> None:
     """Exit unless the tag is that of this version, the changelog says when it was released, and the
-    links of the README have a target."""
+    address of the repository has an owner."""
     source = (ROOT / 'cpvt_pyramid/__init__.py').read_text()
     version = re.search(r"^__version__ = '(.*)'", source, re.M)[1]
     if tag != f'v{version}':
@@ -159,8 +167,36 @@ def check_tag(tag: str, changelog: str, pyproject: str) -> None:
         date.fromisoformat(heading[1])
     except ValueError:
         sys.exit(f'the entry of {version} in CHANGELOG.md needs a date, got ({heading[1]})')
-    if not re.search('^Repository = "https://', pyproject, re.M):
-        sys.exit('[project.urls] in pyproject.toml needs the address of the Repository')
+    if owner_in(pyproject) == OWNER:
+        sys.exit(f'the address of the repository still has {OWNER}: make owner NAME=ACCOUNT')
+
+
+def owner_in(pyproject: str) -> str:
+    """The account in the address of the repository."""
+    return re.search(
+        r'^Repository = "https://github\.com/([^/"]+)/cpvt_pyramid"$', pyproject, re.M
+    )[1]
+
+
+def set_owner(name: str, root: Path) -> list[str]:
+    """Replace the account in the address of the repository in all files that git tracks; returns
+    the names of the files."""
+    if not re.fullmatch('[A-Za-z0-9](-?[A-Za-z0-9]){0,38}', name) or name == OWNER:
+        sys.exit(f'NAME must be an account of GitHub, got {name!r}')
+    before = owner_in((root / 'pyproject.toml').read_text(encoding='utf-8'))
+    changed = []
+    for file in run('git', 'ls-files', cwd=root).splitlines():
+        path = root / file
+        address = f'github.com/{before}/cpvt_pyramid'
+        if path.is_symlink() or address.encode() not in path.read_bytes():
+            continue
+        text = path.read_text(encoding='utf-8')
+        text = text.replace(address, f'github.com/{name}/cpvt_pyramid')
+        for note in NOTES:
+            text = text.replace(note, '')
+        path.write_text(text, encoding='utf-8')
+        changed.append(file)
+    return changed
 
 
 def main(folder: str, *options: str) -> None:
@@ -183,5 +219,7 @@ if __name__ == '__main__':
             (ROOT / name).read_text(encoding='utf-8') for name in ('CHANGELOG.md', 'pyproject.toml')
         ]
         check_tag(sys.argv[2], *texts)
+    elif sys.argv[1] == 'owner':
+        print('changed:', *set_owner(sys.argv[2], ROOT))
     else:
         main(*sys.argv[1:])

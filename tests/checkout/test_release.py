@@ -11,7 +11,7 @@ from pathlib import Path
 import extras
 import pytest
 import yaml
-from release import PROBE, check_tag
+from release import PROBE, check_tag, owner_in, set_owner
 from support import ROOT, pyproject, run
 
 import cpvt_pyramid
@@ -41,7 +41,7 @@ def test_citation():
     citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text())
     assert citation['cff-version'] == '1.2.0' and citation['message'] and citation['title']
     assert citation['type'] == 'software' and citation['license'] == 'Apache-2.0'
-    assert str(citation['version']) == cpvt_pyramid.__version__
+    assert 'version' not in citation  # the package alone has it
     for work in (citation, *citation['references']):
         assert {'type', 'title', 'authors'} <= work.keys()
         for author in work['authors']:
@@ -134,11 +134,11 @@ def test_badges_have_workflows():
 def test_releases_need_a_dated_entry():
     version = cpvt_pyramid.__version__
     tag = f'v{version}'
-    project = '[project.urls]\nRepository = "https://example.org/cpvt_pyramid"\n'
+    project = '[project.urls]\nRepository = "https://github.com/me/cpvt_pyramid"\n'
     released = f'# Changelog\n\n## {version} (2026-11-30)\n'
     check_tag(tag, released, project)
-    with pytest.raises(SystemExit, match='the address of the Repository'):
-        check_tag(tag, released, '[project.urls]\n')
+    with pytest.raises(SystemExit, match='still has OWNER: make owner NAME=ACCOUNT'):
+        check_tag(tag, released, project.replace('/me/', '/OWNER/'))
     for wrong, changelog, complaint in (
         ('v0.0.0', f'## {version} (2026-11-30)\n', f'the tag must be {tag}'),
         ('', f'## {version} (2026-11-30)\n', f'the tag must be {tag}'),
@@ -154,6 +154,29 @@ def test_releases_need_a_dated_entry():
         assert re.fullmatch(r'## \S+ \(\d{4}-\d\d-\d\d\)', heading)
 
 
+def test_one_command_sets_the_owner(tmp_path):
+    """In all files that have the address, and no sentence about the placeholder stays."""
+    names = ('pyproject.toml', 'README.md', 'SECURITY.md')
+    for name in names:
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    subprocess.run(['git', 'init', '-q'], cwd=tmp_path, check=True)
+    subprocess.run(['git', 'add', *names], cwd=tmp_path, check=True)
+    before = owner_in((ROOT / 'pyproject.toml').read_text())
+    assert (
+        f'git clone https://github.com/{before}/cpvt_pyramid ' in (ROOT / 'README.md').read_text()
+    )
+    assert set_owner('some-body', tmp_path) == ['README.md', 'pyproject.toml']
+    project = (tmp_path / 'pyproject.toml').read_text()
+    assert owner_in(project) == 'some-body'
+    readme = (tmp_path / 'README.md').read_text()
+    assert 'git clone https://github.com/some-body/cpvt_pyramid ' in readme
+    assert 'OWNER' not in readme + project
+    assert set_owner('another', tmp_path) == ['README.md', 'pyproject.toml']
+    for wrong in ('', 'OWNER', 'a/b', '-a'):
+        with pytest.raises(SystemExit, match='NAME must be an account'):
+            set_owner(wrong, tmp_path)
+
+
 def test_the_readme_of_the_package_index():
     """Its links lead to the repository, or nothing is left of them but their text."""
     spec = importlib.util.spec_from_file_location('setup_script', ROOT / 'setup.py')
@@ -166,8 +189,9 @@ def test_the_readme_of_the_package_index():
         '[b](https://h/i/blob/HEAD/docs/b.md#c), [d](https://e.org) '
         '![f](https://h/i/raw/HEAD/g.png)'
     )
-    assert script.for_index(readme, '') == ' b, [d](https://e.org) '
-    ours = script.for_index((ROOT / 'README.md').read_text(), '')
+    nowhere = '[project.urls]\nRepository = "https://h/OWNER/i"\n'
+    assert script.for_index(readme, nowhere) == ' b, [d](https://e.org) '
+    ours = script.for_index((ROOT / 'README.md').read_text(), nowhere)
     assert re.findall(r'\]\((?!https?:)[^)]*\)', ours) == []
 
 

@@ -3,6 +3,7 @@ published COCO AP.
 
     python -m benchmarks.latency
     python -m benchmarks.latency --models retinanet_pvt_v2_b0 ResNet-50 --size 512 --rounds 1
+    python -m benchmarks.latency --again benchmarks/detectors.json
 
 The folder `--out` gets latency.json (all times, and the machine), latency.md (the table, which is
 also printed) and latency.png. A row is a detector of our configs or of MMDetection's, for one
@@ -18,15 +19,17 @@ and the weights here are random.
 PyTorch has one thread, and its processor time counts, not the clock: what else runs on the machine
 does not. On an idle core both are the same. The detectors take turns (A B C, A B C, ...), each with
 two passes, and the least time is shown. Files and table are written after each round.
+
+benchmarks/detectors.json has the times of docs/performance.md; `--again` draws their figure.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from cpvt_pyramid.app.tooling.command import (
     UserError,
@@ -45,6 +48,7 @@ with imports_of('latency'):
     import matplotlib.pyplot as plt
     import mmdet
     import torch
+    from matplotlib.patheffects import withStroke
     from torch import Tensor, nn
 
     from benchmarks import ROOT
@@ -101,6 +105,7 @@ def latency(
     models: Sequence[str] = (),
     size: Size = SIZE,
     rounds: int = 3,
+    again: Optional[str] = None,
     out: str = 'work_dirs/latency',
 ) -> None:
     """Print the table, and write it, the times and the figure.
@@ -109,6 +114,7 @@ def latency(
         models: names of our configs, ResNet-50 or Swin-T; by default all
         size: of the image, in pixels
         rounds: turns of each detector
+        again: a latency.json, whose table and figure are written again; nothing is measured
         out: folder for latency.json, latency.md and latency.png
     """
     for name in models:
@@ -117,6 +123,11 @@ def latency(
     check_at_least('--size', min(size), 32)
     check_at_least('--rounds', rounds, 1)
     folder = Path(out)
+    if again:
+        results = loads(Path(again).read_text(encoding='utf-8'))
+        write(results, make_folder(folder))
+        show(results)
+        return
     make_folder(folder)
     torch.manual_seed(0)
     image = torch.randn(1, 3, *size)
@@ -128,10 +139,21 @@ def latency(
                 show_progress(f'round {i + 1} of {rounds}: {row["name"]}')
                 measure(row, image)
             write_text(folder / 'latency.json', dumps(results, indent=1) + '\n')
-            write_text(folder / 'latency.md', latency_table(rows))
-            draw(rows, size, folder / 'latency.png')
-    print(f'{results["machine"]["processor"]}, {size.height} x {size.width} pixels, one thread\n')
-    print(latency_table(rows), end='')
+            write(results, folder)
+    show(results)
+
+
+def write(results: dict, folder: Path) -> None:
+    """Write the table and the figure."""
+    write_text(folder / 'latency.md', latency_table(results['rows']))
+    draw(results, folder / 'latency.png')
+
+
+def show(results: dict) -> None:
+    """Print what was measured where, and the table."""
+    height, width = results['size']
+    print(f'{results["machine"]["processor"]}, {height} x {width} pixels, one thread\n')
+    print(latency_table(results['rows']), end='')
 
 
 # Measurement
@@ -218,9 +240,11 @@ def latency_table(rows: Sequence[dict]) -> str:
     return markdown_table(head, lines)
 
 
-def draw(rows: Sequence[dict], size: Size, path: Path) -> None:
+def draw(results: dict, path: Path) -> None:
     """Draw AP over latency: a line for each family, a cross for the detectors of MMDetection."""
-    figure, axes = plt.subplots(figsize=(7.5, 4.6), layout='constrained')
+    rows = results['rows']
+    height, width = results['size']
+    figure, axes = plt.subplots(figsize=(7.5, 5.4), layout='constrained')
     for family, color in COLORS.items():
         members = [row for row in rows if row['family'] == family]
         if not members:
@@ -231,40 +255,60 @@ def draw(rows: Sequence[dict], size: Size, path: Path) -> None:
         low = [min(row['bfloat16_seconds']) for row in members]
         axes.plot(low, box_aps, 'o--', color=color, ms=3, lw=0.8)
         for row, x, y in zip(members, seconds, box_aps):
-            label(axes, row['backbone'].rpartition('-')[2], (x, y), (-5, 3), color)
+            name = row['backbone'].rpartition('-')[2]
+            if family == 'PVT':  # below its line is Swin-T
+                label(axes, name, (x, y), (-6, 4), color, ha='right')
+            else:
+                label(axes, name, (x, y), (6, -11), color, ha='left')
     for row in rows:
         if row['family']:
             continue
         least = min(row['seconds'])
         plain = min(row['plain_seconds'])
-        axes.plot([least, plain], [row['box_ap']] * 2, color=OTHER, lw=0.8, ls=':')
-        axes.plot(min(row['bfloat16_seconds']), row['box_ap'], 'X', color=OTHER, ms=4)
+        low = min(row['bfloat16_seconds'])
+        axes.plot([low, least, plain], [row['box_ap']] * 3, color=OTHER, lw=0.8, ls=':')
+        axes.plot(low, row['box_ap'], 'X', color=OTHER, ms=5)
         axes.plot(least, row['box_ap'], 'X', color=OTHER, ms=8)
         axes.plot(plain, row['box_ap'], 'X', color='white', mec=OTHER, ms=8)
-        label(axes, row['backbone'], (least, row['box_ap']), (20, -14), OTHER)
-    axes.plot([], [], 'X', color=OTHER, ms=8, ls='', label="MMDetection's")
-    axes.plot([], [], 'X', color='white', mec=OTHER, ms=8, ls='', label='not accelerated')
-    axes.plot([], [], 'o--', color='grey', ms=3, lw=0.8, label='in bfloat16')
+        label(axes, row['backbone'], (least, row['box_ap']), (0, -14), OTHER, ha='center')
+    axes.plot([], [], 'o--', color='grey', ms=3, lw=0.8, label='the same in bfloat16')
+    axes.plot([], [], 'X', color=OTHER, ms=8, ls='', label="MMDetection's, also accelerated")
+    axes.plot([], [], 'X', color='white', mec=OTHER, ms=8, ls='', label='the same, not accelerated')
+    axes.plot([], [], 'X', color=OTHER, ms=5, ls='', label='the same in bfloat16, accelerated')
     axes.set(
-        xlabel=f'seconds for one image of {size.height} x {size.width} pixels, '
-        'one CPU thread (measured)',
+        title=f'RetinaNet on one thread of {results["machine"]["processor"]}',
+        xlabel=f'time for one image of {height} x {width} pixels (measured)',
         ylabel='COCO box AP (published)',
     )
+    axes.xaxis.set_major_formatter(lambda seconds, _: f'{seconds:g} s\n{1000 * seconds:.0f} ms')
     axes.margins(y=0.1)
     axes.spines[['top', 'right']].set_visible(False)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, loc='lower right')
+    figure.legend(frameon=False, loc='outside lower center', ncols=3, fontsize=8.5)
     with atomic_write(path, '.png') as draft:
         figure.savefig(draft, dpi=130)
     plt.close(figure)
 
 
 def label(
-    axes: plt.Axes, text: str, point: tuple[float, float], offset: tuple[float, float], color: str
+    axes: plt.Axes,
+    text: str,
+    point: tuple[float, float],
+    offset: tuple[float, float],
+    color: str,
+    ha: str,
 ) -> None:
-    """Write a name that ends at an offset from a point, in typographic points."""
+    """Write a name at an offset from a point, in typographic points; lines do not cross it."""
     axes.annotate(
-        text, point, offset, textcoords='offset points', ha='right', color=color, fontsize=8.5
+        text,
+        point,
+        offset,
+        textcoords='offset points',
+        ha=ha,
+        color=color,
+        fontsize=8.5,
+        path_effects=[withStroke(linewidth=3, foreground='white')],
+        zorder=5,
     )
 
 

@@ -193,14 +193,22 @@ def readme_section(measured: Sequence[Measured]) -> str:
     ]
     lines.append(['peak memory of the step', *memory])
     lines += multiples(steps, TRAINED_OTHERS, memory_ratio)
+    in_timm = [
+        time_ratio(of, other, row)
+        for column in columns.values()
+        for of, row in column
+        if (other := of.find(row, model='timm'))
+    ]
     height, width = README_SIZE
     names = [name_of(row) for ((_, row), *_) in columns.values()]
     head = [f'one image of {height} x {width}, one CPU thread', *names]
     abouts = '\n'.join(f'- {of_processor.about}' for of_processor in measured)
     caption = (
         'Milliseconds and MiB are those of our accelerated models; "x 2" means twice as much.\n'
-        'OpenVINO runs our exported models. In bfloat16, weights are bfloat16, and so is\n'
-        "OpenVINO's computation. Measured by `benchmarks.speed`; where there are several\n"
+        "In float32, inference with timm's models takes "
+        f'{spread(in_timm, "{:.1f}", "{}")} times as long, depending on the\n'
+        'processor. OpenVINO runs our exported models. In bfloat16, weights are bfloat16, and so\n'
+        "is OpenVINO's computation. Measured by `benchmarks.speed`; where there are several\n"
         f'processors, from the least to the largest of them:\n\n{abouts}\n'
     )
     return f'{markdown_table(head, lines)}\n{caption}'

@@ -7,6 +7,7 @@ import mmdet
 import pytest
 import yaml
 from PIL import Image
+from support import ROOT
 
 from benchmarks import latency as tool
 from benchmarks.published import COMPARED, RETINANET_1X
@@ -32,6 +33,17 @@ def test_table_and_figure(tmp_path, capsys):
     assert cells[1][:4] == ['ResNet-50', '36.5', 'MMDetection', '38.0M']
     assert cells[1][-1] == '1.00'
     assert min(Image.open(tmp_path / 'latency.png').size) > 400
+    (tmp_path / 'latency.png').unlink()
+    again = ['--again', str(tmp_path / 'latency.json'), '--out', str(tmp_path)]
+    assert tool.main(again) == 0
+    assert table in capsys.readouterr().out and (tmp_path / 'latency.png').is_file()
+
+
+def test_the_page_has_the_times_of_the_file():
+    results = json.loads((ROOT / 'benchmarks/detectors.json').read_text())
+    page = (ROOT / 'docs/performance.md').read_text()
+    assert f'\n\n{tool.latency_table(results["rows"])}\n' in page
+    assert f'commit {results["commit"]}' in page
 
 
 def test_every_published_backbone_is_a_row():

@@ -1,6 +1,7 @@
 """Install each extra of the wheel that `make dist` built into its own environment, and use it.
 
-`cpvt doctor` must find nothing broken there. There is one environment at a time.
+`cpvt doctor` must find nothing broken there. There is one environment at a time. The last one has
+what the README's first training needs, and runs its commands with fewer images.
 
     python tests/extras.py dist
     python tests/extras.py dist mm timm
@@ -91,6 +92,28 @@ USES = {
     'dev': 'python -m pytest --version',
 }
 
+# The README's way from nothing to an exported model, as it is printed there, after the
+# installation of these extras.
+FIRST_EXTRAS = 'mm,demo,export'
+FIRST_TRAINING = [
+    re.sub(' *#.*', '', line)
+    for line in re.search(
+        rf"pip install '\.\[{FIRST_EXTRAS}\]'.*\n((?:cpvt .*\n)+)",
+        (ROOT / 'README.md').read_text(encoding='utf-8'),
+    )[1].splitlines()
+]
+SHORTER = {'--train 60 --val 20': '--train 4 --val 2', '--epochs 30': '--epochs 1'}
+
+
+def first_training() -> list[str]:
+    """The commands of FIRST_TRAINING, with fewer pages and one epoch."""
+    text = '\n'.join(FIRST_TRAINING)
+    for before, after in SHORTER.items():
+        if before not in text:
+            sys.exit(f'README.md must have {before!r} in its first training')
+        text = text.replace(before, after)
+    return text.splitlines()
+
 
 def extras_of(wheel: Path) -> list[str]:
     """The names of the extras in the metadata of a wheel."""
@@ -142,6 +165,13 @@ def main(folder: str, *names: str) -> None:
         with tempfile.TemporaryDirectory() as place:
             try_extra(wheel, extra, Path(place))
         print(f'the extra {extra} is sound', flush=True)
+    if not names:
+        with tempfile.TemporaryDirectory() as place:
+            environment = Environment(Path(place))
+            environment.install(f'{wheel}[{FIRST_EXTRAS}]')
+            for command in first_training():
+                environment.call(command)
+        print("the README's first training is sound", flush=True)
 
 
 if __name__ == '__main__':

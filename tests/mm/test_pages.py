@@ -1,6 +1,7 @@
 """The configs in docs/mm.md and the README, on top of those that they start from."""
 
 import re
+import textwrap
 from pathlib import Path
 
 import mmdet
@@ -23,11 +24,12 @@ import cpvt_pyramid.app.training.hooks
 import cpvt_pyramid.mm.detection  # noqa: F401 (they register classes)
 from cpvt_pyramid import ARCHS
 from cpvt_pyramid.app.config.load import load_config
+from cpvt_pyramid.mm.valid_region import Normalization
 from tests.models.samples import random_data
 
 MM = (ROOT / 'docs/mm.md').read_text()
 README = (ROOT / 'README.md').read_text()
-EDITED, KEYS, SEGMENTOR, FINE_TUNING = re.findall(r'```python\n(.*?)```', MM, re.S)
+EDITED, INPUTS, KEYS, SEGMENTOR, FINE_TUNING = re.findall(r'```python\n(.*?)```', MM, re.S)
 (DETECTOR,) = (
     code for code in re.findall(r'```python\n(.*?)```', README, re.S) if '_base_' in code
 )
@@ -100,6 +102,35 @@ def test_the_configs_train(snippet, original, place, tmp_path):
     losses = model.train_step(inputs, optim_wrapper)
     assert all(torch.isfinite(value).all() for value in losses.values())
     assert not torch.equal(model.backbone.pos_block[0].proj[0].weight, before)
+
+
+@pytest.mark.parametrize(
+    'name', ['fcos/fcos_r50-caffe_fpn_gn-head_1x_coco.py', 'rtmdet/rtmdet_s_8xb32-300e_coco.py']
+)
+def test_other_means_become_those_of_the_weights(name, tmp_path):
+    snippet = EDITED + textwrap.dedent(INPUTS)
+    cfg = at_the_end(snippet, DETECTORS / name, tmp_path)
+    init_default_scope('mmdet')
+    preprocessor = MODELS.build(cfg.model.data_preprocessor)
+    mean, std = (value.flatten().tolist() for value in (preprocessor.mean, preprocessor.std))
+    assert Normalization(tuple(mean), tuple(std)).is_of_imagenet()
+    assert preprocessor._channel_conversion  # mmengine's name for BGR to RGB
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        'dino/dino-4scale_r50_8xb2-12e_coco.py',
+        'deformable_detr/deformable-detr_r50_16xb2-50e_coco.py',
+    ],
+)
+def test_detrs_keep_their_optimizers(name, tmp_path):
+    """The snippet without its last line."""
+    *lines, last = EDITED.splitlines()
+    assert last.startswith('optim_wrapper')
+    optim_wrapper = at_the_end('\n'.join(lines), DETECTORS / name, tmp_path).optim_wrapper
+    assert optim_wrapper.optimizer.type == 'AdamW'
+    assert optim_wrapper.paramwise_cfg.custom_keys.backbone.lr_mult == 0.1
 
 
 def test_swin_keeps_its_optimizer(tmp_path):

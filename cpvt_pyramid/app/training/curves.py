@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NUMBER = 'number.txt'
+WITHOUT_OBJECTS = -1.0  # COCO's AP of small objects, for example, where the data have none
 NO_METRICS = {'step', 'iter', 'epoch', 'lr', 'base_lr', 'time', 'data_time', 'memory', 'grad_norm'}
 # The metrics worth showing, of all that evaluators report, and their names in print.
 HEADLINES = {
@@ -73,7 +74,11 @@ def read_curves(work_dir: Path) -> Curves:
     losses = curves.losses['loss']
     curves.resumed = [step for step in curves.resumed if step in losses]
     curves.losses = {name: points for name, points in curves.losses.items() if points}
-    curves.metrics = {name: points for name, points in curves.metrics.items() if points}
+    curves.metrics = {
+        name: points
+        for name, points in curves.metrics.items()
+        if set(points.values()) - {WITHOUT_OBJECTS}
+    }
     return curves
 
 

@@ -157,6 +157,15 @@ def test_curves_are_drawn(tmp_path) -> None:
     assert smoothed([1, math.nan, 3], 1) == [1, 2, 3]
 
 
+def test_metrics_of_objects_that_do_not_exist(tmp_path) -> None:
+    records = epochs(1, 2, 50, 10)
+    for record in records:
+        if 'coco/bbox_mAP' in record:
+            record['coco/bbox_mAP_s'] = -1.0
+    write_log(tmp_path / '20260101_000000', records)
+    assert list(read_curves(tmp_path).metrics) == ['coco/bbox_mAP']
+
+
 def test_nothing_to_draw(tmp_path) -> None:
     write_log(tmp_path / 'empty/20260101_000000', [])
     with pytest.raises(ValueError, match='no loss was logged'):

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from importlib import metadata
 
@@ -157,6 +158,22 @@ def requirements_of(group: str) -> list[str]:
     for item in pyproject()['dependency-groups'][group]:
         found += requirements_of(item['include-group']) if isinstance(item, dict) else [item]
     return found
+
+
+def test_every_extra_that_is_named_exists():
+    """In all pages, docstrings, messages and notebooks."""
+    declared = pyproject()['project']['optional-dependencies'].keys()
+    files = subprocess.run(
+        ['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    named = set()
+    for name in files.stdout.splitlines():
+        path = ROOT / name
+        if path.suffix in ('.py', '.md', '.ipynb', '.toml', '.yml', '.html', '.js', '.Dockerfile'):
+            for extras in re.findall(r'pip install [^\n`]*\[([a-z,]+)\]', path.read_text()):
+                named |= {(extra, name) for extra in extras.split(',')}
+    assert len(named) > 20
+    assert [(extra, name) for extra, name in sorted(named) if extra not in declared] == []
 
 
 def test_extras_agree_on_the_oldest_torch():

@@ -13,6 +13,7 @@ from ..images.reading import resize_image
 from ..predict.metadata import parse_metadata, reference_name
 from ..predict.sessions import Session, open_session
 from ..tooling.command import UserError, one_line
+from ..tooling.progress import working
 from ..tooling.report import text_table
 from .comparison import HEAD, Arrays, Tolerances, is_detection, matched, verdict
 from .comparison import TOLERANCES as RESULTS_TOLERANCES
@@ -65,7 +66,8 @@ def compare_with_pytorch(path: Path, session: Session, dtype: str) -> bool:
         if session.metadata is not None:
             print(f'{path} has no outputs of PyTorch to compare with; export it again for that\n')
         return True
-    checks = verify_session(path, session, dtype)
+    with working('comparing with PyTorch'):
+        checks = verify_session(path, session, dtype)
     print(text_table(HEAD, [check.cells for check in checks]))
     reference = reference_name(parse_metadata(path, session))
     print(f'{path}, {session.device}: {verdict(checks, reference)}\n')
@@ -84,9 +86,10 @@ def compare_with_batches(path: Path, session: Session, options: VerifyOptions) -
         is_given = options.dtype != 'float32'
         tolerance = TOLERANCES[options.dtype] if is_given else file.tolerance
     try:
-        report = batch_report(
-            file, images, sizes=sizes, tolerance=tolerance, bitwise=options.bitwise
-        )
+        with working('comparing images alone and in batches'):
+            report = batch_report(
+                file, images, sizes=sizes, tolerance=tolerance, bitwise=options.bitwise
+            )
     except ValueError as error:  # nothing to compare
         advice = ''
         if isinstance(error, SameForAll) and not options.photographs:

@@ -20,6 +20,7 @@ from ..images.reading import load_image
 from ..predict.opening import EXPORTING, resolve_model
 from ..tooling.command import UserError, one_line
 from ..tooling.files import check_file, check_new
+from ..tooling.progress import working
 from .about import Settings
 from .files import Written, write_verified
 from .models import exportable
@@ -56,7 +57,8 @@ def export_file(
         raise UserError(f'--out must end in .onnx, got {path}')
     check_file(path)
     check_new(path)
-    source = open_source(model, checkpoint, cfg_options, backbone)
+    with working('loading the model'):
+        source = open_source(model, checkpoint, cfg_options, backbone)
     photographs = given_photographs(images) if images else own_photographs(source.images)
     graph = exportable(source.model, probabilities, backbone)
     graph.check(settings)

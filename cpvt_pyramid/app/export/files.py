@@ -15,6 +15,7 @@ from torch import nn
 from ..predict.sessions import KEY, TEST_KEY, OnnxRuntime, OpenVino
 from ..tooling.command import UserError, one_line
 from ..tooling.files import atomic_write
+from ..tooling.progress import working
 from .about import Settings, metadata
 from .base import Exportable
 from .comparison import Check
@@ -60,7 +61,8 @@ def write_verified(
     about = metadata(model, weights, config, settings)
     try:
         with atomic_write(path) as partial:
-            file = with_all_stages(model, settings)
+            with working('capturing the model'):
+                file = with_all_stages(model, settings)
             add_metadata(file, about)  # OpenVINO runs our files in another form
             onnx.save(file, partial)
             runners = {'onnxruntime': OnnxRuntime(partial, CPU).run}
@@ -74,9 +76,10 @@ def write_verified(
             reports = write_report(path, about, checks)
             unfit = check_passed(checks, f'see {reports[1]}')
             finish(file, model.output_names)
-            add_metadata(file, about, make_samples(model, settings))
-            onnx.save(file, partial)
-            tested = verify_session(partial, OnnxRuntime(partial, CPU))
+            with working('testing the file'):
+                add_metadata(file, about, make_samples(model, settings))
+                onnx.save(file, partial)
+                tested = verify_session(partial, OnnxRuntime(partial, CPU))
             check_passed(tested, 'this is the test of the file itself')
     except ExportError as error:
         raise UserError(f'{path} was not written; {one_line(error)}') from error

@@ -42,6 +42,7 @@ from ..predict.sessions import (
 from ..predictions.kinds import Detections, Prediction
 from ..tooling.command import UserError, imports_of, one_line, optional_package
 from ..tooling.files import check_file, check_new, folder_to_fill
+from ..tooling.progress import working
 from ..tooling.report import text_table
 from ..tooling.threads import usable_cores
 from .accuracy import Agreement, agreement_of
@@ -364,7 +365,8 @@ def quantize_images(
         compared = find_images(compare, '--compare')
     else:
         calibration, compared = split_images(calibration)
-    results = quantize_file(path, out, calibration, compared, limits, truth)
+    with working('quantizing, comparing and measuring'):
+        results = quantize_file(path, out, calibration, compared, limits, truth)
     print(f'\n{summary(results)}')
     print(f'wrote {", ".join(map(str, files_of(out)))}')
     if warning := speed_warning(results):

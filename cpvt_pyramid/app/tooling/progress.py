@@ -69,6 +69,22 @@ def progress(total: Optional[int], unit: str, name: str = '') -> Iterator[Callab
 
 
 @contextmanager
+def working(what: str) -> Iterator[None]:
+    """Inside this context, which has no steps to count, stderr gets a line each `INTERVAL`."""
+    if rank():
+        yield
+        return
+    begin = time.monotonic()
+
+    def report() -> None:
+        seconds = time.monotonic() - begin
+        print(f'{what}, {seconds:.0f} s\n', end='', file=sys.stderr, flush=True)
+
+    with every(INTERVAL, report):
+        yield
+
+
+@contextmanager
 def every(seconds: float, function: Callable[[], object]) -> Iterator[None]:
     """Inside this context another thread calls a function each time this many seconds have
     passed."""

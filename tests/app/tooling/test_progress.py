@@ -8,9 +8,13 @@ import time
 from typing import Any, Optional
 
 import pytest
+from support import ROOT
 
+from cpvt_pyramid.__main__ import main
+from cpvt_pyramid.app.export import files, quantization
+from cpvt_pyramid.app.export.onnx_file import ExportError
 from cpvt_pyramid.app.tooling import progress as module
-from cpvt_pyramid.app.tooling.progress import progress
+from cpvt_pyramid.app.tooling.progress import progress, working
 
 
 def work(total: Optional[int], **options: Any) -> None:
@@ -36,6 +40,41 @@ def test_a_log_has_a_line_after_each_interval(capsys, monkeypatch):
     with progress(8, 'images'):
         time.sleep(0.3)
     assert capsys.readouterr().err == ''
+
+
+def test_what_has_no_steps_says_that_it_goes_on(capsys, monkeypatch):
+    with working('capturing'):
+        pass
+    assert capsys.readouterr().err == ''
+    monkeypatch.setattr(module, 'INTERVAL', 0.1)
+    with working('capturing'):
+        time.sleep(0.35)
+    assert capsys.readouterr().err.count('capturing, 0 s\n') >= 2
+    monkeypatch.setenv('RANK', '1')
+    with working('capturing'):
+        time.sleep(0.3)
+    assert capsys.readouterr().err == ''
+
+
+def test_commands_that_take_long_say_so(monkeypatch, capsys, tmp_path):
+    """What takes half a minute ends where it begins."""
+
+    def stop(*_: Any) -> None:
+        time.sleep(0.1)
+        raise ExportError('enough')
+
+    monkeypatch.setattr(module, 'INTERVAL', 0.02)
+    monkeypatch.setattr(files, 'with_all_stages', stop)
+    monkeypatch.setattr(quantization, 'quantize_file', stop)
+    model = str(ROOT / 'examples/trees.onnx')
+    backbone = ['pcpvt_nano', 'cpvt://pcpvt_nano']
+    for arguments, said, status in (
+        (['export', *backbone, '--out', str(tmp_path / 'a.onnx')], 'capturing the model, ', 2),
+        (['verify', model, '--size', '32', '--batch-size', '2'], 'comparing with PyTorch, ', 0),
+        (['quantize', model, str(ROOT / 'examples/trees')], 'quantizing, comparing and meas', 2),
+    ):
+        assert main(arguments) == status
+        assert said in capsys.readouterr().err
 
 
 def test_no_thread_outlives_an_error(monkeypatch):

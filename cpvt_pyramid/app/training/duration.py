@@ -36,8 +36,8 @@ class DurationHook(Hook):
         left = runner.max_iters - runner.iter - 1
         end = time.strftime('%d %b %H:%M', time.localtime(time.time() + each * left))
         line = (
-            f'this training takes about {duration(each * left)}, until {end}, and the time of its '
-            f'evaluations: {amount(left, "more iteration")} of {each:.2g} s'
+            f'this training ends in about {duration(each * left)}, {end}, without the evaluations: '
+            f'{amount(left, "iteration")} of {each:.2g} s are left'
         )
         if each * left > LONG:
             line += (

@@ -11,7 +11,7 @@ from tiny_mm import SMALL
 from cpvt_pyramid.app.training import duration
 
 LINE = re.compile(
-    r'this training takes about (.*?), until .*?: (\d+) more iterations of [\d.e-]+ s'
+    r'this training ends in about (.*?), .*?: (\d+) iterations of [\d.e-]+ s are left'
 )
 SHORTER = '(cpvt new-config --base, --epochs)'
 

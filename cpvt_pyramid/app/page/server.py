@@ -214,7 +214,9 @@ class Page:
         fitting = [
             n for n in fits if math.prod(self.model.with_shorter_side(n).padded_size(size)) <= most
         ]
-        advice = f'shorter_side={fitting[0]} fits' if fitting else 'cut it'
+        advice = 'cut it'
+        if fitting:  # for the page's slider, and for other programs
+            advice = f'a shorter side of the input of {fitting[0]} fits (shorter_side)'
         raise UserError(
             f'an image of {size[1]} x {size[0]} pixels would be an input of {width} x {height}, '
             f'and this page takes up to {most / 1e6:.1f} megapixels; {advice}'

@@ -559,10 +559,18 @@ def test_what_requests_cost_is_bounded(monkeypatch):
     monkeypatch.setattr(app, 'takes_in_tiles', lambda model, size: False)
     small = encoded(Image.new('RGB', (320, 240)))
     refused = [
-        (large, '', 'this page takes up to 1.0 megapixels; shorter_side=1024 fits'),
+        (
+            large,
+            '',
+            'this page takes up to 1.0 megapixels; a shorter side of the input of 1024 fits',
+        ),
         (huge_png(9000, 9000), '', 'up to 67 megapixels, got 9000 x 9000'),
         # By its header: decoded, it would not be a complete image.
-        (huge_png(8190, 8190), '', 'this page takes up to 1.0 megapixels; shorter_side=1024 fits'),
+        (
+            huge_png(8190, 8190),
+            '',
+            'this page takes up to 1.0 megapixels; a shorter side of the input of 1024 fits',
+        ),
         (huge_png(8190, 8190), 'shorter_side=2000', 'shorter_side must be from'),
     ]
     Path('nothing').mkdir()

@@ -163,7 +163,7 @@ def test_a_wrong_result_has_no_time(monkeypatch, tmp_path, capsys):
 
 def test_operations_of_a_step():
     """The table of models counts the same, as multiply-additions."""
-    *_, gflops, _, _, _, _ = model_table.pyramid_row('pvt_v2_b1')
+    *_, gflops, _, _, _, _, _ = model_table.pyramid_row('pvt_v2_b1')
     forward = measuring.operations(Case('pvt_v2_b1', 'inference', 224, 224))
     assert f'{forward / 2e9:.1f}' == gflops
     assert measuring.operations(Case('pvt_v2_b1', 'training', 224, 224)) == 3 * forward

@@ -18,8 +18,10 @@ with the options of `measure IMAGE [--size SIZE SIZE] [--amp]`. The text above t
     Literal['a', 'b']                     a choice
     Optional[T] = None                    as T
 
-Many options are the fields of a dataclass, which is then the only parameter of the function. Fields
-without a default are positional arguments.
+A parameter whose type is a dataclass stands for its fields: options that several commands have are
+declared once, and checked where the dataclass is built. Fields without a default are positional
+arguments, others options; what a field is stands in the `Args:` of the class that declares it, so
+that a class can inherit the options of another.
 
 Every command also has `--debug`, which shows the traceback of an error.
 
@@ -141,10 +143,7 @@ def run_command(
         print(f'{name}: interrupted; nothing was written', file=sys.stderr)
         return INTERRUPTED
     debug = options.pop('debug')
-    declaration = declaration_of(function)
-    tool = function
-    if declaration is not function:
-        tool = lambda **fields: function(declaration(**fields))  # noqa: E731
+    tool = lambda **values: call_with(function, values)  # noqa: E731
     return run_tool(name, tool, options, interrupted.format(**options), debug)
 
 
@@ -408,48 +407,73 @@ class OneLineParser(ArgumentParser):
         return f'; did you mean {found}?' if found else ''
 
 
-def declaration_of(function: Callable) -> Callable:
-    """What declares the options of a tool: its function, or the dataclass that it takes."""
-    kinds = [kind for name, kind in get_type_hints(function).items() if name != 'return']
-    takes_options = len(kinds) == 1 and is_dataclass(kinds[0])
-    return kinds[0] if takes_options else function
+class Declared(NamedTuple):
+    """An argument of a command line."""
+
+    name: str
+    kind: Any
+    default: Any  # `Parameter.empty` if it is required
+    is_positional: bool
+    text: str  # for --help
+
+
+def declared_arguments(declaration: Callable) -> Iterator[Declared]:
+    """The arguments that a function or a dataclass declares, see the docstring of this file."""
+    texts = documented_arguments(declaration)
+    kinds = get_type_hints(declaration)
+    for name, parameter in inspect.signature(declaration).parameters.items():
+        if is_dataclass(kinds[name]):
+            yield from declared_arguments(kinds[name])
+            continue
+        is_positional = parameter.kind is not parameter.KEYWORD_ONLY
+        if is_dataclass(declaration):
+            is_positional = parameter.default is parameter.empty
+        text = texts.get(name, '')  # none with `python -OO`
+        yield Declared(name, kinds[name], parameter.default, is_positional, text)
+
+
+def call_with(declaration: Callable, values: dict[str, Any]) -> Any:
+    """Call a function, or build a dataclass, with values of its `declared_arguments`."""
+    kinds = get_type_hints(declaration)
+    given = {}
+    for name in inspect.signature(declaration).parameters:
+        stands_for_fields = is_dataclass(kinds[name])
+        given[name] = call_with(kinds[name], values) if stands_for_fields else values[name]
+    return declaration(**given)
 
 
 def parser_of(function: Callable) -> OneLineParser:
     """The parser of the options that a function declares."""
-    declaration = declaration_of(function)
-    is_fields = declaration is not function
     parser = OneLineParser(
         prog=program_name(function),
         description=sys.modules[function.__module__].__doc__,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    texts = documented_arguments(declaration)
-    kinds = get_type_hints(declaration)
-    for name, parameter in inspect.signature(declaration).parameters.items():
-        settings = argparse_settings(kinds[name])
-        text = texts.get(name, '').replace('%', '%%')  # none with `python -OO`
-        is_required = parameter.default is parameter.empty
-        is_positional = parameter.kind is not parameter.KEYWORD_ONLY
-        if is_fields:
-            is_positional = is_required
-        if is_positional:
-            if 'choices' not in settings:
-                settings['metavar'] = name.upper()
-            if not is_required:
-                settings['nargs'] = '?'
-            parser.add_argument(name, help=text, **settings)
-            continue
-        if not is_required:
-            settings['default'] = parameter.default
-            text += shown_default(parameter.default)
-        flag = f'--{name.replace("_", "-")}'
-        if settings.get('nargs') == '?':
-            parser.flags.add(flag)
-            settings['metavar'] = f'={name.upper()}'
-        parser.add_argument(flag, required=is_required, help=text, **settings)
+    for argument in declared_arguments(function):
+        add_argument(parser, argument)
     parser.add_argument('--debug', action='store_true', help='show the traceback of an error')
     return parser
+
+
+def add_argument(parser: OneLineParser, argument: Declared) -> None:
+    settings = argparse_settings(argument.kind)
+    text = argument.text.replace('%', '%%')
+    is_required = argument.default is inspect.Parameter.empty
+    if argument.is_positional:
+        if 'choices' not in settings:
+            settings['metavar'] = argument.name.upper()
+        if not is_required:
+            settings['nargs'] = '?'
+        parser.add_argument(argument.name, help=text, **settings)
+        return
+    if not is_required:
+        settings['default'] = argument.default
+        text += shown_default(argument.default)
+    flag = f'--{argument.name.replace("_", "-")}'
+    if settings.get('nargs') == '?':
+        parser.flags.add(flag)
+        settings['metavar'] = f'={argument.name.upper()}'
+    parser.add_argument(flag, required=is_required, help=text, **settings)
 
 
 def shown_default(value: Any) -> str:
@@ -498,8 +522,13 @@ def given_text(text: str) -> str:
     return os.path.expanduser(text)
 
 
-def documented_arguments(function: Callable) -> dict[str, str]:
-    """Each argument's description in a function's docstring, in one line."""
-    section = re.search(r'^Args:\n((?: +.*\n|\n)*)', f'{inspect.getdoc(function)}\n', re.M)
-    entries = re.findall(r'^ {4}(\w+): (.*\n(?: {5,}.*\n)*)', section[1], re.M) if section else []
-    return {name: ' '.join(text.split()).removesuffix('.') for name, text in entries}
+def documented_arguments(declaration: Callable) -> dict[str, str]:
+    """Each argument's description in the docstring of a function, or in those of a class and of the
+    classes that it inherits from, in one line."""
+    texts: dict[str, str] = {}
+    for each in reversed(getattr(declaration, '__mro__', [declaration])):
+        section = re.search(r'^Args:\n((?: +.*\n|\n)*)', f'{inspect.getdoc(each)}\n', re.M)
+        if section:
+            entries = re.findall(r'^ {4}(\w+): (.*\n(?: {5,}.*\n)*)', section[1], re.M)
+            texts |= {name: ' '.join(text.split()).removesuffix('.') for name, text in entries}
+    return texts

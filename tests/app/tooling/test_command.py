@@ -168,7 +168,7 @@ def test_options_come_from_the_signature(capsys):
         assert said in error and error.count('\n') == 1, line
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sizes:
     """How large something is.
 
@@ -201,6 +201,36 @@ def test_options_of_a_dataclass(capsys):
     with pytest.raises(SystemExit, match='0'):
         run_command(measure, ['--help'])
     assert 'height and width (default: 3 4)' in ' '.join(capsys.readouterr().out.split())
+
+
+@dataclass(frozen=True)
+class Counted(Sizes):
+    """Sizes, and a number of them.
+
+    Args:
+        count: how many.
+    """
+
+    count: int = 1
+
+
+def test_options_of_a_dataclass_among_others(capsys):
+    """They may be inherited, and come with those of the function."""
+    given = []
+
+    def measure(path: str, *, speed: bool = False, options: Counted) -> None:
+        given.append((path, speed, options))
+
+    words = ['out.txt', 'a.png', '--count', '2', '--speed', '--names', 'x']
+    assert run_command(measure, words) == 0
+    assert given == [('out.txt', True, Counted('a.png', (3, 4), ['x'], 2))]
+    assert run_command(measure, ['out.txt', 'a.png', '--size', '0', '1']) == 2
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match='0'):
+        run_command(measure, ['--help'])
+    said = ' '.join(capsys.readouterr().out.split())
+    assert 'PATH IMAGE' in said and 'how many (default: 1)' in said
+    assert 'height and width (default: 3 4)' in said
 
 
 def test_a_value_after_a_flag_is_explained(capsys):

@@ -12,8 +12,9 @@ with an `error` of one line. The parameters are optional.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Optional
+from typing import Optional
 
+from ..predict.options import ModelOptions
 from ..tooling.command import imports_of, run_command
 
 GROUP = 'deployment'
@@ -23,10 +24,9 @@ def app(
     model: str,
     *,
     samples: Optional[str] = None,
-    backend: Optional[Literal['onnxruntime', 'openvino']] = None,
-    dtype: Literal['float32', 'bfloat16'] = 'float32',
     host: str = '127.0.0.1',
     port: int = 7860,
+    options: ModelOptions,
 ) -> None:
     """Serve the page until it is interrupted.
 
@@ -35,15 +35,13 @@ def app(
             needs torch.
         samples: folder of images to pick from, which everyone who opens the page sees; by
             default the folder with the model's name, or else the model's folder.
-        backend: what runs an exported model; by default onnxruntime.
-        dtype: of a trained model, or of an exported one in OpenVINO.
         host: address to listen on; 0.0.0.0 lets other machines in, without a password.
         port: port to listen on; 0 takes a free one.
     """
     with imports_of('cpvt app', extra='app'):
         from ..page.start import serve
 
-    serve(model, samples=samples, backend=backend, dtype=dtype, host=host, port=port)
+    serve(model, samples=samples, host=host, port=port, options=options)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

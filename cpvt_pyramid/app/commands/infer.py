@@ -46,15 +46,21 @@ GROUP = 'evaluation and prediction'
 WHEN_STOPPED = 'finished results are in {out_dir}; --skip-existing keeps them'
 
 
-def infer(options: InferOptions) -> int:
+def infer(model: str, inputs: Sequence[str], *, options: InferOptions) -> int:
     """Run a model on images and videos.
+
+    Args:
+        model: config, exported model, checkpoint with its config inside, or name of a trained
+            model; after a config comes its checkpoint, a path or an address.
+        inputs: images, videos, folders with their subfolders, quoted patterns such as
+            'photos/**/*.jpg', or - for a list of paths on stdin.
 
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
     from ..predict.infer import run_infer
 
-    return run_infer(options)
+    return run_infer(model, inputs, options)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -18,10 +18,12 @@ machines, see dist_test.sh.
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal, Optional
 
-from ..tooling.command import UserError, check_at_least, imports_of, run_command
+from ..predict.options import RunOptions
+from ..tooling.command import UserError, imports_of, run_command
 from ..tooling.files import check_file, check_new
 
 GROUP = 'evaluation and prediction'
@@ -33,17 +35,11 @@ def test(
     *,
     split: Optional[Literal['train', 'val', 'test']] = None,
     report: Optional[str] = None,
-    device: Optional[str] = None,
-    backend: Optional[Literal['onnxruntime', 'openvino']] = None,
-    dtype: Literal['float32', 'bfloat16'] = 'float32',
-    batch_size: int = 1,
-    tile: Optional[int] = None,
-    overlap: Optional[int] = None,
     work_dir: Optional[str] = None,
     out: Optional[str] = None,
     tta: bool = False,
-    cfg_options: Sequence[str] = (),
     launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
+    options: RunOptions,
 ) -> None:
     """Evaluate a model, and print its metrics.
 
@@ -55,20 +51,11 @@ def test(
         split: of the data; by default the first of test, val and train that has annotations.
         report: write an HTML page about the predictions: metrics by class and size, kinds of
             errors, a confusion matrix, the worst images; see docs/training.md.
-        device: as in cpvt infer.
-        backend: of an exported model; by default onnxruntime, and openvino for .xml.
-        dtype: as in cpvt infer.
-        batch_size: images that the model takes at a time.
-        tile: process all images in overlapping tiles of this side in pixels, without resizing, as
-            cpvt infer does. By default a model that does not resize images takes those that are
-            much larger than a tile in tiles; 0 takes them as a whole.
-        overlap: overlap of neighbouring tiles; by default a quarter of a tile.
         work_dir: for the test data of a config: folder for the log and the metrics; by default
             work_dirs/NAME/test.
         out: for the test data of a config: write the predictions, pickled.
         tta: for the test data of a config: test-time augmentation. Merge predictions at several
             sizes, flipped and not, by tta_model and tta_pipeline of the config.
-        cfg_options: override settings of a config, for example test_dataloader.num_workers=8.
         launcher: for the test data of a config: what started the processes.
     """
     check_output('--out', out, ('.pkl', '.pickle'))
@@ -76,10 +63,6 @@ def test(
     from ..predict.opening import resolve_model
 
     files, words = resolve_model(model, data)
-    check_at_least('--batch-size', batch_size, 1)
-    check_at_least('--tile', tile, 0)
-    if not tile and overlap is not None:
-        raise UserError('--overlap needs --tile')
     if len(words) > 1:
         raise UserError(
             f'one data.yaml or folder can be evaluated at a time, got {" ".join(words)}'
@@ -89,22 +72,18 @@ def test(
         given['--launcher'] = launcher != 'none'
         check_unused(given, f'is for the test data of a config, without {words[0]}')
         with imports_of('cpvt test', extra='runtime'):
-            from ..evaluate.evaluating import EvaluationOptions, evaluate_model
+            from ..evaluate.evaluating import evaluate_model
 
         page = Path(report) if report else None
-        options = EvaluationOptions(
-            split, page, device, backend, dtype, batch_size, tile, overlap, cfg_options
-        )
-        evaluate_model(files, Path(words[0]), options)
+        evaluate_model(files, Path(words[0]), options, split, page)
         return
     if files.config is None or files.checkpoint is None:
         raise UserError(f'{model} needs data: a data.yaml or a folder comes next')
-    given = {'--split': split, '--device': device, '--backend': backend}
-    given |= {
-        '--dtype': dtype != 'float32',
-        '--batch-size': batch_size != 1,
-        '--tile': tile is not None,
-    }
+    given = {'--split': split}
+    for each in fields(options):
+        if each.name != 'cfg_options':
+            name = f'--{each.name.replace("_", "-")}'
+            given[name] = getattr(options, each.name) != each.default
     check_unused(given, 'needs a data.yaml or a folder after the checkpoint')
     from ..training.test import run_test
 
@@ -115,7 +94,7 @@ def test(
         out=out,
         report=report,
         tta=tta,
-        cfg_options=cfg_options,
+        cfg_options=options.cfg_options,
         launcher=launcher,
     )
 

@@ -13,8 +13,9 @@ the batch, or differ from PyTorch's.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Optional
+from typing import Optional
 
+from ..predict.options import RuntimeOptions
 from ..tooling.command import UserError, check_at_least, run_command
 from ..tooling.sizes import Size
 
@@ -24,24 +25,18 @@ GROUP = 'deployment'
 def verify(
     model: str,
     *,
-    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
-    device: Optional[str] = None,
-    dtype: Literal['float32', 'bfloat16'] = 'float32',
     size: Optional[Size] = None,
     value_range: tuple[float, float] = (0.0, 1.0),
     batch_size: int = 8,
     tolerance: Optional[float] = None,
     bitwise: bool = False,
     images: Sequence[str] = (),
+    runtime: RuntimeOptions,
 ) -> int:
     """Run an ONNX file on images alone and in batches, and compare.
 
     Args:
         model: a .onnx file, or an .xml file of OpenVINO.
-        backend: what runs the model.
-        device: cpu, cuda (onnxruntime), gpu (OpenVINO), or another execution provider of
-            onnxruntime or device of OpenVINO; by default a GPU if onnxruntime finds one.
-        dtype: in which OpenVINO computes.
         size: size of the images; by default 256x320, or that of the file.
         value_range: of the pixels; not of integers and files of this package, whose
             pixels are 0 to 255.
@@ -65,8 +60,8 @@ def verify(
     if not value_range[0] < value_range[1]:
         raise UserError(f'--value-range must rise, got {value_range[0]} {value_range[1]}')
     photographs = given_photographs(images) if images else []
-    options = VerifyOptions(size, value_range, batch_size, tolerance, bitwise, dtype, photographs)
-    return int(not verify_file(str(exported_path(model)), backend, device, options))
+    options = VerifyOptions(runtime, size, value_range, batch_size, tolerance, bitwise, photographs)
+    return int(not verify_file(exported_path(model), options))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -1,14 +1,16 @@
 """`cpvt test MODEL DATA`: run any model on annotated images, and say how good it is."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from ..images.rasters import ReadError
 from ..predict.automatic_tiles import with_tiles
 from ..predict.opening import ModelFiles, open_model
-from ..predict.protocol import Model, Prepared, TooLarge, predict_all
+from ..predict.options import RunOptions
+from ..predict.protocol import Model, Prepared, TooLarge, line_about_threshold, predict_all
 from ..predict.sessions import SessionError
 from ..predictions.kinds import Prediction
 from ..tooling.command import UserError, one_line
@@ -19,50 +21,43 @@ from .report.common import WORST
 from .truth import Truth, read_truth
 
 
-class EvaluationOptions(NamedTuple):
-    """See the arguments of `cpvt test`."""
-
-    split: Optional[str] = None
-    report: Optional[Path] = None
-    device: Optional[str] = None
-    backend: Optional[str] = None
-    dtype: str = 'float32'
-    batch_size: int = 1
-    tile: Optional[int] = None
-    overlap: Optional[int] = None
-    cfg_options: Sequence[str] = ()
-
-
-def evaluate_model(files: ModelFiles, source: Path, options: EvaluationOptions) -> dict[str, float]:
+def evaluate_model(
+    files: ModelFiles,
+    source: Path,
+    options: RunOptions,
+    split: Optional[str] = None,
+    report: Optional[Path] = None,
+) -> dict[str, float]:
     """Evaluate a model on data, print its metrics in percent, and return them.
+
+    Args:
+        files: of the model.
+        source: a data.yaml or a folder.
+        options: how the model is run. By default, boxes of all scores count.
+        split: of the data; see `read_truth`.
+        report: an HTML page to write.
 
     Raises:
         UserError: the model or the data cannot be read, or do not fit each other.
     """
-    opened = open_model(
-        files,
-        device=options.device,
-        score_thr=0.0,
-        backend=options.backend,
-        dtype=options.dtype,
-        cfg_options=options.cfg_options,
-    )
+    score_thr = 0.0 if options.score_thr is None else options.score_thr
+    opened = open_model(files, replace(options, score_thr=score_thr))
+    if line := line_about_threshold(options.score_thr, opened):
+        print(line)
     model = with_tiles(opened, options.tile, options.overlap, progress)
-    truth = read_truth(source, model.kind, model.classes, model.palette, options.split)
+    truth = read_truth(source, model.kind, model.classes, model.palette, split)
     for line in truth.about:
         print(line)
     found = predictions_for(model, truth, options.batch_size)
-    analysis = truth.analyse(found, WORST if options.report else 0)
+    analysis = truth.analyse(found, WORST if report else 0)
     metrics = metrics_in(analysis.numbers)
     width = max(map(len, metrics))
     for name, value in metrics.items():
         print(f'{name:{width}}  {value:.2f}')
-    if options.report is not None:
-        shown = files.exported or files.trained or files.checkpoint
-        write_text(
-            options.report, html_page(f'{shown}: {source}', truth.about[0], analysis.sections)
-        )
-        print(options.report)
+    if report is not None:
+        title = f'{files.shown}: {source}'
+        write_text(report, html_page(title, truth.about[0], analysis.sections))
+        print(report)
     return metrics
 
 

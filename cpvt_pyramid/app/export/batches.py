@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from ...padding.batching import padded_size
-from ..images.inputs import local_path
 from ..images.reading import resize_image
 from ..predict.metadata import parse_metadata, reference_name
+from ..predict.options import DEFAULTS, RuntimeOptions
 from ..predict.sessions import Session, open_session
 from ..tooling.command import UserError, one_line
 from ..tooling.progress import working
@@ -37,25 +37,24 @@ class BatchError(UserError):
 class VerifyOptions(NamedTuple):
     """See the arguments of `cpvt verify`."""
 
+    runtime: RuntimeOptions = DEFAULTS
     size: Optional[tuple[int, int]] = None
     value_range: tuple[float, float] = (0.0, 1.0)
     batch_size: int = 8
     tolerance: Optional[float] = None
     bitwise: bool = False
-    dtype: str = 'float32'
     photographs: Sequence[np.ndarray] = ()  # (H, W, 3) RGB uint8; empty: synthetic images
 
 
-def verify_file(model: str, backend: str, device: Optional[str], options: VerifyOptions) -> bool:
+def verify_file(path: Path, options: VerifyOptions) -> bool:
     """Compare a model file with the outputs of PyTorch that it carries, and images alone with
     images in batches; prints tables and verdicts. Returns whether both passed.
 
     Raises:
         UserError: the file cannot be run, or nothing can be compared.
     """
-    path = local_path(model)
-    session = open_session(path, backend, device, dtype=options.dtype)
-    is_as_in_pytorch = compare_with_pytorch(path, session, options.dtype)
+    session = open_session(path, options.runtime)
+    is_as_in_pytorch = compare_with_pytorch(path, session, options.runtime.dtype)
     is_invariant = compare_with_batches(path, session, options)
     return is_as_in_pytorch and is_invariant
 
@@ -83,8 +82,9 @@ def compare_with_batches(path: Path, session: Session, options: VerifyOptions) -
     sizes = 'valid' if 'valid' in file.sizes else None
     tolerance = options.tolerance
     if tolerance is None:
-        is_given = options.dtype != 'float32'
-        tolerance = TOLERANCES[options.dtype] if is_given else file.tolerance
+        dtype = options.runtime.dtype
+        is_given = dtype != 'float32'
+        tolerance = TOLERANCES[dtype] if is_given else file.tolerance
     try:
         with working('comparing images alone and in batches'):
             report = batch_report(

@@ -29,6 +29,7 @@ from ..images.inputs import find_images
 from ..images.reading import load_image
 from ..predict.exported import ExportedModel
 from ..predict.openvino_graph import is_quantized, to_rows
+from ..predict.options import ModelOptions
 from ..predict.protocol import TooLarge
 from ..predict.sessions import (
     KEY,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 # Always in float32: they clip coordinates, of which 8 bits would tell 256 apart.
 CLIPPING = ['Minimum', 'Maximum']
+IN_OPENVINO = ModelOptions(backend='openvino')
 FEW = 20  # images: fewer do not show the range of values
 CALIBRATED = 100  # images to calibrate with, at most
 COMPARED = 32  # images without annotations, at most
@@ -356,7 +358,7 @@ def quantize_images(
         with imports_of('cpvt quantize --data'):
             from ..evaluate.truth import read_truth
 
-        model = ExportedModel(path, 'openvino')
+        model = ExportedModel(path, IN_OPENVINO)
         truth = read_truth(data, model.kind, model.classes, model.palette, split)
         for line in truth.about:
             print(line)
@@ -397,7 +399,7 @@ def quantize_file(
     Raises:
         UserError: it cannot be quantized, or is not good enough; nothing was written.
     """
-    original = ExportedModel(path, 'openvino')
+    original = ExportedModel(path, IN_OPENVINO)
     model = float32_model(path)
     original_bytes = stored_bytes(path)
     if truth is None:
@@ -422,7 +424,7 @@ def quantize_file(
         models = {'float32': original, 'int8': ExportedModel(partial)}
         in_bfloat16 = None
         if has_bfloat16():
-            models['bfloat16'] = ExportedModel(path, 'openvino', dtype='bfloat16')
+            models['bfloat16'] = ExportedModel(path, replace(IN_OPENVINO, dtype='bfloat16'))
             in_bfloat16 = measure(models['bfloat16'], expected, truth)
         first = next(iter(expected.predictions))
         latency = measure_latency(models, load_image(first))

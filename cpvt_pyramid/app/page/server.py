@@ -47,7 +47,8 @@ from ..images.formats import IMAGE_ENDINGS
 from ..images.reading import load_image, size_of
 from ..predict.automatic_tiles import tiling_for, with_tiles
 from ..predict.exported import SessionModel
-from ..predict.protocol import check_score_thr, line_about_threshold
+from ..predict.options import check_score_thr
+from ..predict.protocol import check_has_scores, line_about_threshold
 from ..predictions.drawing import jpeg_of
 from ..predictions.kinds import Detections, LabelMap, Prediction, line_about_limit
 from ..tooling.command import IGNORED_WARNINGS, UserError, one_line
@@ -110,7 +111,7 @@ class Page:
             'classes': list(self.model.classes),
             'shorter_side': self.model.resize[0] if self.model.resize else None,
             'sizes': self.sizes(),
-            'score_thr': about['score_thr'] if detects else None,
+            'score_thr': self.model.score_thr if detects else None,
             'least_score': self.model.least_score,
             'samples': [sample.name for sample in self.samples],
             'upload_bytes': UPLOAD_BYTES,
@@ -189,7 +190,8 @@ class Page:
             raise UserError(
                 f'shorter_side must be from {smallest} to {largest}, got {shorter_side}'
             )
-        check_score_thr(score_thr, self.model.kind)
+        check_score_thr(score_thr)
+        check_has_scores(score_thr, self.model.kind)
         model = self.model
         if score_thr is not None:
             model = model.with_score_thr(score_thr)

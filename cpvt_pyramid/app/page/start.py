@@ -8,6 +8,9 @@ from typing import Optional
 from ..config.shipped import is_config_name
 from ..predict.exported import SessionModel
 from ..predict.opening import SERVING, open_model, resolve_model
+from ..predict.options import ModelOptions
+from ..predict.protocol import line_about_threshold
+from ..predict.sessions import backend_for
 from ..tooling.command import UserError, one_line
 from ..tooling.files import full_if_current
 from ..tooling.report import amount
@@ -18,10 +21,9 @@ def serve(
     model: str,
     *,
     samples: Optional[str],
-    backend: Optional[str],
-    dtype: str,
     host: str,
     port: int,
+    options: ModelOptions,
 ) -> None:
     """Serve the page until it is interrupted; see `cpvt app` for the arguments."""
     if is_config_name(model):
@@ -32,13 +34,15 @@ def serve(
         raise UserError(f'--samples must be a folder of images, got {samples}: {what}')
     files, _ = resolve_model(model, accepted=SERVING)
     if files.exported is not None:
-        check_report(files.exported, backend or 'onnxruntime')
+        check_report(files.exported, backend_for(files.exported, options))
     elif files.trained is None:
         raise UserError(
             f'{model} must be {SERVING.kinds}; cpvt export makes a .onnx file of a checkpoint'
         )
-    opened = open_model(files, backend=backend, dtype=dtype)
+    opened = open_model(files, options)
     assert isinstance(opened, SessionModel)
+    if line := line_about_threshold(options.score_thr, opened):
+        print(line)
     folder = Path(samples) if samples else samples_of(opened.path)
     page = Page(opened, read_samples(folder))
     try:

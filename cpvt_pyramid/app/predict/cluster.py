@@ -15,16 +15,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
 from ..images.inputs import NamedInput
 from ..tooling.command import UserError, described, one_line, optional_package
 from ..tooling.threads import usable_cores
-from .opening import open_model
+from .opening import ModelFiles, open_model
+from .options import InferOptions
 from .results import Results
-from .running import RunOptions, Skip, write_results
+from .running import Skip, write_results
 
 PATIENCE = 10  # seconds to wait for the address of a cluster
 MOST = 16  # images that a worker takes at a time
@@ -39,16 +40,14 @@ class Worker:
     """Writes the results of images and videos.
 
     Args:
-        model: arguments of `open_model`.
-        results: arguments of `Results`.
-        options: how results are made.
+        files: of the model.
+        options: how results are made, without threads.
         here: the folder in which the command was started, to which paths are relative.
     """
 
-    def __init__(self, model: dict, results: dict, options: RunOptions, here: str) -> None:
+    def __init__(self, files: ModelFiles, options: InferOptions, here: str) -> None:
         os.chdir(here)
-        self.model = open_model(**model)
-        self.results = results
+        self.model = open_model(files, options)
         self.options = options
 
     def __call__(self, batch: Batch) -> Batch:
@@ -57,11 +56,12 @@ class Worker:
         found as `counts`; or empty texts. `full` is whether the model returned as many boxes as it
         can."""
         named = [(Path(path), str(name)) for path, name in zip(batch['path'], batch['name'])]
-        results = Results(**self.results)
+        model = self.model
+        results = Results(self.options, model.kind, model.classes, model.most_boxes)
         skipped: dict[Path, str] = {}
         failed = ''
         try:
-            write_results(self.model, named, results, self.options, skipped.__setitem__)
+            write_results(model, named, results, self.options, skipped.__setitem__)
         except (OSError, UserError) as error:  # for example, of a full disk
             failed = str(error)
         except Exception as error:
@@ -78,47 +78,33 @@ class Worker:
 
 def write_on_ray(
     named: Sequence[NamedInput],
+    files: ModelFiles,
     results: Results,
+    options: InferOptions,
     skip: Skip,
-    *,
-    model_options: dict,
-    results_options: dict,
-    options: RunOptions,
-    address: str,
-    workers: Optional[int],
 ) -> None:
     """Write the results of images and videos, of which there is one, on a cluster.
 
     Args:
         named: the inputs.
+        files: of the model.
         results: in which they are counted.
+        options: how results are made, without threads. A cluster that this process is connected to
+            already comes before that of `ray`.
         skip: called with inputs that cannot be read.
-        model_options: arguments of `open_model`.
-        results_options: those of `Results`.
-        options: how results are made.
-        address: `local` for a cluster that this process starts on this machine; `auto`, for one
-            that this machine is part of; or HOST:PORT. A cluster that this process is connected to
-            already comes first.
-        workers: how many, at most; by default as many as there are GPUs or, without GPUs, cores and
-            memory for.
 
     Raises:
         UserError: there is no cluster, or a worker failed.
     """
-    with connected(address) as ray:
+    with connected(str(options.ray)) as ray:
         resources = Counter(ray.cluster_resources())
-        gpus = 0 if model_options.get('device') == 'cpu' else int(resources['GPU'])
+        gpus = 0 if options.device == 'cpu' else int(resources['GPU'])
         room = int(resources['memory'] // WORKER_MEMORY)
-        most = workers or max(gpus or min(int(resources['CPU']), room), 1)
+        most = options.ray_workers or max(gpus or min(int(resources['CPU']), room), 1)
         size = min(-(-len(named) // (most * TURNS)), MOST)
         blocks = -(-len(named) // max(size, options.batch_size))
         rows = [{'path': str(path), 'name': name} for path, name in named]
-        arguments = {
-            'model': model_options,
-            'results': results_options,
-            'options': options,
-            'here': os.getcwd(),
-        }
+        arguments = {'files': files, 'options': options, 'here': os.getcwd()}
         found = ray.data.from_items(rows, override_num_blocks=blocks).map_batches(
             Worker,
             fn_constructor_kwargs=arguments,
@@ -139,7 +125,7 @@ def write_on_ray(
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """The package ray, connected to a cluster; see `write_on_ray`."""
+    """The package ray, connected to a cluster; see `InferOptions`."""
     os.environ.setdefault('RAY_BACKEND_LOG_LEVEL', 'fatal')  # read by the import
     optional_package('ray.data', '--ray', "'ray[data]'")
     import ray
@@ -159,7 +145,7 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def start_or_join(ray: Any, address: str) -> None:
-    """Start a cluster on this machine, or connect to one; see `write_on_ray`."""
+    """Start a cluster on this machine, or connect to one; see `InferOptions`."""
     options: dict[str, Any] = {'log_to_driver': False, 'logging_level': logging.ERROR}
     if address == 'local':
         options |= {

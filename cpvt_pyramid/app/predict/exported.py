@@ -24,6 +24,7 @@ from ..tooling.command import UserError
 from ..tooling.threads import Budget
 from .masks import enlarge_masks, paste_masks
 from .metadata import read_metadata
+from .options import DEFAULTS, ModelOptions
 from .protocol import Prepared, TooLarge
 from .sessions import (
     OutOfMemory,
@@ -49,8 +50,9 @@ class SessionModel:
         path: of its file, or its name.
         session: runs it.
         about: metadata, as in a file; docs/export.md lists the keys.
+        options: the threshold, by default that in the metadata, and the shorter side of the input,
+            by default that in the metadata, or of the image.
         threads: that will call `predict` at the same time.
-        score_thr: boxes of a lower score are left out; None takes the threshold in the metadata.
 
     Attributes:
         resize: the longest shorter and longer side of the input in pixels, or None.
@@ -63,14 +65,16 @@ class SessionModel:
         path: Path,
         session: Session,
         about: dict[str, Any],
+        options: ModelOptions = DEFAULTS,
         threads: int = 1,
-        score_thr: Optional[float] = None,
     ) -> None:
         self.path = path
         self.session = session
         self.about = about
         self.threads = threads
-        self.score_thr: float = self.about['score_thr'] if score_thr is None else score_thr
+        self.score_thr: float = about['score_thr']
+        if options.score_thr is not None:
+            self.score_thr = options.score_thr
         self.classes: Sequence[str] = self.about['classes']
         self.palette: Sequence[Color] = class_palette(self.classes, self.about['palette'])
         self.suppression = Suppression()
@@ -84,16 +88,21 @@ class SessionModel:
         self.kind: Kind = 'labels' if segments else 'detections'
         resize = self.about['resize']
         self.resize = resize and (resize['short'], resize['long'])
+        if options.shorter_side is not None:
+            self.resize = self.sides_for(options.shorter_side)
         self.memory = Budget(memory.available() / 2 if threads > 1 else math.inf)
 
     def with_shorter_side(self, short: int) -> 'SessionModel':
         """The same model with another shorter side of the input, and the longer in proportion."""
-        long = LONGEST * short
-        if self.resize:
-            long = short / self.resize[0] * self.resize[1]
         other = copy.copy(self)
-        other.resize = short, long
+        other.resize = self.sides_for(short)
         return other
+
+    def sides_for(self, short: int) -> tuple[float, float]:
+        """The longest shorter and longer side of the input for another shorter side."""
+        if self.resize:
+            return short, short / self.resize[0] * self.resize[1]
+        return short, LONGEST * short
 
     def with_score_thr(self, score_thr: float) -> 'SessionModel':
         """The same model with another threshold for the scores of boxes."""
@@ -335,23 +344,11 @@ class ExportedModel(SessionModel):
 
     Args:
         path: the .onnx file, or an OpenVINO model (.xml) made from one.
-        backend: 'onnxruntime' or 'openvino'.
-        device: 'cpu', an execution provider of onnxruntime or a device of OpenVINO; None takes a
-            GPU if onnxruntime finds one.
+        options: how it is opened; by default, boxes are those above the threshold in the file.
         threads: that will call `predict` at the same time, each with its share of the cores. Other
             devices than CPUs serve one at a time.
-        score_thr: boxes of a lower score are left out; None takes the threshold in the file.
-        dtype: in which OpenVINO computes, 'float32' or 'bfloat16'.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        backend: str = 'onnxruntime',
-        device: Optional[str] = None,
-        threads: int = 1,
-        score_thr: Optional[float] = None,
-        dtype: str = 'float32',
-    ) -> None:
-        session = open_session(path, backend, device, threads, dtype)
-        super().__init__(path, session, read_metadata(path, session), threads, score_thr)
+    def __init__(self, path: Path, options: ModelOptions = DEFAULTS, threads: int = 1) -> None:
+        session = open_session(path, options, threads)
+        super().__init__(path, session, read_metadata(path, session), options, threads)

@@ -3,9 +3,10 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from tqdm import tqdm
 
@@ -22,18 +23,18 @@ from .options import InferOptions
 from .protocol import Model, line_about_threshold
 from .results import Results
 from .run_record import claimed, record_of
-from .running import RunOptions, write_results
+from .running import write_results
 from .tiles import ALIGN, TILE
 from .videos import import_av
 
 
-def run_infer(options: InferOptions) -> int:
+def run_infer(model: str, inputs: Sequence[str], options: InferOptions) -> int:
     """Run a model on images and videos; returns the exit status, see `cpvt infer`."""
-    files, words = resolve_model(options.model, options.inputs)
+    files, words = resolve_model(model, inputs)
     if not words:
         raise UserError(
-            f'{options.inputs[0]} was taken as the checkpoint of {options.model}, so that no image '
-            'is left; give CONFIG CHECKPOINT IMAGES'
+            f'{inputs[0]} was taken as the checkpoint of {model}, so that no image is left; give '
+            'CONFIG CHECKPOINT IMAGES'
         )
     check_folder(options.out_dir)
     found = find_inputs(words, out_dir=options.out_dir)
@@ -41,58 +42,28 @@ def run_infer(options: InferOptions) -> int:
         import_av()
     if options.tile:
         check_no_videos(found)
-    model_options: dict[str, Any] = {
-        'files': files,
-        'device': options.device,
-        'score_thr': options.score_thr,
-        'shorter_side': options.shorter_side,
-        'backend': options.backend,
-        'dtype': options.dtype,
-        'cfg_options': options.cfg_options,
-    }
-    if options.ray:
-        workers = 0  # a worker of Ray has one core
-        ready = open_model(**{**model_options, 'device': 'cpu'})  # this process only looks at it
+    if options.ray:  # this process only looks at the model
+        options = replace(options, workers=0)
+        opened = open_model(files, replace(options, device='cpu'))
     else:
-        workers = default_workers(found, options.batch_size)
-        if options.workers is not None:
-            workers = options.workers
-        ready = open_model(**model_options, threads=1 if options.tile else max(workers, 1))
-    tiling = tiling_for(ready, options.tile, options.overlap)
-    if line := line_about_threshold(options.score_thr, ready):
+        options = with_workers(options, found)
+        opened = open_model(files, options, threads=max(options.workers or 0, 1))
+    tiling = tiling_for(opened, options.tile, options.overlap)
+    if line := line_about_threshold(options.score_thr, opened):
         print(line)
-    results_options: dict[str, Any] = {
-        'folder': Path(options.out_dir),
-        'kind': ready.kind,
-        'classes': ready.classes,
-        'pictures': not options.no_pictures,
-        'format': options.format,
-        'is_tiled': bool(options.tile),
-        'most_boxes': ready.most_boxes,
-    }
-    results = Results(**results_options)
+    results = Results(options, opened.kind, opened.classes, opened.most_boxes)
     results.check([*found.items()])
 
     def write(todo: list[NamedInput], skip: Callable[[Path, str], None]) -> None:
         if options.ray:
-            write_on_ray(
-                todo,
-                results,
-                skip,
-                model_options=model_options,
-                results_options=results_options,
-                options=how,
-                address=options.ray,
-                workers=options.ray_workers,
-            )
+            write_on_ray(todo, files, results, options, skip)
         else:
-            write_results(ready, todo, results, how, skip)
+            write_results(opened, todo, results, options, skip)
 
     if options.ray and tiling is not None and tiling.above:  # warnings of its workers are not shown
         print(f'{tiling.line()}; --tile 0 takes them as a whole')
-    how = RunOptions(options.batch_size, workers, options.tile, options.overlap)
-    with claimed(options.out_dir, record_of(options, files, tiling), options.overwrite):
-        return write_named(options, files, found, results, ready, write)
+    with claimed(options.out_dir, record_of(options, files, words, tiling), options.overwrite):
+        return write_named(options, files, found, results, opened, write)
 
 
 def write_named(
@@ -173,8 +144,14 @@ def check_no_videos(inputs: Iterable[Path]) -> None:
             raise UserError(f'--tile is for images, but {path} is a video; run it without')
 
 
-def default_workers(inputs: Collection[Path], batch_size: int) -> int:
-    """One worker for each core, but no more than there are batches."""
-    if any(is_video(path) for path in inputs):  # of many frames
-        return usable_cores()
-    return min(usable_cores(), math.ceil(len(inputs) / batch_size))
+def with_workers(options: InferOptions, inputs: Collection[Path]) -> InferOptions:
+    """The options with a number of workers: by default one for each core, but no more than there
+    are batches, and none for tiles."""
+    if options.workers is not None:
+        return options
+    workers = usable_cores()
+    if options.tile:
+        workers = 0
+    elif not any(map(is_video, inputs)):  # which have many frames
+        workers = min(workers, math.ceil(len(inputs) / options.batch_size))
+    return replace(options, workers=workers)

@@ -17,10 +17,10 @@ from ..images.inputs import is_address, local_path
 from ..tooling.command import UserError
 from ..tooling.names import did_you_mean
 from .exported import ExportedModel
-from .protocol import Model, check_score_thr
-from .sessions import is_openvino_format
+from .options import CONFIGS, DEFAULTS, EXPORTED, NAMED, ModelOptions
+from .protocol import Model
 
-EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
+EXPORTED_ENDINGS = ('.onnx', '.xml')  # .xml: OpenVINO's own format
 WEIGHTS = ('.pth', '.pt', '.safetensors')
 
 
@@ -36,7 +36,7 @@ PREDICTING = Accepted(
     'CONFIG CHECKPOINT, an exported model (.onnx, .xml), a checkpoint with its config inside, or '
     'the name of a trained model',
     TRAINED,
-    (*EXPORTED, *WEIGHTS),
+    (*EXPORTED_ENDINGS, *WEIGHTS),
 )
 EXPORTING = Accepted(
     'CONFIG CHECKPOINT, ARCHITECTURE CHECKPOINT, a checkpoint with its config inside, or the name '
@@ -45,9 +45,9 @@ EXPORTING = Accepted(
     WEIGHTS,
 )
 SERVING = Accepted(
-    'an exported model (.onnx, .xml), or the name of a trained model', TRAINED, EXPORTED
+    'an exported model (.onnx, .xml), or the name of a trained model', TRAINED, EXPORTED_ENDINGS
 )
-FILE = Accepted('an exported model (.onnx, .xml)', (), EXPORTED)
+FILE = Accepted('an exported model (.onnx, .xml)', (), EXPORTED_ENDINGS)
 
 
 class ModelFiles(NamedTuple):
@@ -57,6 +57,18 @@ class ModelFiles(NamedTuple):
     trained: Optional[str] = None  # the name of a trained model; its checkpoint may be given
     checkpoint: Optional[str] = None  # a path or an address
     config: Optional[str] = None  # of the checkpoint, if it has none inside
+
+    @property
+    def kind(self) -> str:
+        """The kind of the model, in words; see `options`."""
+        if self.exported is not None:
+            return EXPORTED
+        return CONFIGS if self.trained is None else NAMED
+
+    @property
+    def shown(self) -> str:
+        """What messages call the model."""
+        return str(self.exported or self.trained or self.config or self.checkpoint)
 
 
 def resolve_model(
@@ -78,7 +90,7 @@ def resolve_model(
     """
     words = list(more)
     path = Path(model).expanduser()
-    if model.lower().endswith(EXPORTED):
+    if model.lower().endswith(EXPORTED_ENDINGS):
         return ModelFiles(exported=local_path(model).expanduser()), words
     if is_config_name(model):
         check_config_file(model)
@@ -111,11 +123,11 @@ def exported_path(model: str) -> Path:
     if path.is_dir():
         raise UserError(line_about_folder(path, FILE))
     if path.is_file():
-        if path.suffix.lower() not in EXPORTED:
+        if path.suffix.lower() not in EXPORTED_ENDINGS:
             raise UserError(f'{model} must be {FILE.kinds}; cpvt export writes one')
         return path
-    if path.suffix.lower() in EXPORTED:
-        neighbours = [p.name for p in path.parent.glob('*') if p.suffix.lower() in EXPORTED]
+    if path.suffix.lower() in EXPORTED_ENDINGS:
+        neighbours = [p.name for p in path.parent.glob('*') if p.suffix.lower() in EXPORTED_ENDINGS]
         raise UserError(f'no model at {model}{did_you_mean(path.name, neighbours)}')
     raise UserError(line_about_unknown(model, FILE))
 
@@ -147,50 +159,22 @@ def line_about_unknown(name: str, accepted: Accepted) -> str:
     return what + (meant or f'; the model must be {accepted.kinds}')
 
 
-def open_model(
-    files: ModelFiles,
-    *,
-    device: Optional[str] = None,
-    score_thr: Optional[float] = None,
-    shorter_side: Optional[int] = None,
-    backend: Optional[str] = None,
-    threads: int = 1,
-    dtype: str = 'float32',
-    cfg_options: Sequence[str] = (),
-) -> Model:
+def open_model(files: ModelFiles, options: ModelOptions = DEFAULTS, *, threads: int = 1) -> Model:
     """Open a model.
 
     Args:
         files: see `resolve_model`.
-        device: 'cpu', or what PyTorch, onnxruntime or OpenVINO call a device.
-        score_thr: leave out boxes with a lower score; None takes the model's own threshold. Of
-            other results than boxes it has no effect; see `line_about_threshold`.
-        shorter_side: of the input in pixels, of an exported or trained model; None takes its own.
-        backend: of an exported model, 'onnxruntime' or 'openvino'.
+        options: how. Of other results than boxes, a threshold has no effect; see
+            `line_about_threshold`.
         threads: that will call `predict` of an exported model at the same time.
-        dtype: float32 or, of a model in PyTorch or OpenVINO, bfloat16.
-        cfg_options: override settings of a config.
 
     Raises:
         UserError: it cannot be opened; one line that says why.
     """
-    check_score_thr(score_thr)
-    model: Model
+    options.check_kind(files.kind, files.shown)
     if files.exported is not None:
-        if cfg_options:
-            raise UserError(f'cfg_options are for configs; {files.exported} is exported')
-        if backend == 'onnxruntime' and is_openvino_format(files.exported):
-            raise UserError(f'{files.exported} is a model of OpenVINO; leave out onnxruntime')
-        backend = backend or 'onnxruntime'
-        path = exported_path(str(files.exported))
-        exported = ExportedModel(path, backend, device, threads, score_thr, dtype)
-        model = exported if shorter_side is None else exported.with_shorter_side(shorter_side)
-    elif files.trained is not None:
-        if backend is not None or cfg_options:
-            raise UserError(
-                f'backend is for exported models and cfg_options for configs; {files.trained} is a '
-                'trained model in PyTorch'
-            )
+        return ExportedModel(exported_path(str(files.exported)), options, threads)
+    if files.trained is not None:
         try:
             from .pytorch.model import TrainedModel
         except ImportError as error:
@@ -198,29 +182,14 @@ def open_model(
                 f"{files.trained} needs torch and torchvision; pip install '.[torch]' in a "
                 f'clone of cpvt_pyramid ({error})'
             ) from error
-        trained = TrainedModel(files.trained, files.checkpoint, device, score_thr, dtype)
-        model = trained if shorter_side is None else trained.with_shorter_side(shorter_side)
-    else:
-        if shorter_side is not None or backend is not None:
-            raise UserError(
-                f'a shorter side and a backend are for exported models; {files.checkpoint} is a '
-                'checkpoint, whose config has a size'
-            )
-        try:
-            from .openmmlab.model import open_trained
-        except ImportError as error:
-            raise UserError(
-                f'{files.config or files.checkpoint} is not an exported model '
-                f'({", ".join(EXPORTED)}), and others need torch and OpenMMLab; run make setup in '
-                f"a clone of cpvt_pyramid, or pip install '.[mm]' there ({error})"
-            ) from error
-        assert files.checkpoint is not None
-        model = open_trained(
-            files.checkpoint,
-            files.config,
-            cfg_options=cfg_options,
-            device=device,
-            dtype=dtype,
-            score_thr=score_thr,
-        )
-    return model
+        return TrainedModel(files.trained, files.checkpoint, options)
+    try:
+        from .openmmlab.model import open_trained
+    except ImportError as error:
+        raise UserError(
+            f'{files.shown} is not an exported model ({", ".join(EXPORTED_ENDINGS)}), and others '
+            'need torch and OpenMMLab; run make setup in a clone of cpvt_pyramid, or pip install '
+            f"'.[mm]' there ({error})"
+        ) from error
+    assert files.checkpoint is not None
+    return open_trained(files.checkpoint, files.config, options)

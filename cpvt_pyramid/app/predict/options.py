@@ -1,81 +1,115 @@
-"""The options of `cpvt infer`."""
+"""The options of commands that run a model. Each is declared once, with its check and its help: a
+command has one of these classes as the type of a parameter, or one that inherits from it."""
 
+# Imported for --help: neither numpy nor Pillow.
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Optional
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Optional
 
 from ..tooling.command import UserError, check_at_least
 from ..tooling.files import Format
 
+BACKENDS = ('onnxruntime', 'openvino')
+DTYPES = ('float32', 'bfloat16')
+# Kinds of models, in words.
+EXPORTED, NAMED, CONFIGS = 'exported models', 'trained models by name', 'models with a config'
 
-@dataclass(frozen=True)
-class InferOptions:
-    """How a model is run on images and videos.
+
+def option(default: Any = None, *, of: tuple[str, ...] = (), changes_results: bool = True) -> Any:
+    """A field of options.
 
     Args:
-        model: config, exported model, checkpoint with its config inside, or name of a trained
-            model; after a config comes its checkpoint, a path or an address.
-        inputs: images, videos, folders with their subfolders, quoted patterns such as
-            'photos/**/*.jpg', or - for a list of paths on stdin.
-        out_dir: folder for the results.
-        device: cpu, cuda:1 or another device of torch, or, for an exported model, an execution
-            provider of onnxruntime or a device of OpenVINO; by default a GPU if there is one.
+        default: its value if the user gives none.
+        of: the only kinds of models that have this option; by default all.
+        changes_results: whether other values are those of another run; see `run_record`.
+    """
+    return field(default=default, metadata={'of': of, 'changes_results': changes_results})
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """Where a model runs.
+
+    Args:
+        device: cpu, cuda:1 or another device of torch; for an exported model cpu, cuda (in
+            onnxruntime), gpu (in OpenVINO), or what the backend calls it. By default a GPU if there
+            is one.
         backend: of an exported model; by default onnxruntime, and openvino for .xml.
         dtype: bfloat16 is faster where the processor multiplies it. The last layers of detectors,
             and their boxes, stay in float32. Of exported models, OpenVINO has it.
-        batch_size: images, frames or tiles that the model takes at a time. More can be faster on a
-            GPU and need more memory; the results are the same, but for rounding.
+
+    Raises:
+        UserError: an option is out of its range, or has no effect beside the others. So it is for
+            all classes of this file.
+    """
+
+    device: Optional[str] = option(changes_results=False)
+    backend: Optional[Literal['onnxruntime', 'openvino']] = option(of=(EXPORTED,))
+    dtype: Literal['float32', 'bfloat16'] = option('float32')
+
+    def __post_init__(self) -> None:
+        if self.backend not in (None, *BACKENDS):
+            raise UserError(f'backend must be one of {", ".join(BACKENDS)}, got {self.backend!r}')
+        if self.dtype not in DTYPES:
+            raise UserError(f'dtype must be one of {", ".join(DTYPES)}, got {self.dtype!r}')
+
+    def check_kind(self, kind: str, model: str) -> None:
+        """Check that models of a kind have all options that are given; `model` is one of them."""
+        for each in fields(self):
+            kinds = each.metadata['of']
+            if kinds and kind not in kinds and getattr(self, each.name) != each.default:
+                raise UserError(
+                    f'{each.name} is for {" and ".join(kinds)}, not for {kind} such as {model}'
+                )
+
+
+@dataclass(frozen=True)
+class ModelOptions(RuntimeOptions):
+    """How a model is opened.
+
+    Args:
         score_thr: leave out boxes with a lower score; by default the threshold of an exported
-            model, else 0.3.
+            model, else 0.3, and in cpvt test 0.
         shorter_side: to which images are resized, in pixels, for an exported or trained model; by
             default that of the training.
-        format: write the predictions in this format, too.
-        no_pictures: write no NAME.overlay.jpg or .mp4, to be faster with a small model.
-        skip_existing: leave out images and videos that have results of an earlier run.
-        overwrite: remove the results of another model, or of other options, from the folder. By
-            default they are refused: run.json there says what the results are of.
-        workers: threads that read images ahead of the model, as many that write results, and as
+        cfg_options: override settings of a config, for example model.test_cfg.score_thr=0.1.
+    """
+
+    score_thr: Optional[float] = option()
+    shorter_side: Optional[int] = option(of=(EXPORTED, NAMED))
+    cfg_options: Sequence[str] = option((), of=(CONFIGS,))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_score_thr(self.score_thr)
+        check_at_least('shorter_side', self.shorter_side, 1)
+
+
+@dataclass(frozen=True)
+class RunOptions(ModelOptions):
+    """How a model is run on files.
+
+    Args:
+        batch_size: images, frames or tiles that the model takes at a time. More can be faster on a
+            GPU and need more memory; the results are the same, but for rounding.
+        workers: threads that read images ahead of the model, as many that take its results, and as
             many that run an exported model on a CPU; by default one for each core.
         tile: process all images in overlapping tiles of this side in pixels, for example 1024,
             without resizing: for images larger than memory, or with small objects. By default a
             model that does not resize images takes those that are much larger than a tile in tiles;
             0 takes them as a whole.
         overlap: overlap of neighbouring tiles; by default a quarter of a tile.
-        ray: give images to the workers of a Ray cluster: local, one that is started on this
-            machine; auto, one that this machine is part of; or HOST:PORT.
-        ray_workers: most workers of --ray; by default as many as there are GPUs or, without GPUs,
-            cores and memory for.
-        cfg_options: override settings of a config, for example model.test_cfg.score_thr=0.1.
-
-    Raises:
-        UserError: an option is out of its range, or has no effect beside the others.
     """
 
-    model: str
-    inputs: Sequence[str]
-    out_dir: str = 'predictions'
-    device: Optional[str] = None
-    backend: Optional[Literal['onnxruntime', 'openvino']] = None
-    dtype: Literal['float32', 'bfloat16'] = 'float32'
-    batch_size: int = 1
-    score_thr: Optional[float] = None
-    shorter_side: Optional[int] = None
-    format: Optional[Format] = None
-    no_pictures: bool = False
-    skip_existing: bool = False
-    overwrite: bool = False
-    workers: Optional[int] = None
-    tile: Optional[int] = None
-    overlap: Optional[int] = None
-    ray: Optional[str] = None
-    ray_workers: Optional[int] = None
-    cfg_options: Sequence[str] = ()
+    batch_size: int = option(1, changes_results=False)
+    workers: Optional[int] = option(changes_results=False)
+    tile: Optional[int] = option()
+    overlap: Optional[int] = option()
 
     def __post_init__(self) -> None:
-        check_at_least('--workers', self.workers, 0)
+        super().__post_init__()
         check_at_least('--batch-size', self.batch_size, 1)
-        check_at_least('--shorter-side', self.shorter_side, 1)
-        check_at_least('--ray-workers', self.ray_workers, 1)
+        check_at_least('--workers', self.workers, 0)
         check_at_least('--tile', self.tile, 0)
         if not self.tile and self.overlap is not None:
             raise UserError('--overlap needs --tile')
@@ -83,13 +117,52 @@ class InferOptions:
             raise UserError(
                 '--shorter-side has no effect with --tile, which does not resize images; drop one'
             )
-        if self.tile and self.workers is not None:
+        if self.tile and self.workers:
             raise UserError(
                 '--workers has no effect with --tile, on which one thread works; drop it'
             )
+
+
+@dataclass(frozen=True)
+class InferOptions(RunOptions):
+    """What `cpvt infer` writes, and where it runs.
+
+    Args:
+        out_dir: folder for the results.
+        format: write the predictions in this format, too.
+        no_pictures: write no NAME.overlay.jpg or .mp4, to be faster with a small model.
+        skip_existing: leave out images and videos that have results of an earlier run.
+        overwrite: remove the results of another model, or of other options, from the folder. By
+            default they are refused: run.json there says what the results are of.
+        ray: give images to the workers of a Ray cluster: local, one that is started on this
+            machine; auto, one that this machine is part of; or HOST:PORT.
+        ray_workers: most workers of --ray; by default as many as there are GPUs or, without GPUs,
+            cores and memory for.
+    """
+
+    out_dir: str = option('predictions', changes_results=False)
+    format: Optional[Format] = option(changes_results=False)
+    no_pictures: bool = option(False, changes_results=False)
+    skip_existing: bool = option(False, changes_results=False)
+    overwrite: bool = option(False, changes_results=False)
+    ray: Optional[str] = option(changes_results=False)
+    ray_workers: Optional[int] = option(changes_results=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least('--ray-workers', self.ray_workers, 1)
         if self.ray is None and self.ray_workers is not None:
             raise UserError('--ray-workers needs --ray')
-        if self.ray is not None and self.workers is not None:
+        if self.ray is not None and self.workers:
             raise UserError(
                 '--workers has no effect with --ray, whose workers have one core each; leave it out'
             )
+
+
+def check_score_thr(score_thr: Optional[float]) -> None:
+    """Raise a UserError unless a threshold for scores is valid."""
+    if score_thr is not None and not 0 <= score_thr <= 1:  # refuses nan too
+        raise UserError(f'score_thr must be in [0, 1], got {score_thr}')
+
+
+DEFAULTS = ModelOptions()

@@ -10,11 +10,12 @@ from PIL import Image
 
 from ..images.reading import Source, load_image
 from ..predictions.kinds import Detections, Prediction, line_about_limit
-from ..tooling.command import UserError
+from ..tooling.command import UserError, check_at_least
 from ..tooling.report import amount
 from ..tooling.threads import prefetch
 from .automatic_tiles import with_tiles
 from .opening import open_model, resolve_model
+from .options import ModelOptions
 from .protocol import Model, Prepared, line_about_threshold, predict_all
 
 
@@ -59,7 +60,7 @@ class Predictor:
         model: Union[str, Path],
         checkpoint: Union[str, Path, None] = None,
         *,
-        backend: Optional[str] = None,
+        backend: Optional[Literal['onnxruntime', 'openvino']] = None,
         batch_size: int = 1,
         score_thr: Optional[float] = None,
         shorter_side: Optional[int] = None,
@@ -68,38 +69,38 @@ class Predictor:
         workers: int = 1,
         tile: Optional[int] = None,
     ) -> None:
-        numbers = {'batch_size': batch_size, 'shorter_side': shorter_side, 'workers': workers}
-        for name, value in numbers.items():
-            if value is not None and value < 1:
-                raise UserError(f'{name} must be at least 1, got {value}')
-        self.batch_size = batch_size
-        files, rest = resolve_model(str(model), [] if checkpoint is None else [str(checkpoint)])
+        check_at_least('batch_size', batch_size, 1)
+        check_at_least('workers', workers, 1)
+        self.files, rest = resolve_model(
+            str(model), [] if checkpoint is None else [str(checkpoint)]
+        )
         if rest:
             raise UserError(f'a checkpoint belongs to a config, and {model} is none')
-        self.model: Model = open_model(
-            files,
+        self.options = ModelOptions(
             device=device,
+            backend=backend,
+            dtype=dtype,
             score_thr=score_thr,
             shorter_side=shorter_side,
-            backend=backend,
-            threads=workers,
-            dtype=dtype,
         )
-        self._by_tiles = with_tiles(self.model, tile, advice='tile=0 takes them as a whole')
+        self.batch_size = batch_size
+        self.workers = workers
+        self.tile = tile
+        self._open()
         if line := line_about_threshold(score_thr, self.model):
             warnings.warn(line, stacklevel=2)
-        self._arguments = {
-            'model': model,
-            'checkpoint': checkpoint,
-            'backend': backend,
-            'batch_size': batch_size,
-            'score_thr': score_thr,
-            'shorter_side': shorter_side,
-            'device': device,
-            'dtype': dtype,
-            'workers': workers,
-            'tile': tile,
-        }
+
+    def _open(self) -> None:
+        self.model: Model = open_model(self.files, self.options, threads=self.workers)
+        self._by_tiles = with_tiles(self.model, self.tile, advice='tile=0 takes them as a whole')
+
+    def __getstate__(self) -> dict[str, Any]:
+        opened = ('model', '_by_tiles')
+        return {name: value for name, value in vars(self).items() if name not in opened}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()
 
     @overload
     def __call__(self, images: Source) -> Prediction: ...
@@ -160,10 +161,3 @@ class Predictor:
             f'the model takes {amount(count, "band")}, as a path or an array (height, width, '
             f'{count}), got {got}'
         )
-
-    def __reduce__(self) -> tuple:
-        return _opened, (type(self), self._arguments)
-
-
-def _opened(kind: type[Predictor], arguments: dict[str, Any]) -> Predictor:
-    return kind(**arguments)

@@ -121,13 +121,9 @@ def megapixels(image: Prepared) -> float:
     return max(math.prod(image.image.shape[:2]) / 2**20, 1)
 
 
-def check_score_thr(score_thr: Optional[float], kind: Kind = 'detections') -> None:
-    """Raise a UserError unless a threshold for scores is valid, and the results have scores."""
-    if score_thr is None:
-        return
-    if not 0 <= score_thr <= 1:  # refuses nan too
-        raise UserError(f'score_thr must be in [0, 1], got {score_thr}')
-    if kind != 'detections':
+def check_has_scores(score_thr: Optional[float], kind: Kind) -> None:
+    """Raise a UserError if there is a threshold for scores, but results of a kind have none."""
+    if score_thr is not None and kind != 'detections':
         raise UserError(
             f'score_thr is for scores of boxes, but the model predicts {kind}; leave it out'
         )
@@ -140,7 +136,7 @@ def line_about_threshold(score_thr: Optional[float], model: Model) -> str:
     Raises:
         UserError: the results of the model have no scores.
     """
-    check_score_thr(score_thr, model.kind)
+    check_has_scores(score_thr, model.kind)
     if score_thr is None or score_thr >= model.least_score:
         return ''
     return (

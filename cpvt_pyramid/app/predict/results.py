@@ -37,7 +37,7 @@ from ..predictions.formats import (
 from ..predictions.kinds import Detections, Kind, LabelMap, Prediction, save_overlay
 from ..predictions.records import write_records
 from ..tooling.command import UserError
-from ..tooling.files import Format, atomic_write
+from ..tooling.files import atomic_write
 from .large_images import (
     Reduced,
     boxes_in_tiles,
@@ -46,6 +46,7 @@ from .large_images import (
     label_lines,
     label_map_writer,
 )
+from .options import InferOptions
 from .protocol import Model
 from .tiles import TileGrid
 
@@ -54,12 +55,9 @@ class Results:
     """Writes what a model finds, and counts it. Threads may share it.
 
     Args:
-        folder: for the results; it exists.
+        options: what is written, and the folder, which exists.
         kind: of the results.
         classes: names.
-        pictures: also write an overlay for each image.
-        format: in which predictions are written, too.
-        is_tiled: whether label maps are GeoTIFFs.
         most_boxes: that the model returns for an image; None: no limit is known.
 
     Attributes:
@@ -68,26 +66,23 @@ class Results:
 
     def __init__(
         self,
-        folder: Path,
+        options: InferOptions,
         kind: Kind,
         classes: Sequence[str],
-        pictures: bool = True,
-        format: Optional[Format] = None,
-        is_tiled: bool = False,
         most_boxes: Optional[int] = None,
     ) -> None:
-        self.folder = folder
+        self.folder = Path(options.out_dir)
         self.kind = kind
         self.classes = classes
-        self.pictures = pictures
-        self.format = format
-        self.is_tiled = is_tiled
+        self.pictures = not options.no_pictures
+        self.format = options.format
+        self.is_tiled = bool(options.tile)
         self.most_boxes = most_boxes
         self.full: set[Path] = set()
         self.counts: Counter[str] = Counter()  # objects, or pixels, of each class
         self.objects: dict[str, ImageObjects] = {}  # by name, for coco.json
         self.lock = threading.Lock()
-        if pictures:
+        if self.pictures:
             # Fonts import matplotlib, which catches warnings. In one of the threads that draw it
             # would also catch those of the others.
             font(12)

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional
 
@@ -12,31 +13,33 @@ from ..tooling.command import UserError
 from ..tooling.files import folder_to_fill, locked, write_text
 from .automatic_tiles import Tiling
 from .opening import ModelFiles
-from .options import InferOptions
+from .options import RunOptions
 
 RUN = 'run.json'
 LOCK = '.run.lock'
 INPUTS = 'inputs'  # a key of run.json; runs of other inputs may share a folder
 TILED_ABOVE = 'tiled_above'  # pixels of an image; None: no image is divided into tiles
-# Options that change results, besides the model's files. Others change how fast they are there, or
-# which further files are written.
-OPTIONS = ('score_thr', 'shorter_side', 'dtype', 'backend', 'cfg_options')
 
 
-def record_of(options: InferOptions, files: ModelFiles, tiling: Optional[Tiling]) -> dict[str, Any]:
-    """What run.json says of a run."""
+def record_of(
+    options: RunOptions, files: ModelFiles, inputs: Sequence[str], tiling: Optional[Tiling]
+) -> dict[str, Any]:
+    """What run.json says of a run: the files of its model, and all options that change results.
+    Others change how fast they are there, or which further files are written."""
     record: dict[str, Any] = {}
     for name, value in files._asdict().items():
         if value is not None:
             record[name] = str(value)
             record |= hashes_of(name, Path(value))
-    for name in OPTIONS:
-        value = getattr(options, name)
-        record[name] = value if value is None or isinstance(value, (int, float, str)) else [*value]
+    for each in fields(options):
+        if each.metadata['changes_results']:
+            value = getattr(options, each.name)
+            record[each.name] = list(value) if isinstance(value, tuple) else value
+    # What is done with images, rather than what was asked for
     record['tile'] = tiling.side if tiling else 0
     record['overlap'] = tiling.overlap if tiling else 0
     record[TILED_ABOVE] = tiling.above if tiling else None
-    record[INPUTS] = [*options.inputs]
+    record[INPUTS] = [*inputs]
     return record
 
 

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import Optional, Union
 
 from ..images.inputs import NamedInput, is_video
 from ..images.large import open_large
@@ -15,22 +15,12 @@ from ..tooling.command import one_line
 from ..tooling.progress import progress
 from ..tooling.threads import prefetch
 from .automatic_tiles import tiles_too_large, tiling_for, with_tiles
+from .options import RunOptions
 from .protocol import Model, Prepared, TooLarge, predict_all
 from .results import Results
 from .sessions import OutOfMemory, SessionError
 from .tiles import TILE, TileGrid
 from .videos import write_video
-
-
-class RunOptions(NamedTuple):
-    """How results are made."""
-
-    batch_size: int = 1  # images, frames or tiles that a model gets at a time
-    workers: int = 0  # threads that read images ahead of the model, and as many that write; 0: none
-    # Height and width of tiles in pixels, of all images; 0: none; None: see `automatic_tiles`
-    tile: Optional[int] = None
-    overlap: Optional[int] = None  # of neighbouring tiles in pixels; by default a quarter
-
 
 NO_MEMORY = 'its results do not fit into memory; add --workers 0'
 MOST_FAILURES = 10  # a model that fails on as many images, and on no other before, fails on all
@@ -76,7 +66,7 @@ def write_images(
         return model.prepare(model.read(entry[0]))
 
     def images() -> Iterator[Prepared]:
-        for entry, result in zip(named, prefetch(load, named, options.workers)):
+        for entry, result in zip(named, prefetch(load, named, options.workers or 0)):
             try:
                 image = result()
             except TooLarge as error:
@@ -129,7 +119,7 @@ def write_images(
             skip(entry[0], NO_MEMORY + or_tiles)
 
     with progress(len(named), 'images') as update:
-        for written in prefetch(write, predicted(), options.workers):
+        for written in prefetch(write, predicted(), options.workers or 0):
             written()
             update(1)
 

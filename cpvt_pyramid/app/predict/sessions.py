@@ -17,6 +17,7 @@ from ..tooling import memory
 from ..tooling.command import UserError, one_line
 from ..tooling.threads import usable_cores
 from .openvino_graph import is_quantized, join_blocks, to_rows
+from .options import DEFAULTS, RuntimeOptions
 
 KEY, TEST_KEY = 'cpvt_pyramid', 'cpvt_pyramid_test'  # of the metadata and the test data
 # Execution providers of onnxruntime
@@ -260,37 +261,37 @@ def row_count(shape: Sequence[object]) -> Optional[int]:
     return None
 
 
-def open_session(
-    path: Path,
-    backend: str,
-    device: Optional[str] = None,
-    requests: int = 1,
-    dtype: str = 'float32',
-) -> Session:
-    """Open a model file in 'onnxruntime' or 'openvino', which an .xml file always needs, for this
-    number of threads that will run it at the same time. The device is 'cpu', or a name that the
-    backend knows; see `OnnxRuntime` and `OpenVino`. In OpenVINO, it may compute in 'bfloat16'.
+def backend_for(path: Path, options: RuntimeOptions) -> str:
+    """'onnxruntime' or 'openvino', which an .xml file always needs."""
+    if not is_openvino_format(path):
+        return options.backend or 'onnxruntime'
+    if options.backend == 'onnxruntime':
+        raise UserError(f'{path} is a model of OpenVINO; leave out onnxruntime')
+    return 'openvino'
+
+
+def open_session(path: Path, options: RuntimeOptions = DEFAULTS, requests: int = 1) -> Session:
+    """Open a model file for a number of threads that will run it at the same time.
 
     Raises:
-        UserError: no such file, backend, device or package, or a model that it cannot open.
+        UserError: no such file, device or package, or a model that the backend cannot open.
         PermissionError: the file cannot be read.
     """
-    if backend not in DEVICES:
-        raise UserError(f'backend must be one of {", ".join(DEVICES)}, got {backend!r}')
     if not path.is_file():
         raise UserError(f'no model at {path}')
     path.open('rb').close()  # the backends take a file without permission for a damaged one
+    backend = backend_for(path, options)
+    device = options.device
+    if device is not None:
+        device = DEVICES[backend].get(device, device)
+    if backend == 'onnxruntime' and options.dtype != 'float32':
+        raise UserError(
+            f'onnxruntime does not compute in {options.dtype}; add --backend openvino, or leave '
+            'out --dtype'
+        )
     try:
-        backend = 'openvino' if is_openvino_format(path) else backend
-        if device is not None:
-            device = DEVICES[backend].get(device, device)
         if backend == 'openvino':
-            return OpenVino(path, device, requests, dtype)
-        if dtype != 'float32':
-            raise UserError(
-                f'onnxruntime does not compute in {dtype}; add --backend openvino, or leave out '
-                '--dtype'
-            )
+            return OpenVino(path, device, requests, options.dtype)
         return OnnxRuntime(path, device, requests)
     except UserError:
         raise

@@ -407,7 +407,7 @@ class OneLineParser(ArgumentParser):
         return f'; did you mean {found}?' if found else ''
 
 
-class Declared(NamedTuple):
+class Argument(NamedTuple):
     """An argument of a command line."""
 
     name: str
@@ -417,7 +417,7 @@ class Declared(NamedTuple):
     text: str  # for --help
 
 
-def declared_arguments(declaration: Callable) -> Iterator[Declared]:
+def declared_arguments(declaration: Callable) -> Iterator[Argument]:
     """The arguments that a function or a dataclass declares, see the docstring of this file."""
     texts = documented_arguments(declaration)
     kinds = get_type_hints(declaration)
@@ -429,7 +429,7 @@ def declared_arguments(declaration: Callable) -> Iterator[Declared]:
         if is_dataclass(declaration):
             is_positional = parameter.default is parameter.empty
         text = texts.get(name, '')  # none with `python -OO`
-        yield Declared(name, kinds[name], parameter.default, is_positional, text)
+        yield Argument(name, kinds[name], parameter.default, is_positional, text)
 
 
 def call_with(declaration: Callable, values: dict[str, Any]) -> Any:
@@ -455,7 +455,7 @@ def parser_of(function: Callable) -> OneLineParser:
     return parser
 
 
-def add_argument(parser: OneLineParser, argument: Declared) -> None:
+def add_argument(parser: OneLineParser, argument: Argument) -> None:
     settings = argparse_settings(argument.kind)
     text = argument.text.replace('%', '%%')
     is_required = argument.default is inspect.Parameter.empty

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from support import ROOT
+from support import ROOT, load_tool
 
 from cpvt_pyramid.__main__ import main
+from cpvt_pyramid.app.predict.options import EXPORTED, ModelOptions, RunOptions, RuntimeOptions
+from cpvt_pyramid.app.tooling.command import declared_arguments
 
 NAME = 'retinanet_pvt_v2_b2_coco'
 CONFIG = 'retinanet_cpvt_s'
@@ -19,6 +21,12 @@ PREDICTING = (
 )
 OF_FILES = ('verify MODEL', 'quantize MODEL photo.jpg')
 OF_CONFIGS = ('train MODEL',)
+COMMANDS = {
+    'app': ModelOptions,
+    'infer': RunOptions,
+    'test': RunOptions,
+    'verify': RuntimeOptions,
+}
 
 
 @pytest.fixture
@@ -33,6 +41,28 @@ def said(tmp_path, monkeypatch, capsys):
         return line.partition(': ')[2]
 
     return run
+
+
+@pytest.mark.parametrize('command, options', [*COMMANDS.items()])
+def test_options_of_models_are_those_of_one_class(command, options):
+    """With one help text; what a kind of model does not have is one line."""
+    declared = {
+        each.name: each for each in declared_arguments(getattr(load_tool(command), command))
+    }
+    for each in declared_arguments(options):
+        assert declared[each.name] == each and each.text
+
+
+@pytest.mark.parametrize('command', ['infer MODEL photo.jpg', 'app MODEL', 'test MODEL data.yaml'])
+def test_options_that_a_kind_of_model_lacks(command, said):
+    trees = str(ROOT / 'examples/trees.onnx')
+    line = said(f'{command} --cfg-options a=1', trees)
+    assert line == f'cfg_options is for models with a config, not for {EXPORTED} such as {trees}'
+    line = said(f'{command} --backend openvino', NAME)
+    assert line == f'backend is for {EXPORTED}, not for trained models by name such as {NAME}'
+    assert said(f'{command} --score-thr 2', trees) == 'score_thr must be in [0, 1], got 2.0'
+    line = said(f'{command} --shorter-side 0', trees)
+    assert line == 'shorter_side must be at least 1, got 0'
 
 
 @pytest.mark.parametrize('command', PREDICTING)

@@ -17,10 +17,11 @@ from PIL import Image
 from support import ROOT, load_tool
 
 from cpvt_pyramid.app.evaluate import evaluating
-from cpvt_pyramid.app.evaluate.evaluating import EvaluationOptions, evaluate_model
+from cpvt_pyramid.app.evaluate.evaluating import evaluate_model
 from cpvt_pyramid.app.evaluate.truth import read_truth
 from cpvt_pyramid.app.predict import Predictor
 from cpvt_pyramid.app.predict.opening import ModelFiles
+from cpvt_pyramid.app.predict.options import RunOptions
 from cpvt_pyramid.app.predict.protocol import Prepared
 from cpvt_pyramid.app.predictions.drawing import class_palette
 from cpvt_pyramid.app.predictions.kinds import Detections, LabelMap
@@ -39,6 +40,7 @@ class FakeModel:
     has_masks: bool = False
     threads: int = 1
     own_tile: Optional[int] = None
+    least_score: float = 0.0
 
     @property
     def palette(self) -> Any:
@@ -84,9 +86,7 @@ def evaluated(monkeypatch):
 
     def run(model: FakeModel, folder: Path, **options: Any) -> dict[str, float]:
         monkeypatch.setattr(evaluating, 'open_model', lambda *_, **__: model)
-        return evaluate_model(
-            ModelFiles(exported=Path('fake')), folder, EvaluationOptions(**options)
-        )
+        return evaluate_model(ModelFiles(exported=Path('fake')), folder, RunOptions(**options))
 
     return run
 
@@ -226,6 +226,19 @@ def test_a_file_is_evaluated_and_a_page_written(tmp_path, monkeypatch, capsys):
     assert command.main([str(TREES), 'data', '--report', 'page.html']) == 2
 
 
+def test_the_options_of_a_model(tmp_path, monkeypatch, capsys):
+    """Boxes below a threshold do not count, but for which all scores do."""
+    monkeypatch.chdir(tmp_path)
+    trees(Path('data'))
+    found = []
+    for options in ([], ['--score-thr', '0.6'], ['--shorter-side', '64']):
+        assert command.main([str(TREES), 'data', *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        (line,) = [line for line in lines if line.startswith('AP50 ')]
+        found.append(float(line.split()[1]))
+    assert found[0] > found[1] > 0 and found[0] > found[2]
+
+
 def test_no_torch_and_no_openmmlab_is_needed(tmp_path):
     trees(tmp_path / 'data')
     program = (
@@ -244,6 +257,8 @@ def test_no_torch_and_no_openmmlab_is_needed(tmp_path):
         ([str(TREES), 'data', '--tta'], '--tta is for the test data of a config, without data'),
         ([str(TREES), 'data', '--split', 'val'], 'data has no val data with annotations'),
         (['my.py', 'my.pth', '--split', 'val'], '--split needs a data.yaml or a folder after the'),
+        (['my.py', 'my.pth', '--batch-size', '2'], '--batch-size needs a data.yaml or a folder'),
+        (['my.py', 'my.pth', '--shorter-side', '9'], '--shorter-side needs a data.yaml or a'),
         (['my.pth', '--report', 'a.html'], 'the following arguments are required'),
     ],
 )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from cpvt_pyramid.app.export.self_test import draw, own_test, pack, verify_sessi
 from cpvt_pyramid.app.export.stored_files import stored_files
 from cpvt_pyramid.app.predict import Predictor
 from cpvt_pyramid.app.predict.exported import ExportedModel
+from cpvt_pyramid.app.predict.options import DEFAULTS, ModelOptions
 from cpvt_pyramid.app.predict.sessions import OpenVino, SessionError, read_openvino
 from cpvt_pyramid.app.predictions.kinds import Detections
 
@@ -278,8 +280,8 @@ def test_a_model_that_8_bits_make_slower_is_told_in_the_last_line(photos, capsys
     in_bfloat16 = 'use model.onnx here with --backend openvino --dtype bfloat16'
     opened = quantization.ExportedModel
 
-    def in_float32(*arguments: object, dtype: str = 'float32', **options: object) -> object:
-        return opened(*arguments, **options)
+    def in_float32(path: Path, options: ModelOptions = DEFAULTS) -> object:
+        return opened(path, replace(options, dtype='float32'))
 
     monkeypatch.setattr(quantization, 'ExportedModel', in_float32)  # no processor is asked
     for times, ending in (

@@ -37,6 +37,7 @@ from cpvt_pyramid.app.page import server as app
 from cpvt_pyramid.app.page.start import samples_of
 from cpvt_pyramid.app.predict import Predictor, automatic_tiles, exported
 from cpvt_pyramid.app.predict.exported import ExportedModel
+from cpvt_pyramid.app.predict.options import ModelOptions
 from cpvt_pyramid.app.predictions.drawing import jpeg_of
 
 SECRET = b'-----BEGIN OPENSSH PRIVATE KEY-----'
@@ -129,6 +130,12 @@ def huge_png(width: int, height: int) -> bytes:
     header = struct.pack('>IIBBBBB', width, height, 8, 2, 0, 0, 0)
     chunks = [(b'IHDR', header), (b'IDAT', zlib.compress(b'\0' * 99)), (b'IEND', b'')]
     return b'\x89PNG\r\n\x1a\n' + b''.join(chunk(*each) for each in chunks)
+
+
+def test_the_page_begins_with_the_options_of_the_command(model):
+    options = ModelOptions(score_thr=0.6, shorter_side=50)
+    about = app.Page(ExportedModel(model('detection'), options)).about()
+    assert about['score_thr'] == 0.6 and about['shorter_side'] == 50
 
 
 @pytest.mark.filterwarnings('ignore:dark.png', 'ignore:pages.tif')

@@ -85,7 +85,7 @@ def test_right_results_pass_and_a_wrong_constant_fails(model, name, backend, cap
 
 def test_a_batch_that_is_wrong_fails(model):
     """As from a runtime that takes the size of the batch for that of each image."""
-    session = open_session(Path(with_test(model('detection'))), 'onnxruntime')
+    session = open_session(Path(with_test(model('detection'))))
     run = session.run
     session.run = lambda inputs: run(
         inputs | {'valid': inputs['valid'].max(0, keepdims=True) + 0 * inputs['valid']}

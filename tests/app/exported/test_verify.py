@@ -21,6 +21,7 @@ from cpvt_pyramid.app.export.invariance import (
 from cpvt_pyramid.app.export.self_test import draw
 from cpvt_pyramid.app.predict import Predictor
 from cpvt_pyramid.app.predict.exported import ExportedModel
+from cpvt_pyramid.app.predict.options import RuntimeOptions
 from cpvt_pyramid.app.predict.sessions import open_session
 
 CONSTANTS = {
@@ -94,7 +95,7 @@ def write(body: str, images: str = 'float[B,3,H,W] images', outputs: str = 'floa
 def test_planted_defects_are_named(name, backend, capsys):
     body, expected = DEFECTS[name]
     path = write(f'{CLASSIFIER}\n{body}', 'float[B,3,64,96] images')
-    file = ImageModel(Path(path), open_session(Path(path), backend))
+    file = ImageModel(Path(path), open_session(Path(path), RuntimeOptions(backend=backend)))
     report = batch_report(file, file.images(4, None, (0, 1)))
     assert {probe.name: probe.images for probe in report.probes if not probe.passed} == expected
     assert main([path, '--backend', backend]) == 1

@@ -30,6 +30,7 @@ from cpvt_pyramid.app.predict import Predictor, automatic_tiles, exported, infer
 from cpvt_pyramid.app.predict.exported import INPUT_BYTES, ExportedModel
 from cpvt_pyramid.app.predict.infer import note_about_limit
 from cpvt_pyramid.app.predict.opening import ModelFiles
+from cpvt_pyramid.app.predict.options import InferOptions
 from cpvt_pyramid.app.predict.results import Results
 from cpvt_pyramid.app.predict.run_record import RUN
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime, OpenVino
@@ -265,13 +266,14 @@ def test_mistakes(model, folder, monkeypatch, capfd):
     file = onnx.load(model('labels'))
     del file.metadata_props[:]
     onnx.save(file, 'foreign.onnx')
+    Path('box.xml').touch()
     for arguments, complaint in (
         ('no.onnx in', 'no model at no.onnx'),
         ('torn.onnx in', 'torn.onnx is not a complete model: '),
         ('torn.onnx in --backend openvino', 'torn.onnx is not a complete model: '),
         ('foreign.onnx in', 'foreign.onnx has no metadata cpvt_pyramid; export'),
         ('https://host/a.onnx in', 'got the address https://host/a.onnx; download it'),
-        ('detection.onnx in --cfg-options a=1', 'cfg_options are for configs; detection.onnx is'),
+        ('detection.onnx in --cfg-options a=1', 'cfg_options is for models with a config, not for'),
         (
             'detection.onnx in --dtype bfloat16',
             'onnxruntime does not compute in bfloat16;',
@@ -536,7 +538,7 @@ def test_a_video_that_reaches_the_limit_of_a_model(model, capsys):
 def test_advice_at_the_limit_names_tiles_where_they_keep_masks(name, tiles, model, photos, capsys):
     Image.fromarray(photos[0]).save('a.png')
     opened = ExportedModel(model(name))
-    results = Results(Path(), opened.kind, opened.classes, most_boxes=3)
+    results = Results(InferOptions(), opened.kind, opened.classes, most_boxes=3)
     results.full.add(Path('a.png'))
     line = note_about_limit(results, ModelFiles(opened.path), opened, None)
     assert ('--tile' in line) == tiles and line.endswith('or a higher --score-thr')

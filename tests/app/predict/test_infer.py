@@ -36,6 +36,7 @@ from cpvt_pyramid.app.images.reading import read_image
 from cpvt_pyramid.app.predict import running
 from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.openmmlab.model import OpenMMLabModel, open_trained
+from cpvt_pyramid.app.predict.options import ModelOptions, RunOptions
 from cpvt_pyramid.app.predict.run_record import RUN
 from cpvt_pyramid.app.tooling import threads
 from cpvt_pyramid.app.tooling.command import parser_of
@@ -112,7 +113,7 @@ def test_a_detector(untrained, images, capsys):
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_models_are_accelerated(untrained, dtype):
     config, checkpoint = untrained['detector']
-    opened = open_trained(checkpoint, config, device='cpu', dtype=dtype)
+    opened = open_trained(checkpoint, config, ModelOptions('cpu', dtype=dtype))
     found = {type(module) for module in opened.model.modules()}
     assert (OneDNNLinear in found) == (what_is_missing() is None)
 
@@ -218,7 +219,7 @@ def test_images_are_sorted_by_size_to_fill_batches():
     Path('e.jpg').touch()
     named = [(Path(f'{name}.jpg'), name) for name in 'abcde']
     for batch_size, order in ((2, 'ebcad'), (1, 'abcde')):
-        options = running.RunOptions(batch_size, tile=0)
+        options = RunOptions(batch_size=batch_size, tile=0)
         with mock.patch.object(running, 'write_images') as written:
             running.write_results(None, named, None, options, None)
         assert ''.join(name for _, name in written.call_args.args[1]) == order
@@ -577,8 +578,8 @@ def test_options_that_do_not_fit(untrained, capsys):
         ('b.mp4 --tile 64', '--tile is for images, but b.mp4 is a video; run it without'),
         ('--tile 100', 'tile and overlap must be multiples of 32 with 0 <= overlap < tile, got'),
         ('--tile 64 --overlap 64', 'tile and overlap must be multiples of 32 with'),
-        ('--shorter-side 100', 'a shorter side and a backend are for exported models'),
-        ('--backend openvino', 'a shorter side and a backend are for exported'),
+        ('--shorter-side 100', 'shorter_side is for exported models and trained models by'),
+        ('--backend openvino', 'backend is for exported models, not for models with a'),
         ('--score-thr 0.5', 'score_thr is for scores of boxes, but the model predicts labels'),
     ):
         assert infer.main([*untrained['segmentor'], 'a.png', *options.split()]) == 2

@@ -195,9 +195,9 @@ def test_fonts_are_found_before_threads_draw():
     """The import of matplotlib catches warnings: in a thread, also those of the others."""
     program = (
         'import sys\n'
-        'from pathlib import Path\n'
+        'from cpvt_pyramid.app.predict.options import InferOptions\n'
         'from cpvt_pyramid.app.predict.results import Results\n'
-        "Results(Path('out'), 'detections', ['tree'])\n"
+        "Results(InferOptions(), 'detections', ['tree'])\n"
         "assert 'matplotlib.ft2font' in sys.modules\n"
     )
     subprocess.run([sys.executable, '-c', program], check=True)

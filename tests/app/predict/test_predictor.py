@@ -24,6 +24,7 @@ from pycocotools import mask as coco_mask
 from cpvt_pyramid.app.images.reading import rescaled_size, resize_image, resize_scores
 from cpvt_pyramid.app.predict import Predictor, UserError, exported
 from cpvt_pyramid.app.predict.masks import paste_masks
+from cpvt_pyramid.app.predict.options import RuntimeOptions
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime, open_session, padded_inputs
 from cpvt_pyramid.app.tooling import memory
 
@@ -382,7 +383,7 @@ def test_more_threads_than_a_session_serves_take_turns(
     model, photos, monkeypatch, backend, requests
 ):
     """As the threads of a run do on a GPU, which read and write images meanwhile."""
-    session = open_session(Path(model('detection')), backend, requests=requests)
+    session = open_session(Path(model('detection')), RuntimeOptions(backend=backend), requests)
     inputs = padded_inputs(photos[:1], session.shapes)
     expected = session.run(inputs)['scores']
     lock = threading.Lock()

@@ -2,12 +2,15 @@
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from support import ROOT, load_tool
 
-from cpvt_pyramid.app.predict.run_record import LOCK, RUN
+from cpvt_pyramid.app.predict.opening import ModelFiles
+from cpvt_pyramid.app.predict.options import InferOptions, option
+from cpvt_pyramid.app.predict.run_record import LOCK, RUN, record_of
 from cpvt_pyramid.app.tooling.files import locked
 
 TREES = ROOT / 'examples/trees.onnx'
@@ -29,6 +32,31 @@ def test_the_same_run_goes_on():
     assert len(record['exported_sha256']) == 64 and record['inputs'] == ['a.jpg']
     assert infer('--format', 'coco', '--skip-existing', '--batch-size', '2') == 0
     assert not Path('predictions', LOCK).exists()
+
+
+def test_every_option_that_changes_results_is_in_the_record():
+    """Also one that is new and says nothing about itself."""
+
+    @dataclass(frozen=True)
+    class New(InferOptions):
+        new: tuple = option((1, 2))
+
+    options = New(score_thr=0.25, cfg_options=('a=1',), batch_size=3)
+    record = record_of(options, ModelFiles(trained='name'), ['a.jpg'], None)
+    assert record == {
+        'trained': 'name',
+        'backend': None,
+        'dtype': 'float32',
+        'score_thr': 0.25,
+        'shorter_side': None,
+        'cfg_options': ['a=1'],
+        'tile': 0,
+        'overlap': 0,
+        'new': [1, 2],
+        'tiled_above': None,
+        'inputs': ['a.jpg'],
+    }
+    assert json.loads(json.dumps(record)) == record
 
 
 @pytest.mark.parametrize(

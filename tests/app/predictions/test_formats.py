@@ -20,6 +20,7 @@ from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.images import ALL
 from cpvt_pyramid.app.data.layouts.coco import parse_coco, read_coco
 from cpvt_pyramid.app.predict import Detections, LabelMap
+from cpvt_pyramid.app.predict.options import InferOptions
 from cpvt_pyramid.app.predict.results import Results
 from cpvt_pyramid.app.tooling.command import UserError
 
@@ -58,7 +59,7 @@ def results(form: str, kind: str = 'detections', masks: bool = False) -> Results
     if kind == 'labels':
         labels = (MASKS[0] + 2 * MASKS[1]).astype(np.uint8)
         found = LabelMap(BLACK, ('background', *CLASSES), [(0, 0, 0), *PALETTE], labels)
-    written = Results(Path('out'), kind, found.classes, format=form)
+    written = Results(InferOptions(out_dir='out', format=form), kind, found.classes)
     entry = PHOTO, PHOTO.stem
     written.check([entry])
     written.write(entry, found)
@@ -108,7 +109,7 @@ def test_coco_of_an_earlier_run(kind):
     results('coco', kind, masks=True)
     first = Path('out/coco.json').read_text()
     classes = ('background', *CLASSES) if kind == 'labels' else CLASSES
-    later = Results(Path('out'), kind, classes, format='coco')
+    later = Results(InferOptions(out_dir='out', format='coco'), kind, classes)
     assert later.exist((PHOTO, PHOTO.stem))
     later.finish([(PHOTO, PHOTO.stem)])
     assert Path('out/coco.json').read_text() == first
@@ -174,11 +175,11 @@ def test_a_run_that_cannot_be_written_does_not_begin(monkeypatch):
         ('geojson', 'labels', False, 'a.png', 'needs rasterio; pip install rasterio'),
         ('geojson', 'detections', False, 'a.tif', 'needs rasterio; pip install rasterio'),
     ):
-        results = Results(Path(), kind, CLASSES, format=form, is_tiled=is_tiled)
+        results = Results(InferOptions(format=form, tile=64 if is_tiled else None), kind, CLASSES)
         with pytest.raises(UserError, match=message):
             results.check([(Path(file), 'a')])
     for form, kind in (('geojson', 'detections'), ('coco', 'labels')):
-        Results(Path(), kind, CLASSES, format=form).check([(Path('a.png'), 'a')])
+        Results(InferOptions(format=form), kind, CLASSES).check([(Path('a.png'), 'a')])
 
 
 def test_no_detections_and_no_images():
@@ -186,7 +187,7 @@ def test_no_detections_and_no_images():
     empty = Detections(BLACK, CLASSES, PALETTE, np.zeros((0, 4)), np.zeros(0), np.zeros(0))
     for named in ([(Path('a.png'), 'a')], []):
         for form in ('coco', 'geojson'):
-            results = Results(Path('out'), 'detections', CLASSES, format=form)
+            results = Results(InferOptions(out_dir='out', format=form), 'detections', CLASSES)
             for entry in named:
                 results.write(entry, empty)
             results.finish(named)

@@ -16,6 +16,7 @@ from PIL import Image
 from support import ROOT
 
 from cpvt_pyramid.__main__ import main
+from cpvt_pyramid.app.predict.options import InferOptions
 from cpvt_pyramid.app.predict.results import Results
 from cpvt_pyramid.app.predictions import kinds as predictions
 from cpvt_pyramid.app.predictions.kinds import Detections, LabelMap
@@ -141,16 +142,17 @@ def contents_of(folder: Path) -> dict[str, bytes]:
 def test_each_mask_is_encoded_once(form):
     Path('out').mkdir()
     with mock.patch.object(predictions, 'run_lengths', wraps=run_lengths) as encoded:
-        results = Results(Path('out'), 'detections', CLASSES, format=form)
+        results = Results(InferOptions(out_dir='out', format=form), 'detections', CLASSES)
         results.write((Path('a.png'), 'a'), detections(masks=True))
     assert encoded.call_count == len(MASKS)
 
 
 @pytest.mark.parametrize('found', [found for found, _ in ALL])
 def test_overlays_can_be_left_out(found):
-    for folder, pictures in (('all', True), ('some', False)):
+    for folder, no_pictures in (('all', False), ('some', True)):
         Path(folder).mkdir()
-        results = Results(Path(folder), found.kind, CLASSES, pictures)
+        options = InferOptions(out_dir=folder, no_pictures=no_pictures)
+        results = Results(options, found.kind, CLASSES)
         results.write((Path('a.png'), 'a'), found)
     written = contents_of(Path('all'))
     del written['a.overlay.jpg']

@@ -39,6 +39,7 @@ from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.config.parts import dataset_meta
 from cpvt_pyramid.app.predict.opening import ModelFiles, open_model
 from cpvt_pyramid.app.predict.openmmlab.loading import fetch_checkpoint
+from cpvt_pyramid.app.predict.options import ModelOptions
 from cpvt_pyramid.app.predict.predictor import Predictor
 from cpvt_pyramid.app.predictions.kinds import Detections
 from cpvt_pyramid.checkpoints import downloads
@@ -213,7 +214,7 @@ def test_results_are_those_of_their_models(name):
     theirs = smaller(their_model(name))
     save_as_published(theirs, name, new=False)
     score_thr = 0.05 if TRAINED[name].detects else None
-    ours = open_model(ModelFiles(trained=name), device='cpu', score_thr=score_thr)
+    ours = open_model(ModelFiles(trained=name), ModelOptions('cpu', score_thr=score_thr))
     ours.resize = SIDE, 2 * SIDE
     if WINDOWS.get(TRAINED[name].data):
         ours.session.model.window = WINDOW

@@ -32,6 +32,7 @@ from ...predictions.kinds import SCORE_THR, Kind, Prediction
 from ...tooling import memory
 from ...tooling.command import UserError
 from ...tooling.report import amount
+from ..options import DEFAULTS, ModelOptions
 from ..protocol import Prepared, TooLarge
 from ..tiles import TILE, Boxes, Suppression
 from .grouping import size_in_batch
@@ -281,34 +282,26 @@ def image_pipeline(cfg: Config) -> Compose:
 
 
 def open_trained(
-    checkpoint: str,
-    config: Optional[str] = None,
-    *,
-    cfg_options: Sequence[str] = (),
-    device: Optional[str] = None,
-    dtype: str = 'float32',
-    score_thr: Optional[float] = None,
+    checkpoint: str, config: Optional[str] = None, options: ModelOptions = DEFAULTS
 ) -> OpenMMLabModel:
     """Build a model and load its weights.
 
     Args:
         checkpoint: the weights, a path or an address.
         config: a file; by default the config inside the checkpoint.
-        cfg_options: override settings of the config file.
-        device: of PyTorch; None takes a GPU if there is one.
-        dtype: float32 or bfloat16, see `cpvt infer`.
-        score_thr: boxes of a lower score are left out; by default 0.3.
+        options: how it is opened.
 
     Raises:
         UserError: the model cannot be loaded; one line that says why.
     """
-    model, cfg, weights = load_from_config(checkpoint, config, cfg_options, device)
+    model, cfg, weights = load_from_config(checkpoint, config, options.cfg_options, options.device)
     if not what_is_missing():
         accelerate(model)  # on a CPU
-    if dtype == 'bfloat16':
+    if options.dtype == 'bfloat16':
         replace_forward(model)
     meta = dataset_meta(cfg, weights)
-    return OpenMMLabModel(model, cfg, meta, SCORE_THR if score_thr is None else score_thr)
+    score_thr = SCORE_THR if options.score_thr is None else options.score_thr
+    return OpenMMLabModel(model, cfg, meta, score_thr)
 
 
 def load_from_config(

@@ -19,6 +19,7 @@ from ...predictions.drawing import class_palette
 from ...predictions.kinds import SCORE_THR
 from ...tooling.command import UserError, one_line
 from ..exported import SessionModel
+from ..options import DEFAULTS, ModelOptions
 from ..tiles import Boxes
 from .best_labels import best_labels
 
@@ -32,9 +33,7 @@ class TrainedModel(SessionModel):
     Args:
         name: see `cpvt models`.
         checkpoint: the file of its weights; None: it is downloaded.
-        device: of PyTorch; None takes a GPU if there is one.
-        score_thr: boxes of a lower score are left out; by default 0.3.
-        dtype: float32 or bfloat16, of backbone and heads; boxes are float32.
+        options: how it is opened. bfloat16 is for backbone and heads; boxes are float32.
 
     Raises:
         UserError: it cannot be loaded; one line that says why.
@@ -46,12 +45,10 @@ class TrainedModel(SessionModel):
         self,
         name: str,
         checkpoint: Optional[str] = None,
-        device: Optional[str] = None,
-        score_thr: Optional[float] = None,
-        dtype: str = 'float32',
+        options: ModelOptions = DEFAULTS,
     ) -> None:
         trained = TRAINED[name]
-        model = on_device(load_by_name(name, checkpoint), device)
+        model = on_device(load_by_name(name, checkpoint), options.device)
         kind = DetectorSession if trained.detects else SegmentorSession
         about = {
             **about_trained(name, model),
@@ -66,8 +63,7 @@ class TrainedModel(SessionModel):
                 'iou_threshold': model.nms_thresh,
                 'class_agnostic': False,
             }
-        session = kind(model, dtype)
-        super().__init__(Path(name), session, about, score_thr=score_thr)
+        super().__init__(Path(name), kind(model, options.dtype), about, options)
 
     def _predict_tile(self, tile: np.ndarray) -> Union[np.ndarray, Boxes]:
         if isinstance(self.session, SegmentorSession):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Optional
 
 from ..tooling.command import UserError, check_at_least, one_line, run_command
-from ..tooling.files import check_folder, distinct_name, is_taken, new_folder, path_from
+from ..tooling.files import check_folder, distinct_name, is_taken, new_folder, path_from, shortened
 from ..tooling.progress import progress
 from ..tooling.report import amount
 
@@ -68,7 +68,7 @@ def crop(
     check_folder(out_dir)
     if is_taken(Path(out_dir)):
         raise UserError(f'{out_dir} exists; remove it, or choose another --out-dir')
-    from ..images.inputs import OWNERS
+    from ..predict.result_files import OWNERS
 
     if (Path(source) / OWNERS).is_file():
         if split is not None:
@@ -94,9 +94,11 @@ def boxes_of_results(folder: Path, images: Any, score_thr: float) -> list[Boxes]
         images: the path of each image, relative to the folder, by the name of its results.
         score_thr: the lowest score.
     """
+    from ..predict.result_files import DETECTIONS
+
     found = []
     for name, image in images.items():
-        path = folder / f'{name}.detections.json'
+        path = folder / f'{name}{DETECTIONS}'
         if not path.is_file():
             continue  # of a video, or of an image that was skipped
         boxes: list[tuple[str, Box]] = []
@@ -157,7 +159,6 @@ def write_crops(found: Sequence[Boxes], folder: Path, margin: float) -> Counter:
     """Write the boxes of images to a folder; returns how many there are of each class."""
     from PIL import Image
 
-    from ..images.inputs import shortened
     from ..images.rasters import ReadError
     from ..images.reading import picture, read_image
 

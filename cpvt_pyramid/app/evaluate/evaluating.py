@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
-from ..images.rasters import ReadError
 from ..predict.automatic_tiles import with_tiles
 from ..predict.opening import ModelFiles, open_model
 from ..predict.options import RunOptions
-from ..predict.protocol import Model, Prepared, TooLarge, line_about_threshold, predict_all
-from ..predict.sessions import SessionError
+from ..predict.protocol import Model, line_about_threshold
+from ..predict.running import predicted_images, with_workers
 from ..predictions.kinds import Prediction
-from ..tooling.command import UserError, one_line
+from ..tooling.command import UserError
 from ..tooling.files import write_text
 from ..tooling.pages import html_page
 from ..tooling.progress import progress
@@ -41,14 +40,16 @@ def evaluate_model(
         UserError: the model or the data cannot be read, or do not fit each other.
     """
     score_thr = 0.0 if options.score_thr is None else options.score_thr
-    opened = open_model(files, replace(options, score_thr=score_thr))
+    options = with_workers(options)
+    threads = max(options.workers or 0, 1)
+    opened = open_model(files, replace(options, score_thr=score_thr), threads=threads)
     if line := line_about_threshold(options.score_thr, opened):
         print(line)
     model = with_tiles(opened, options.tile, options.overlap, progress)
     truth = read_truth(source, model.kind, model.classes, model.palette, split)
     for line in truth.about:
         print(line)
-    found = predictions_for(model, truth, options.batch_size)
+    found = predictions_for(model, truth, options)
     analysis = truth.analyse(found, WORST if report else 0)
     metrics = metrics_in(analysis.numbers)
     width = max(map(len, metrics))
@@ -62,26 +63,18 @@ def evaluate_model(
 
 
 def predictions_for(
-    model: Model, truth: Truth, batch_size: int
+    model: Model, truth: Truth, options: RunOptions
 ) -> Iterator[tuple[Path, Prediction]]:
-    """The predictions of a model for the images of a data set, in their order."""
+    """The predictions of a model for the images of a data set."""
+    named = [(path, path.name) for path in truth.images]
+    with progress(len(named), 'images') as update:
+        for (path, _), found in predicted_images(model, named, options, fail):
+            yield path, found
+            update(1)
 
-    def prepared() -> Iterator[Prepared]:
-        for path in truth.images:
-            try:
-                yield model.prepare(model.read(path))
-            except (ReadError, TooLarge) as error:
-                raise UserError(f'{path}: {one_line(error)}') from error
 
-    paths = iter(truth.images)
-    results = predict_all(model.predict, prepared(), batch_size, model.threads)
-    with progress(len(truth.images), 'images') as update:
-        try:
-            for found in results:
-                yield next(paths), found
-                update(1)
-        except (SessionError, TooLarge) as error:
-            raise UserError(f'the model fails on {next(paths)}: {one_line(error)}') from error
+def fail(path: Path, reason: str) -> None:
+    raise UserError(f'{path}: {reason}')
 
 
 def metrics_in(numbers: dict[str, Any]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -19,10 +19,10 @@ from ..images.large import WholeImage
 from ..images.reading import picture
 from ..predictions.kinds import Detections, LabelMap, Prediction
 from ..tooling import memory
-from .large_images import boxes_in_tiles, label_lines
+from .large_images import TiledImage, boxes_in_tiles, label_lines
 from .protocol import Model, Prepared, TooLarge
 from .sessions import OutOfMemory
-from .tiles import Boxes, TileGrid, overlap_for, spans
+from .tiles import TileGrid, overlap_for, spans
 
 # How many times as many pixels as a tile an image may have to be taken as a whole. With four, the
 # whole image takes about as long as its tiles.
@@ -116,20 +116,10 @@ class TilingModel:
         self.progress = progress
         self.advice = advice
         self.untold = threading.Lock()  # which the thread that tells keeps
-        self.kind = model.kind
-        self.classes = model.classes
-        self.palette = model.palette
-        self.score_thr = model.score_thr
-        self.least_score = model.least_score
-        self.bands = model.bands
-        self.threads = model.threads
-        self.suppression = model.suppression
-        self.most_boxes = model.most_boxes
-        self.takes_tiles = model.takes_tiles
-        self.own_tile = model.own_tile
 
-    def read(self, path: Path) -> np.ndarray:
-        return self.model.read(path)
+    def __getattr__(self, name: str) -> Any:
+        """What is not defined here is that of the model."""
+        return getattr(self.model, name)
 
     def prepare(self, image: np.ndarray) -> Prepared:
         height, width, channels = image.shape
@@ -167,24 +157,17 @@ class TilingModel:
         """The prediction for an image, from its tiles."""
         pixels, grid = prepared.data
         height, width = grid.size
-        image = WholeImage(Path(), pixels)
         count = len(grid.rows) * len(grid.columns)
         common = prepared.image, self.classes, self.palette
         try:
             with self.progress(count, 'tiles', f'{width} x {height} pixels') as done:
+                tiled = TiledImage(self.model, WholeImage(Path(), pixels), grid, 1, done)
                 if self.kind == 'detections':
-                    boxes, fullest = boxes_in_tiles(self.model, image, grid, 1, done)
+                    boxes, fullest = boxes_in_tiles(tiled)
                     return Detections(*common, *boxes, limit=self.most_boxes, fullest=fullest)
-                lines = [*label_lines(self.model, image, grid, 1, None, done)]
-                return LabelMap(*common, np.concatenate(lines))
+                return LabelMap(*common, np.concatenate([*label_lines(tiled)]))
         except (MemoryError, OutOfMemory) as error:
             raise TooLarge(tiles_too_large(self.tiling.side)) from error
-
-    def predict_tiles(self, tiles: Sequence[np.ndarray]) -> list[Union[np.ndarray, Boxes]]:
-        return self.model.predict_tiles(tiles)
-
-    def to_labels(self, scores: np.ndarray) -> np.ndarray:
-        return self.model.to_labels(scores)
 
 
 def tiles_too_large(side: int) -> str:

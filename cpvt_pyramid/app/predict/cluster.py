@@ -25,7 +25,7 @@ from ..tooling.threads import usable_cores
 from .opening import ModelFiles, open_model
 from .options import InferOptions
 from .results import Results
-from .running import Skip, write_results
+from .running import Skip, predict_files
 
 PATIENCE = 10  # seconds to wait for the address of a cluster
 MOST = 16  # images that a worker takes at a time
@@ -61,7 +61,7 @@ class Worker:
         skipped: dict[Path, str] = {}
         failed = ''
         try:
-            write_results(model, named, results, self.options, skipped.__setitem__)
+            predict_files(model, named, results, self.options, skipped.__setitem__)
         except (OSError, UserError) as error:  # for example, of a full disk
             failed = str(error)
         except Exception as error:

@@ -11,20 +11,37 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Optional, Union
+from typing import Any, BinaryIO, NamedTuple, Optional, Union
 
 import numpy as np
 
-from ..images.large import LargeImage, georeference_of, overview_step
+from ..images.large import LargeImage, georeference_of
 from ..images.rasters import import_rasterio
-from ..predictions.drawing import Color, draw_frames, draw_segmentation
-from ..predictions.kinds import save_overlay
 from ..tooling.command import UserError
 from ..tooling.files import atomic_write
 from .protocol import Model
 from .tiles import Boxes, Span, TileGrid, blended, merged, ramps
 
 BLOCK = 512  # height and width of the blocks of a label map in pixels
+
+
+class TiledImage(NamedTuple):
+    """An open image that a model gets in tiles.
+
+    Attributes:
+        model: predicts from the tiles.
+        image: the image.
+        grid: its tiles.
+        batch_size: tiles that the model gets at a time.
+        done: called with the number of tiles that are finished since the last call.
+    """
+
+    model: Model
+    image: LargeImage
+    grid: TileGrid
+    batch_size: int
+    done: Callable[[int], object]
+
 
 # Reading
 
@@ -47,57 +64,39 @@ def strips(image: LargeImage, rows: Sequence[Span]) -> Iterator[np.ndarray]:
 # Predicting
 
 
-def outputs_of_rows(
-    model: Model,
-    image: LargeImage,
-    grid: TileGrid,
-    batch_size: int,
-    done: Callable[[int], object],
-) -> Iterator[Iterator[Union[np.ndarray, Boxes]]]:
-    """For each row of tiles, what a model predicts for its tiles, from left to right; `done` is
-    called with the number of tiles that are finished since the last call."""
+def outputs_of_rows(tiled: TiledImage) -> Iterator[Iterator[Union[np.ndarray, Boxes]]]:
+    """For each row of tiles, what the model predicts for its tiles, from left to right."""
 
     def outputs(strip: np.ndarray) -> Iterator[Union[np.ndarray, Boxes]]:
-        tiles = (np.ascontiguousarray(strip[:, slice(*span)]) for span in grid.columns)
-        while batch := list(itertools.islice(tiles, batch_size)):
-            for output in model.predict_tiles(batch):
+        tiles = (np.ascontiguousarray(strip[:, slice(*span)]) for span in tiled.grid.columns)
+        while batch := list(itertools.islice(tiles, tiled.batch_size)):
+            for output in tiled.model.predict_tiles(batch):
                 yield output
-                done(1)
+                tiled.done(1)
 
-    for strip in strips(image, grid.rows):
+    for strip in strips(tiled.image, tiled.grid.rows):
         yield outputs(strip)
 
 
-def boxes_in_tiles(
-    model: Model,
-    image: LargeImage,
-    grid: TileGrid,
-    batch_size: int,
-    done: Callable[[int], object],
-) -> tuple[Boxes, int]:
+def boxes_in_tiles(tiled: TiledImage) -> tuple[Boxes, int]:
     """The detections in an image, best first, and the number of those in the tile that has most."""
+    model = tiled.model
     found: list[Any] = []
-    for outputs in outputs_of_rows(model, image, grid, batch_size, done):
+    for outputs in outputs_of_rows(tiled):
         found += outputs
     fullest = max(int((part.scores >= model.score_thr).sum()) for part in found)
-    boxes = merged(found, grid, model.suppression)
+    boxes = merged(found, tiled.grid, model.suppression)
     keep = boxes.scores >= model.score_thr
     return Boxes(*(part[keep] for part in boxes)), fullest
 
 
-def label_lines(
-    model: Model,
-    image: LargeImage,
-    grid: TileGrid,
-    batch_size: int,
-    folder: Optional[Path],
-    done: Callable[[int], object],
-) -> Iterator[np.ndarray]:
+def label_lines(tiled: TiledImage, folder: Optional[Path] = None) -> Iterator[np.ndarray]:
     """The label map of an image, some lines (h, W) at a time, from top to bottom; temporary files
     are in `folder`, by default that of the system."""
+    model, grid = tiled.model, tiled.grid
     weights = ramps(grid.rows), ramps(grid.columns)
     dtype = label_type(model)
-    rows: Any = outputs_of_rows(model, image, grid, batch_size, done)
+    rows: Any = outputs_of_rows(tiled)
     with ExitStack() as stack:
         above: Optional[BinaryIO] = None  # partial sums of the row before
         for row, scores in enumerate(rows):
@@ -120,9 +119,7 @@ def label_type(model: Model) -> type:
 
 
 @contextmanager
-def label_map_writer(
-    path: Path, image: LargeImage, model: Model
-) -> Iterator[Callable[[np.ndarray], None]]:
+def label_map_writer(path: Path, tiled: TiledImage) -> Iterator[Callable[[np.ndarray], None]]:
     """A function that writes the next lines (h, W) of a label map: a tiled and compressed GeoTIFF
     with the georeference of its image, and the classes as a tag.
 
@@ -130,6 +127,7 @@ def label_map_writer(
         UserError: GDAL cannot write it, for example on a full disk.
     """
     rasterio = import_rasterio('--tile')
+    model, image = tiled.model, tiled.image
     options = georeference_of(image)
     height, width = image.shape
     dtype = label_type(model)
@@ -189,17 +187,3 @@ class Reduced:
 
     def labels(self) -> np.ndarray:
         return np.concatenate(self.parts)
-
-
-def draw_large_boxes(image: LargeImage, model: Model, boxes: Boxes, path: Path) -> None:
-    """Write an overlay of boxes on a reduced image."""
-    small = image.overview()
-    frames = boxes.boxes / overview_step(image.shape)
-    save_overlay(draw_frames(small, frames, boxes.labels, model.classes, model.palette), path)
-
-
-def draw_large_labels(image: LargeImage, model: Model, labels: Reduced, path: Path) -> None:
-    """Write an overlay of a reduced label map on the reduced image."""
-    small = image.overview()
-    palette: Sequence[Color] = model.palette
-    save_overlay(draw_segmentation(small, labels.labels(), model.classes, palette), path)

@@ -1,61 +1,47 @@
-"""The files of results in a folder."""
+"""The results of `cpvt infer` in a folder: what is written for which input, and counted."""
 
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional, Union
 
 import numpy as np
 
 from ..images.formats import open_image
-from ..images.inputs import (
-    COCO,
-    GEOJSON,
-    OVERLAY,
-    RESULTS_OF_IMAGES,
-    RESULTS_OF_VIDEOS,
-    TILED_LABELS,
-    VIDEO_OVERLAY,
-    NamedInput,
-    is_video,
-)
-from ..images.large import LargeImage, overview_step
+from ..images.inputs import NamedInput, is_video
 from ..images.rasters import import_rasterio
-from ..predictions.drawing import font, label_counts
+from ..predictions.drawing import font
 from ..predictions.formats import (
     ImageObjects,
-    features_of_label_file,
-    features_of_labels,
-    features_of_objects,
     may_be_located,
     objects_of_labels,
     write_coco,
-    write_geojson,
 )
-from ..predictions.kinds import Detections, Kind, LabelMap, Prediction, save_overlay
-from ..predictions.records import write_records
+from ..predictions.kinds import Detections, Kind, Prediction
 from ..tooling.command import UserError
-from ..tooling.files import atomic_write
-from .large_images import (
-    Reduced,
-    boxes_in_tiles,
-    draw_large_boxes,
-    draw_large_labels,
-    label_lines,
-    label_map_writer,
-)
+from .contents import Contents, contents_for
 from .options import InferOptions
-from .protocol import Model
-from .tiles import TileGrid
+from .result_files import (
+    COCO,
+    DETECTIONS,
+    IMAGE_FILES,
+    VIDEO_FILES,
+    ImageFile,
+    VideoFile,
+    name_results,
+)
+from .sinks import Frame, Sink
+from .videos import Video
 
 
-class Results:
-    """Writes what a model finds, and counts it. Threads may share it.
+class Results(Sink):
+    """Writes what a model finds, and counts it; see `Sink`.
 
     Args:
-        options: what is written, and the folder, which exists.
+        options: what is written, and the folder.
         kind: of the results.
         classes: names.
         most_boxes: that the model returns for an image; None: no limit is known.
@@ -64,6 +50,9 @@ class Results:
         full: images and videos in which the model found `most_boxes`; others may be missing.
     """
 
+    takes_videos = True
+    takes_large = True
+
     def __init__(
         self,
         options: InferOptions,
@@ -71,161 +60,83 @@ class Results:
         classes: Sequence[str],
         most_boxes: Optional[int] = None,
     ) -> None:
+        self.options = options
         self.folder = Path(options.out_dir)
-        self.kind = kind
+        self.kind: Kind = kind
         self.classes = classes
-        self.pictures = not options.no_pictures
-        self.format = options.format
-        self.is_tiled = bool(options.tile)
         self.most_boxes = most_boxes
+        self.image_files = [each for each in IMAGE_FILES if each.is_wanted(kind, options)]
+        self.video_files = [each for each in VIDEO_FILES if each.is_wanted(kind, options)]
         self.full: set[Path] = set()
         self.counts: Counter[str] = Counter()  # objects, or pixels, of each class
         self.objects: dict[str, ImageObjects] = {}  # by name, for coco.json
         self.lock = threading.Lock()
-        if self.pictures:
+        if not options.no_pictures:
             # Fonts import matplotlib, which catches warnings. In one of the threads that draw it
             # would also catch those of the others.
             font(12)
 
-    def check(self, named: Sequence[NamedInput]) -> None:
+    def check(self, inputs: Sequence[Path]) -> None:
         """Check, before a run, that the results of inputs can be written."""
-        videos = [path for path, _ in named if is_video(path)]
-        if self.format == 'coco' and self.kind == 'labels' and self.is_tiled:
-            raise UserError(
-                'with --tile, segmentation masks can be written as geojson, got --format coco'
-            )
-        if self.kind == 'labels' and self.is_tiled:
+        form = self.options.format
+        videos = [path for path in inputs if is_video(path)]
+        if self.kind == 'labels' and self.options.tile:
+            if form == 'coco':
+                raise UserError(
+                    'with --tile, segmentation masks can be written as geojson, got --format coco'
+                )
             import_rasterio('--tile with a segmentor, which writes GeoTIFFs,')
-        if videos and not self.pictures and self.kind == 'labels':
+        if videos and not self.video_files:
             raise UserError('of a video, a segmentor writes a picture only; drop --no-pictures')
-        if not self.format:
-            return
-        if videos:
+        if videos and form:
             raise UserError(f'--format is for images, but {videos[0]} is a video; run it without')
-        if self.format == 'geojson':
-            if self.kind != 'detections' or any(may_be_located(path) for path, _ in named):
-                import_rasterio('--format geojson')
+        if form == 'geojson' and (self.kind == 'labels' or any(map(may_be_located, inputs))):
+            import_rasterio('--format geojson')
+
+    def name(self, inputs: Mapping[Path, str]) -> list[NamedInput]:
+        return name_results(inputs, self.options.out_dir)
 
     def exist(self, entry: NamedInput) -> bool:
         """Whether the results of an image or a video are there. Each file of them is complete."""
         path, name = entry
+        kinds: Sequence[Union[ImageFile, VideoFile]] = self.image_files
         if is_video(path):
-            endings = [*RESULTS_OF_VIDEOS[self.kind]]
-            overlay = VIDEO_OVERLAY
-        else:
-            endings = [*RESULTS_OF_IMAGES[self.kind]]
-            overlay = OVERLAY
-            if self.is_tiled and self.kind == 'labels':
-                endings = [TILED_LABELS]
-            if self.format == 'geojson':
-                endings.append(GEOJSON)
-        if self.pictures:
-            endings.append(overlay)
-        return all((self.folder / f'{name}{ending}').exists() for ending in endings)
+            kinds = self.video_files
+        return all(self.file(name, kind).exists() for kind in kinds)
 
-    def write(self, entry: NamedInput, prediction: Prediction) -> None:
-        """Write the results of an image."""
+    def file(self, name: str, kind: Union[ImageFile, VideoFile]) -> Path:
+        return self.folder / f'{name}{kind.ending}'
+
+    def write(self, entry: NamedInput, found: Prediction) -> None:
+        self.write_large(entry, contents_for(found))
+
+    def write_large(self, entry: NamedInput, contents: Contents) -> None:
         path, name = entry
-        size = prediction.image.shape[:2]
-        self.look_at_number(path, prediction)
-        if self.pictures:
-            save_overlay(prediction.draw(), self.folder / f'{name}{OVERLAY}')
-        if self.kind != 'detections':
-            with atomic_write(self.folder / f'{name}.{self.kind}.png') as file:
-                file.write_bytes(prediction.png())
-        if isinstance(prediction, LabelMap):
-            counts = count_pixels(prediction.labels, self.classes)
-            features = features_of_labels(prediction.labels, self.classes)
-            objects = []
-            if self.format == 'coco':
-                objects = objects_of_labels(prediction.labels, self.classes)
-        else:
-            objects = prediction.records()
-            write_records(self.folder / f'{name}.{self.kind}.json', path, size, self.kind, objects)
-            counts = Counter(item['class'] for item in objects)
-            features = features_of_objects(objects)
-        self._add(entry, size, objects, counts)
-        if self.format == 'geojson':
-            write_geojson(self.folder / f'{name}{GEOJSON}', path, features)
-
-    def write_in_tiles(
-        self,
-        entry: NamedInput,
-        model: Model,
-        image: LargeImage,
-        grid: TileGrid,
-        batch_size: int,
-        done: Callable[[int], object],
-    ) -> None:
-        """Predict from an image in tiles, and write its results.
-
-        Args:
-            entry: the image, and the name of its results.
-            model: predicts from tiles.
-            image: opened.
-            grid: its tiles.
-            batch_size: tiles that the model gets at a time.
-            done: called with the number of tiles that are finished since the last call.
-
-        Raises:
-            ReadError: not a complete image, or of an unsupported kind.
-            UserError: they cannot be written.
-        """
-        path, name = entry
-        overlay = self.folder / f'{name}{OVERLAY}'
-        objects: list[dict[str, Any]] = []
-        if self.kind == 'detections':
-            boxes, fullest = boxes_in_tiles(model, image, grid, batch_size, done)
-            empty = np.zeros((1, 1, 3), np.uint8)  # which is not drawn
-            prediction = Detections(
-                empty,
-                self.classes,
-                model.palette,
-                *boxes,
-                limit=model.most_boxes,
-                fullest=fullest,
-            )
-            self.look_at_number(path, prediction)
-            if self.pictures:
-                draw_large_boxes(image, model, boxes, overlay)
-            objects = prediction.records()
-            file = self.folder / f'{name}.detections.json'
-            write_records(file, path, image.shape, self.kind, objects)
-            counts = Counter(item['class'] for item in objects)
-            features = features_of_objects(objects)
-        else:
-            file = self.folder / f'{name}{TILED_LABELS}'
-            counts = Counter()
-            shown = Reduced(overview_step(image.shape))
-            with label_map_writer(file, image, model) as write:
-                for lines in label_lines(model, image, grid, batch_size, file.parent, done):
-                    write(lines)
-                    shown.add(lines)
-                    counts += count_pixels(lines, self.classes)
-            if self.pictures:
-                draw_large_labels(image, model, shown, overlay)
-            features = features_of_label_file(file, self.classes)
-        self._add(entry, image.shape, objects, counts)
-        if self.format == 'geojson':
-            write_geojson(self.folder / f'{name}{GEOJSON}', path, features)
-
-    def look_at_number(self, path: Path, prediction: Prediction) -> None:
-        """Note an image or a video if a prediction for it has as many boxes as there can be."""
-        if isinstance(prediction, Detections) and prediction.is_full:
-            self.full.add(path)
-
-    def _add(
-        self, entry: NamedInput, size: tuple[int, int], objects: list[dict], counts: Counter[str]
-    ) -> None:
-        path, name = entry
+        for kind in self.image_files:
+            kind.write(self.file(name, kind), path, contents)
         with self.lock:
-            self.counts += counts
-            if self.format == 'coco':
-                self.objects[name] = ImageObjects(path, size, objects)
+            if contents.is_full:
+                self.full.add(path)
+            self.counts += contents.counts
+            if self.options.format == 'coco':
+                self.objects[name] = ImageObjects(path, contents.size, contents.objects)
+
+    def write_video(self, entry: NamedInput, video: Video, frames: Iterator[Frame]) -> None:
+        path, name = entry
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(kind.open(self.file(name, kind), video))
+                for kind in self.video_files
+            ]
+            for frame in frames:
+                if isinstance(frame.found, Detections) and frame.found.is_full:
+                    self.full.add(path)
+                for add in files:
+                    add(frame)
 
     def finish(self, done: Sequence[NamedInput]) -> None:
         """Write what is one file for all images; those that an earlier run has written are read."""
-        if self.format != 'coco':
+        if self.options.format != 'coco':
             return
         found = []
         for entry in done:
@@ -237,13 +148,13 @@ class Results:
         """What an earlier run, or another process, has written for an image."""
         path, name = entry
         if self.kind == 'labels':
-            labels = pixels_of(self.folder / f'{name}.labels.png')
+            with open_image(self.folder / f'{name}.labels.png') as image:
+                labels = np.asarray(image)
             height, width = labels.shape
             return ImageObjects(path, (height, width), objects_of_labels(labels, self.classes))
-        file = self.folder / f'{name}.{self.kind}.json'
+        file = self.folder / f'{name}{DETECTIONS}'
         content = json.loads(file.read_text(encoding='utf-8'))
-        objects = content[self.kind]
-        return ImageObjects(path, (content['height'], content['width']), objects)
+        return ImageObjects(path, (content['height'], content['width']), content['detections'])
 
     def summary(self) -> str:
         """What was found in images: the number of objects of each class, or the share of pixels."""
@@ -253,17 +164,3 @@ class Results:
             share = f'{name} {count / total:.1%}'
             found.append(share if self.kind == 'labels' else f'{count} {name}')
         return ', '.join(found) or 'nothing'
-
-
-def count_pixels(labels: np.ndarray, classes: Sequence[str]) -> Counter[str]:
-    """The number of pixels of each class in a label map."""
-    counts: Counter[str] = Counter()
-    for label, pixels in zip(*label_counts(labels)):
-        if label < len(classes):
-            counts[str(classes[label])] += int(pixels)
-    return counts
-
-
-def pixels_of(path: Path) -> np.ndarray:
-    with open_image(path) as image:
-        return np.asarray(image)

@@ -8,12 +8,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional
 
-from ..images.inputs import COCO, OWNERS, RESULTS
 from ..tooling.command import UserError
 from ..tooling.files import folder_to_fill, locked, write_text
 from .automatic_tiles import Tiling
 from .opening import ModelFiles
 from .options import RunOptions
+from .result_files import OWNERS, remove_results
 
 RUN = 'run.json'
 LOCK = '.run.lock'
@@ -126,14 +126,3 @@ def words_for(name: str, before: Any, now: Any) -> str:
         return f'tiles of images above {before} pixels, now {now}'
     option = name if name in ModelFiles._fields else f'--{name.replace("_", "-")}'
     return f'{option} {before}, now {now}'
-
-
-def remove_results(folder: Path) -> None:
-    """Remove what an earlier run wrote, and nothing else."""
-    with suppress(OSError, ValueError, TypeError):
-        owners = dict(json.loads((folder / OWNERS).read_text(encoding='utf-8')))
-        for name in owners:
-            for ending in RESULTS:
-                (folder / f'{name}{ending}').unlink(missing_ok=True)
-    for name in (OWNERS, COCO, RUN):
-        (folder / name).unlink(missing_ok=True)

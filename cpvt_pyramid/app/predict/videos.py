@@ -1,6 +1,5 @@
 """Videos, which PyAV reads and writes: each frame at its own time."""
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
@@ -10,15 +9,10 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from ..images.inputs import VIDEO_OVERLAY, NamedInput
 from ..images.rasters import ReadError
 from ..images.reading import check_readable
-from ..predictions.kinds import Prediction
 from ..tooling.command import contexts, one_line, optional_package
 from ..tooling.files import atomic_write
-from ..tooling.progress import progress
-from .protocol import Model, predict_all
-from .results import Results
 
 FRAME_RATE = Fraction(25)  # for videos that declare none, and frames without a time
 # How much earlier than its container a video may end: the sound is often longer.
@@ -35,41 +29,6 @@ REPAIR = 'to use what is whole, copy it with ffmpeg -i VIDEO COPY'
 def import_av() -> ModuleType:
     """PyAV, which brings FFmpeg; a UserError says how to install it."""
     return optional_package('av', 'reading videos')
-
-
-def write_video(model: Model, entry: NamedInput, results: Results, batch_size: int) -> None:
-    """Write NAME.overlay.mp4, unless without pictures, and, except for semantic segmentors, one
-    JSON line per frame to NAME.detections.jsonl, with its time in seconds after the first frame.
-
-    Raises:
-        ReadError: not a video, or one that is not complete, which has no results.
-    """
-    path, name = entry
-    length = measure_video(path)
-    with ExitStack() as stack:
-        video = stack.enter_context(open_video(path))
-        update = stack.enter_context(progress(length.frames, 'frames', name))
-        overlay: Optional[VideoWriter] = None
-        for count, found in enumerate(predicted_frames(model, video, batch_size)):
-            results.look_at_number(path, found)
-            if results.pictures:
-                picture = np.array(found.draw(legend=False))
-                if overlay is None:
-                    file = results.folder / f'{name}{VIDEO_OVERLAY}'
-                    overlay = stack.enter_context(video_writer(file, picture, video))
-                overlay.write(picture, video.ticks[count])
-            if results.kind != 'labels':
-                if count == 0:
-                    file = results.folder / f'{name}.{results.kind}.jsonl'
-                    draft = stack.enter_context(atomic_write(file))
-                    lines = stack.enter_context(draft.open('w'))
-                seconds = float((video.ticks[count] - video.ticks[0]) * video.tick)
-                line = {'frame': count, 'time': round(seconds, 3)}
-                lines.write(json.dumps({**line, results.kind: found.records()}) + '\n')
-            update(1)
-        if not video.ticks:
-            raise ReadError('a video without frames')
-        check_end(float(video.end * video.tick), length.declared)
 
 
 class VideoLength(NamedTuple):
@@ -111,6 +70,13 @@ def check_end(seconds: float, declared: Optional[float]) -> None:
         raise ReadError(
             f'not a complete video: it ends after {seconds:.1f} of {declared:.1f} seconds; {REPAIR}'
         )
+
+
+def check_all_frames(video: 'Video', length: VideoLength) -> None:
+    """Raise a ReadError if a video, of which all frames were read, is not complete."""
+    if not video.ticks:
+        raise ReadError('a video without frames')
+    check_end(float(video.end * video.tick), length.declared)
 
 
 class Video:
@@ -216,13 +182,6 @@ def open_video(path: Path) -> Iterator[Video]:
             raise ReadError('a video whose codec FFmpeg does not know')
         stream.thread_type = 'AUTO'
         yield Video(container, stream)
-
-
-def predicted_frames(model: Model, video: Video, batch_size: int) -> Iterator[Prediction]:
-    """The predictions for the frames of a video. Each batch of frames, or one for each thread, is
-    predicted before the next frames are read."""
-    frames = (model.prepare(frame) for frame in video)
-    return predict_all(model.predict, frames, batch_size, model.threads)
 
 
 class VideoWriter:

@@ -22,7 +22,9 @@ NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP
 # See predictions/formats.py; here, because the options of tools name it before they import anything
 # slow.
 Format = Literal['coco', 'geojson']
-LONGEST_NAME = 200  # bytes of the name of a temporary file; file systems allow 255
+# File systems allow 255 bytes for the name of a file.
+LONGEST_NAME = 200  # bytes of that of a temporary file
+LONGEST_STEM = 220  # bytes of a name of results, to which endings are added
 
 
 def check_file(path: Union[str, Path]) -> None:
@@ -231,6 +233,14 @@ def distinct_name(
     name = next(n for n in names if n.casefold() not in taken and not conflicts(n))
     taken.add(name.casefold())
     return name
+
+
+def shortened(name: str) -> str:
+    """A name of results whose last part leaves room for their endings and a number."""
+    folder, slash, last = name.rpartition('/')
+    while len(os.fsencode(last)) > LONGEST_STEM:
+        last = last[:-1]
+    return f'{folder}{slash}{last}'
 
 
 def data_url(kind: str, content: bytes) -> str:

@@ -41,6 +41,7 @@ class FakeModel:
     threads: int = 1
     own_tile: Optional[int] = None
     least_score: float = 0.0
+    takes_tiles: bool = True
 
     @property
     def palette(self) -> Any:

@@ -24,13 +24,13 @@ from support import ROOT, film, run
 
 from cpvt_pyramid.app.commands.infer import main
 from cpvt_pyramid.app.images.gate import ORIENTATION
-from cpvt_pyramid.app.images.inputs import OWNERS
 from cpvt_pyramid.app.images.rasters import ReadError
-from cpvt_pyramid.app.predict import Predictor, automatic_tiles, exported, infer, running, sessions
+from cpvt_pyramid.app.predict import Predictor, automatic_tiles, exported, running, sessions
 from cpvt_pyramid.app.predict.exported import INPUT_BYTES, ExportedModel
 from cpvt_pyramid.app.predict.infer import note_about_limit
 from cpvt_pyramid.app.predict.opening import ModelFiles
 from cpvt_pyramid.app.predict.options import InferOptions
+from cpvt_pyramid.app.predict.result_files import OWNERS
 from cpvt_pyramid.app.predict.results import Results
 from cpvt_pyramid.app.predict.run_record import RUN
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime, OpenVino
@@ -374,7 +374,7 @@ def test_videos(model, photos):
 
 def test_frames_of_videos_are_predicted_in_threads(model, photos, monkeypatch):
     """In as many as share the cores, although the videos come one after the other."""
-    monkeypatch.setattr(infer, 'usable_cores', lambda: 2)
+    monkeypatch.setattr(running, 'usable_cores', lambda: 2)
     active, most, lock, run = set(), [], threading.Lock(), OnnxRuntime.run
 
     def recorded(session, inputs):

@@ -30,13 +30,13 @@ from benchmarks import process_memory
 from cpvt_pyramid.acceleration.accelerate import what_is_missing
 from cpvt_pyramid.acceleration.products import OneDNNLinear
 from cpvt_pyramid.app.config.load import load_config
-from cpvt_pyramid.app.images.inputs import OWNERS
 from cpvt_pyramid.app.images.rasters import ReadError
 from cpvt_pyramid.app.images.reading import read_image
 from cpvt_pyramid.app.predict import running
 from cpvt_pyramid.app.predict.openmmlab.loading import build_model
 from cpvt_pyramid.app.predict.openmmlab.model import OpenMMLabModel, open_trained
 from cpvt_pyramid.app.predict.options import ModelOptions, RunOptions
+from cpvt_pyramid.app.predict.result_files import OWNERS
 from cpvt_pyramid.app.predict.run_record import RUN
 from cpvt_pyramid.app.tooling import threads
 from cpvt_pyramid.app.tooling.command import parser_of
@@ -185,7 +185,7 @@ def test_the_rest_of_a_run(untrained, images, kind, capsys):
     before = {path.name: path.read_bytes() for path in Path('predictions').iterdir()}
     ending = 'detections.json' if kind == 'detector' else 'labels.png'
     Path(f'predictions/gray.{ending}').unlink()
-    with mock.patch.object(running, 'write_video') as video:
+    with mock.patch.object(running, 'predict_video') as video:
         assert infer.main(first) == 1
     assert not video.called
     said = capsys.readouterr()
@@ -219,10 +219,11 @@ def test_images_are_sorted_by_size_to_fill_batches():
     Path('e.jpg').touch()
     named = [(Path(f'{name}.jpg'), name) for name in 'abcde']
     for batch_size, order in ((2, 'ebcad'), (1, 'abcde')):
-        options = RunOptions(batch_size=batch_size, tile=0)
-        with mock.patch.object(running, 'write_images') as written:
-            running.write_results(None, named, None, options, None)
-        assert ''.join(name for _, name in written.call_args.args[1]) == order
+        options = RunOptions(batch_size=batch_size)
+        model = mock.Mock(prepare=mock.Mock(side_effect=ReadError('torn')), threads=1)
+        skip = mock.Mock()
+        assert not [*running.predicted_images(model, named, options, skip)]
+        assert ''.join(call.args[0].stem for call in skip.call_args_list) == order
 
 
 def test_images_are_read_ahead_in_order():

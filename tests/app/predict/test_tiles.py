@@ -14,7 +14,7 @@ from mmcv.ops import batched_nms
 from support import save_tiff
 
 from cpvt_pyramid.app.images.large import open_large
-from cpvt_pyramid.app.predict.large_images import boxes_in_tiles, label_lines
+from cpvt_pyramid.app.predict.large_images import TiledImage, boxes_in_tiles, label_lines
 from cpvt_pyramid.app.predict.openmmlab.model import most_boxes_of, suppression_of
 from cpvt_pyramid.app.predict.tiles import (
     Boxes,
@@ -114,7 +114,7 @@ def test_scores_of_tiles_are_blended_by_their_weights(tmp_path_factory, axis, wi
     path = save_tiff(folder / 'a.tif', image, photometric='rgb')
     finished: list[int] = []
     with open_large(path) as file:
-        lines = label_lines(model, file, grid, batch_size, folder, finished.append)
+        lines = label_lines(TiledImage(model, file, grid, batch_size, finished.append), folder)
         labels = np.concatenate([*lines])
     assert labels.shape == (height, width) and labels.dtype == np.uint8
     # Where the two best are equal but for rounding, either is right.
@@ -164,7 +164,7 @@ def test_separate_objects_are_found_once_and_whole(tmp_path_factory, seed, heigh
     path = tmp_path_factory.mktemp('run') / 'a.tif'
     save_tiff(path, np.zeros((height, width, 3), np.uint8), photometric='rgb')
     with open_large(path) as file:
-        result, fullest = boxes_in_tiles(model, file, grid, 2, lambda count: None)
+        result, fullest = boxes_in_tiles(TiledImage(model, file, grid, 2, lambda count: None))
     assert fullest <= len(result.scores)
     order = np.argsort(-things.scores, kind='stable')
     np.testing.assert_allclose(result.boxes, things.boxes[order], atol=1e-4)

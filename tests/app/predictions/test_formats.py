@@ -61,7 +61,7 @@ def results(form: str, kind: str = 'detections', masks: bool = False) -> Results
         found = LabelMap(BLACK, ('background', *CLASSES), [(0, 0, 0), *PALETTE], labels)
     written = Results(InferOptions(out_dir='out', format=form), kind, found.classes)
     entry = PHOTO, PHOTO.stem
-    written.check([entry])
+    written.check([PHOTO])
     written.write(entry, found)
     written.finish([entry])
     return written
@@ -177,9 +177,9 @@ def test_a_run_that_cannot_be_written_does_not_begin(monkeypatch):
     ):
         results = Results(InferOptions(format=form, tile=64 if is_tiled else None), kind, CLASSES)
         with pytest.raises(UserError, match=message):
-            results.check([(Path(file), 'a')])
+            results.check([Path(file)])
     for form, kind in (('geojson', 'detections'), ('coco', 'labels')):
-        Results(InferOptions(format=form), kind, CLASSES).check([(Path('a.png'), 'a')])
+        Results(InferOptions(format=form), kind, CLASSES).check([Path('a.png')])
 
 
 def test_no_detections_and_no_images():

@@ -1,0 +1,191 @@
+"""The folder of results of `cpvt infer`: a row for each kind of file in it, and their names."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from ..images.inputs import NamedInput
+from ..predictions.formats import write_geojson
+from ..predictions.kinds import Kind, save_overlay
+from ..predictions.records import write_records
+from ..tooling.command import rank
+from ..tooling.files import (
+    atomic_write,
+    distinct_name,
+    files_below,
+    make_folder,
+    path_from,
+    shortened,
+    write_text,
+)
+from .contents import Contents
+from .options import InferOptions
+from .sinks import Frame
+from .videos import Video, VideoWriter, video_writer
+
+COCO = 'coco.json'  # all objects of a run
+OWNERS = 'inputs.json'  # the input of each name, relative to the folder
+DETECTIONS = '.detections.json'
+
+Wanted = Callable[[Kind, InferOptions], bool]  # whether a file is written, by the kind of results
+
+
+class ImageFile(NamedTuple):
+    """A kind of file that is written for an image."""
+
+    ending: str  # after the name of the results
+    is_wanted: Wanted
+    write: Callable[[Path, Path, Contents], None]  # the file, for the image
+
+
+class VideoFile(NamedTuple):
+    """A kind of file that is written for a video."""
+
+    ending: str
+    is_wanted: Wanted
+    # The file of a video, as a context that gives a function to call with each frame
+    open: Callable[[Path, Video], AbstractContextManager[Callable[[Frame], None]]]
+
+
+def write_overlay(file: Path, image: Path, contents: Contents) -> None:
+    save_overlay(contents.draw(), file)
+
+
+def write_labels(file: Path, image: Path, contents: Contents) -> None:
+    contents.save(file)
+
+
+def write_detections(file: Path, image: Path, contents: Contents) -> None:
+    write_records(file, image, contents.size, 'detections', contents.objects)
+
+
+def write_features(file: Path, image: Path, contents: Contents) -> None:
+    write_geojson(file, image, contents.features())
+
+
+@contextmanager
+def open_overlay(file: Path, video: Video) -> Iterator[Callable[[Frame], None]]:
+    writer: Optional[VideoWriter] = None
+    with ExitStack() as stack:
+
+        def add(frame: Frame) -> None:
+            nonlocal writer
+            picture = np.array(frame.found.draw(legend=False))
+            if writer is None:  # the first picture has the size of all
+                writer = stack.enter_context(video_writer(file, picture, video))
+            writer.write(picture, frame.tick)
+
+        yield add
+
+
+@contextmanager
+def open_lines(file: Path, video: Video) -> Iterator[Callable[[Frame], None]]:
+    with atomic_write(file) as draft, draft.open('w') as lines:
+
+        def add(frame: Frame) -> None:
+            line = {'frame': frame.number, 'time': round(frame.seconds, 3)}
+            lines.write(json.dumps({**line, 'detections': frame.found.records()}) + '\n')
+
+        yield add
+
+
+def has_pictures(kind: Kind, options: InferOptions) -> bool:
+    return not options.no_pictures
+
+
+def has_boxes(kind: Kind, options: InferOptions) -> bool:
+    return kind == 'detections'
+
+
+def has_labels(kind: Kind, options: InferOptions) -> bool:
+    return kind == 'labels' and not options.tile
+
+
+def has_large_labels(kind: Kind, options: InferOptions) -> bool:
+    return kind == 'labels' and bool(options.tile)
+
+
+def has_features(kind: Kind, options: InferOptions) -> bool:
+    return options.format == 'geojson'
+
+
+# In the order in which they are written: overlays and features of a label map in tiles are made
+# from its file. Others are drawn first, which needs most memory.
+IMAGE_FILES = (
+    ImageFile('.labels.tif', has_large_labels, write_labels),
+    ImageFile('.overlay.jpg', has_pictures, write_overlay),
+    ImageFile(DETECTIONS, has_boxes, write_detections),
+    ImageFile('.labels.png', has_labels, write_labels),
+    ImageFile('.geojson', has_features, write_features),
+)
+VIDEO_FILES = (
+    VideoFile('.overlay.mp4', has_pictures, open_overlay),
+    VideoFile('.detections.jsonl', has_boxes, open_lines),
+)
+RESULTS = tuple(kind.ending for kind in (*IMAGE_FILES, *VIDEO_FILES))
+
+
+# Names
+
+
+def read_owners(folder: Path) -> dict[str, str]:
+    """The input of each name in a folder of results, relative to it; empty if it is not known."""
+    with suppress(OSError, ValueError, TypeError):
+        return dict(json.loads((folder / OWNERS).read_text(encoding='utf-8')))
+    return {}
+
+
+def is_result(path: Path, folder: str) -> bool:
+    """Whether a file is one that an earlier run has written to the folder of results."""
+    is_inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    return path.name.endswith(RESULTS) and is_inside
+
+
+def remove_results(folder: Path) -> None:
+    """Remove what an earlier run wrote, and nothing else."""
+    for name in read_owners(folder):
+        for ending in RESULTS:
+            (folder / f'{name}{ending}').unlink(missing_ok=True)
+    for name in (OWNERS, COCO):
+        (folder / name).unlink(missing_ok=True)
+
+
+def name_results(found: Mapping[Path, str], out_dir: str) -> list[NamedInput]:
+    """Name the results of inputs, see `find_inputs`, and create the folders for them.
+
+    A name gets a number if its files would overwrite an input, or results of another input, also of
+    an earlier run. `inputs.json` in the folder tells which name is whose.
+    """
+    folder = make_folder(out_dir)
+    owners = read_owners(folder)
+    owner_of = {name.casefold(): source for name, source in owners.items()}
+    inputs = {os.path.realpath(path) for path in found}
+    sources = {path: path_from(folder, path) for path in found}
+    all_sources = set(sources.values())
+    there = {path.relative_to(folder).as_posix() for path in files_below(folder)}
+
+    def conflicts(name: str, source: str) -> bool:
+        files = [f'{name}{ending}' for ending in RESULTS]
+        files = [file for file in files if file in there]
+        owner = owner_of.get(name.casefold(), source)
+        if owner != source and (owner in all_sources or files):
+            return True
+        return any(os.path.realpath(folder / file) in inputs for file in files)
+
+    named: list[NamedInput] = []
+    taken: set[str] = set()
+    for path, wanted in found.items():
+        name = distinct_name(shortened(wanted), taken, partial(conflicts, source=sources[path]))
+        named.append((path, name))
+    for subfolder in {(folder / name).parent for _, name in named}:
+        make_folder(subfolder)
+    if rank() == 0:
+        owners |= {name: sources[path] for path, name in named}
+        write_text(folder / OWNERS, json.dumps(owners, indent=1))
+    return named

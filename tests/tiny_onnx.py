@@ -117,7 +117,7 @@ MAP = 'uint8[B,h,w] labels'
 MODELS = {
     'detection': (INPUTS, DETECTIONS, DETECTOR),
     'full': (INPUTS, DETECTIONS.replace('B,3', 'B,2'), FULL),
-    'fixed': ('float[2,3,64,96] images, int64[2,2] valid', DETECTIONS, DETECTOR),
+    'fixed': ('float[B,3,64,96] images, int64[B,2] valid', DETECTIONS, DETECTOR),
     'box': (INPUTS, f'{DETECTIONS}, float[B,3,2,2] masks', DETECTOR + BOX_MASKS),
     'image': (INPUTS, f'{DETECTIONS}, float[B,3,h,w] masks', DETECTOR + IMAGE_MASKS),
     'labels': (f'{INPUTS}, int64[B,2] original', MAP, '    sizes = Identity(valid)' + LABELS),

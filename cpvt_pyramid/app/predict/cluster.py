@@ -56,12 +56,11 @@ class Worker:
         found as `counts`; or empty texts. `full` is whether the model returned as many boxes as it
         can."""
         named = [(Path(path), str(name)) for path, name in zip(batch['path'], batch['name'])]
-        model = self.model
-        results = Results(self.options, model.kind, model.classes, model.most_boxes)
+        results = Results(self.options, self.model.kind, self.model.classes)
         skipped: dict[Path, str] = {}
         failed = ''
         try:
-            predict_files(model, named, results, self.options, skipped.__setitem__)
+            predict_files(self.model, named, results, self.options, skipped.__setitem__)
         except (OSError, UserError) as error:  # for example, of a full disk
             failed = str(error)
         except Exception as error:

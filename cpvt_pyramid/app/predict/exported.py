@@ -144,13 +144,6 @@ class SessionModel:
 
     def predict(self, batch: Sequence[Prepared]) -> list[Prediction]:
         """The results of images with one padded size."""
-        most = self.session.shapes['images'][0] or len(batch)  # of a file with a fixed batch
-        found: list[Prediction] = []
-        for start in range(0, len(batch), most):
-            found += self._predict_batch(batch[start : start + most])
-        return found
-
-    def _predict_batch(self, batch: Sequence[Prepared]) -> list[Prediction]:
         images = [prepared.image for prepared in batch]
         resized: list[np.ndarray] = [prepared.data for prepared in batch]
         with self.memory.take(self.memory_estimate(images)), self.one_line_if_too_large(resized):
@@ -196,11 +189,9 @@ class SessionModel:
             what = f'an input of {width} x {height} pixels does'
             if len(resized) > 1:
                 what = f'{len(resized)} inputs of up to {width} x {height} pixels do'
-            free = memory.free_text()
-            if isinstance(error, OutOfMemory) and error.needed:
-                free = f'{error.needed / 1e9:.1f} GB are needed at once, {free}'
             raise TooLarge(
-                f'{what} not fit into memory ({free}); reduce the input with --shorter-side'
+                f'{what} not fit into memory ({memory.free_text()}); reduce the input with '
+                '--shorter-side'
             ) from error
 
     def memory_estimate(self, images: Sequence[np.ndarray]) -> float:

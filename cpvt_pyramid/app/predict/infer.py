@@ -33,7 +33,7 @@ def run_infer(model: str, inputs: Sequence[str], options: InferOptions) -> int:
     else:
         options = with_workers(options, task.inputs)
         opened = open_for(task.files, options)
-    results = Results(options, opened.kind, opened.classes, opened.most_boxes)
+    results = Results(options, opened.kind, opened.classes)
     results.check([*task.inputs])
     tiling = tiling_for(opened, options.tile, options.overlap)
     if options.ray and tiling is not None and tiling.above:  # warnings of its workers are not shown
@@ -84,5 +84,5 @@ def note_about_limit(results: Results, files: ModelFiles, model: Model, tile: Op
             larger += ', if it was exported from a config, and export it again'
         advice.append(larger)
     advice.append('a higher --score-thr')
-    line = line_about_limit(count, results.most_boxes or 0)
+    line = line_about_limit(count, model.most_boxes or 0)
     return f'note: {line}; use {", or ".join(advice)}'

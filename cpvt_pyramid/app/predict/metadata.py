@@ -141,6 +141,11 @@ def read_metadata(path: Path, session: Session) -> dict[str, Any]:
             f'{path} must take {" and ".join(needed)}, the images of 4 dimensions, and, at most, '
             f'valid besides; got {session.shapes}; export it again'
         )
+    if images[0] is not None:
+        raise UserError(
+            f'{path} must take batches of any size, got the fixed batch size {images[0]}; export '
+            'it again'
+        )
     return about
 
 

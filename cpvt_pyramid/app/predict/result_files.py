@@ -143,8 +143,9 @@ def read_owners(folder: Path) -> dict[str, str]:
 
 def is_result(path: Path, folder: str) -> bool:
     """Whether a file is one that an earlier run has written to the folder of results."""
-    is_inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-    return path.name.endswith(RESULTS) and is_inside
+    if not path.name.endswith(RESULTS):
+        return False
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def remove_results(folder: Path) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Optional, Union
+from typing import Union
 
 import numpy as np
 
@@ -44,27 +44,20 @@ class Results(Sink):
         options: what is written, and the folder.
         kind: of the results.
         classes: names.
-        most_boxes: that the model returns for an image; None: no limit is known.
 
     Attributes:
-        full: images and videos in which the model found `most_boxes`; others may be missing.
+        full: images and videos in which the model found as many boxes as it can; others may be
+            missing.
     """
 
     takes_videos = True
     takes_large = True
 
-    def __init__(
-        self,
-        options: InferOptions,
-        kind: Kind,
-        classes: Sequence[str],
-        most_boxes: Optional[int] = None,
-    ) -> None:
+    def __init__(self, options: InferOptions, kind: Kind, classes: Sequence[str]) -> None:
         self.options = options
         self.folder = Path(options.out_dir)
         self.kind: Kind = kind
         self.classes = classes
-        self.most_boxes = most_boxes
         self.image_files = [each for each in IMAGE_FILES if each.is_wanted(kind, options)]
         self.video_files = [each for each in VIDEO_FILES if each.is_wanted(kind, options)]
         self.full: set[Path] = set()

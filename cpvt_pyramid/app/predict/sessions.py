@@ -40,15 +40,7 @@ class SessionError(UserError):
 
 
 class OutOfMemory(SessionError):
-    """A backend could not allocate memory.
-
-    Attributes:
-        needed: bytes that it asked for at once, if it tells.
-    """
-
-    def __init__(self, line: str, needed: Optional[int] = None) -> None:
-        super().__init__(line)
-        self.needed = needed
+    """A backend could not allocate memory."""
 
 
 class Session(Protocol):
@@ -341,22 +333,20 @@ def padded_inputs(
     label maps with it. They are larger than the originals by as much as the padding.
     """
     sizes = np.array([image.shape[:2] for image in images])
-    fixed_count, _, fixed_height, fixed_width = shapes['images']
+    fixed_height, fixed_width = shapes['images'][2:]
     height = fixed_height or sizes[:, 0].max()
     width = fixed_width or sizes[:, 1].max()
-    count = fixed_count or len(images)
-    batch = np.zeros((count, 3, height, width), np.float32)
+    batch = np.zeros((len(images), 3, height, width), np.float32)
     for place, image in zip(batch, images):
         place[:, : image.shape[0], : image.shape[1]] = image.transpose(2, 0, 1)
-    # The rows of a batch of fixed size that hold no image are of one pixel.
-    valid = np.ones((count, 2), np.int64)
-    valid[: len(images)] = sizes
     enlarged = np.array(originals or sizes)
     if 'valid' not in shapes:
         enlarged = np.rint(enlarged * [height, width] / sizes)
-    original = np.ones((count, 2), np.int64)
-    original[: len(images)] = enlarged
-    inputs = {'images': batch, 'valid': valid, 'original': original}
+    inputs = {
+        'images': batch,
+        'valid': sizes.astype(np.int64),
+        'original': enlarged.astype(np.int64),
+    }
     return {name: inputs[name] for name in shapes}
 
 
@@ -374,6 +364,5 @@ def run_session(
     except Exception as error:  # the backends' own kinds
         line = f'{path} failed on images of {inputs["images"].shape}: {one_line(error, 100)}'
         if memory.is_exhausted(error):
-            asked = re.search(r'requested buffer of size (\d+)', str(error))
-            raise OutOfMemory(line, int(asked[1]) if asked else None) from error
+            raise OutOfMemory(line) from error
         raise SessionError(line) from error

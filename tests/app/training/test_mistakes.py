@@ -267,7 +267,11 @@ RESIZE = 'test_dataloader.dataset.pipeline.1'
         ),
         ('infer', 'model.test_cfg.score_thr=a', 'Type'),
         ('infer', f'{RESIZE}.scale=a', 'error: OpenCV'),
-        ('infer', 'test_dataloader.dataset.pipeline=[]', "KeyError: 'inputs'"),
+        (
+            'infer',
+            'test_dataloader.dataset.pipeline=[]',
+            'the test pipeline must end with PackDetInputs or PackSegInputs',
+        ),
     ],
 )
 def test_in_a_run(tool, options, complaint, files, capsys):

@@ -96,10 +96,12 @@ class OpenMMLabModel:
             raise ReadError(  # it would be resized to no pixels
                 f'{width} x {height} pixels are too thin to be resized as the test pipeline says'
             ) from error
-        padded_size = None
-        if 'inputs' in data:  # not so of a wrong pipeline: the data preprocessor raises an error
-            padded_size = size_in_batch(self.model, data['inputs'])
-        return Prepared(picture(image), data, padded_size)
+        if not {'inputs', 'data_samples'} <= {*data}:
+            raise UserError(
+                'the test pipeline must end with PackDetInputs or PackSegInputs, which make inputs '
+                f'and data_samples, got {", ".join(data)}'
+            )
+        return Prepared(picture(image), data, size_in_batch(self.model, data['inputs']))
 
     def as_loaded(self, image: np.ndarray) -> np.ndarray:
         """An image as the pipelines load it, in BGR; bands are in their own order."""
@@ -115,7 +117,7 @@ class OpenMMLabModel:
             what = f'{len(batch)} images of up to {what}'
         with errors_of_model(what, ADVICE), torch.no_grad():
             data = pseudo_collate([image.data for image in batch])
-            if self.kind == 'labels' and 'data_samples' in data:  # not so of a wrong pipeline
+            if self.kind == 'labels':
                 samples = predict_labels(self.model, data)
             else:
                 samples = self.model.test_step(data)

@@ -31,7 +31,8 @@ from .videos import Video, VideoWriter, video_writer
 
 COCO = 'coco.json'  # all objects of a run
 OWNERS = 'inputs.json'  # the input of each name, relative to the folder
-DETECTIONS = '.detections.json'
+# Endings of the files with predictions
+DETECTIONS, LABELS, TILED = '.detections.json', '.labels.png', '.labels.tif'
 
 Wanted = Callable[[Kind, InferOptions], bool]  # whether a file is written, by the kind of results
 
@@ -95,38 +96,18 @@ def open_lines(file: Path, video: Video) -> Iterator[Callable[[Frame], None]]:
         yield add
 
 
-def has_pictures(kind: Kind, options: InferOptions) -> bool:
-    return not options.no_pictures
-
-
-def has_boxes(kind: Kind, options: InferOptions) -> bool:
-    return kind == 'detections'
-
-
-def has_labels(kind: Kind, options: InferOptions) -> bool:
-    return kind == 'labels' and not options.tile
-
-
-def has_large_labels(kind: Kind, options: InferOptions) -> bool:
-    return kind == 'labels' and bool(options.tile)
-
-
-def has_features(kind: Kind, options: InferOptions) -> bool:
-    return options.format == 'geojson'
-
-
 # In the order in which they are written: overlays and features of a label map in tiles are made
 # from its file. Others are drawn first, which needs most memory.
 IMAGE_FILES = (
-    ImageFile('.labels.tif', has_large_labels, write_labels),
-    ImageFile('.overlay.jpg', has_pictures, write_overlay),
-    ImageFile(DETECTIONS, has_boxes, write_detections),
-    ImageFile('.labels.png', has_labels, write_labels),
-    ImageFile('.geojson', has_features, write_features),
+    ImageFile(TILED, lambda kind, options: kind == 'labels' and bool(options.tile), write_labels),
+    ImageFile('.overlay.jpg', lambda kind, options: not options.no_pictures, write_overlay),
+    ImageFile(DETECTIONS, lambda kind, options: kind == 'detections', write_detections),
+    ImageFile(LABELS, lambda kind, options: kind == 'labels' and not options.tile, write_labels),
+    ImageFile('.geojson', lambda kind, options: options.format == 'geojson', write_features),
 )
 VIDEO_FILES = (
-    VideoFile('.overlay.mp4', has_pictures, open_overlay),
-    VideoFile('.detections.jsonl', has_boxes, open_lines),
+    VideoFile('.overlay.mp4', lambda kind, options: not options.no_pictures, open_overlay),
+    VideoFile('.detections.jsonl', lambda kind, options: kind == 'detections', open_lines),
 )
 RESULTS = tuple(kind.ending for kind in (*IMAGE_FILES, *VIDEO_FILES))
 

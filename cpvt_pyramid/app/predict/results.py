@@ -28,6 +28,7 @@ from .result_files import (
     COCO,
     DETECTIONS,
     IMAGE_FILES,
+    LABELS,
     VIDEO_FILES,
     ImageFile,
     VideoFile,
@@ -141,7 +142,7 @@ class Results(Sink):
         """What an earlier run, or another process, has written for an image."""
         path, name = entry
         if self.kind == 'labels':
-            with open_image(self.folder / f'{name}.labels.png') as image:
+            with open_image(self.folder / f'{name}{LABELS}') as image:
                 labels = np.asarray(image)
             height, width = labels.shape
             return ImageObjects(path, (height, width), objects_of_labels(labels, self.classes))

@@ -63,7 +63,8 @@ def run_on_files(
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
-    task = find_task(model, inputs, options, sink.takes_videos)
+    leave_out = nothing if sink.takes_videos else is_video  # of folders and patterns
+    task = find_task(model, inputs, options, sink.takes_videos, leave_out)
     options = with_workers(options, task.inputs)
     opened = open_for(task.files, options)
     named = sink.name(task.inputs)

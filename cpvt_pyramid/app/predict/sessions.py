@@ -293,19 +293,10 @@ def open_session(path: Path, options: RuntimeOptions = DEFAULTS, requests: int =
         if memory.is_exhausted(error):
             raise
         reason = SOURCE_LINE.sub('', one_line(error, 1000))
-        if is_torn(path, error):
-            raise UserError(f'{path} is not a complete model: {reason}') from error
         raise UserError(
             f'{path} cannot be opened by {backend} {import_module(backend).__version__}; it may '
-            f'need another version, or further files: {reason}'
+            f'be incomplete, or need another version or further files: {reason}'
         ) from error
-
-
-def is_torn(path: Path, error: Exception) -> bool:
-    """Whether a file that a backend could not open is damaged, rather than of a kind that it does
-    not know, such as a newer one."""
-    is_unreadable = type(error).__name__ in ('InvalidProtobuf', 'GeneralFailure')
-    return is_unreadable or is_openvino_format(path) or not path.stat().st_size
 
 
 def padded_input(

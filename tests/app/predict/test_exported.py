@@ -269,8 +269,8 @@ def test_mistakes(model, folder, monkeypatch, capfd):
     Path('box.xml').touch()
     for arguments, complaint in (
         ('no.onnx in', 'no model at no.onnx'),
-        ('torn.onnx in', 'torn.onnx is not a complete model: '),
-        ('torn.onnx in --backend openvino', 'torn.onnx is not a complete model: '),
+        ('torn.onnx in', 'torn.onnx cannot be opened by onnxruntime '),
+        ('torn.onnx in --backend openvino', 'torn.onnx cannot be opened by openvino '),
         ('foreign.onnx in', 'foreign.onnx has no metadata cpvt_pyramid; export'),
         ('https://host/a.onnx in', 'got the address https://host/a.onnx; download it'),
         ('detection.onnx in --cfg-options a=1', 'cfg_options is for models with a config, not for'),

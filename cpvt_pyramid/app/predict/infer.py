@@ -18,7 +18,7 @@ from .protocol import Model
 from .result_files import is_result
 from .results import Results
 from .run_record import claimed, record_of
-from .running import Skipped, find_task, open_for, predict_files, with_workers
+from .running import Skipped, find_files, open_to_run, predict_files, with_workers
 from .tiles import ALIGN, TILE
 
 
@@ -26,21 +26,21 @@ def run_infer(model: str, inputs: Sequence[str], options: InferOptions) -> int:
     """Run a model on images and videos; returns the exit status, see `cpvt infer`."""
     check_folder(options.out_dir)
     leave_out = partial(is_result, folder=options.out_dir)
-    task = find_task(model, inputs, options, takes_videos=True, leave_out=leave_out)
+    given = find_files(model, inputs, options, takes_videos=True, leave_out=leave_out)
     if options.ray:  # this process only looks at the model
         options = replace(options, workers=0)
-        opened = open_for(task.files, replace(options, device='cpu'))
+        opened = open_to_run(given.model, replace(options, device='cpu'))
     else:
-        options = with_workers(options, task.inputs)
-        opened = open_for(task.files, options)
+        options = with_workers(options, given.inputs)
+        opened = open_to_run(given.model, options)
     results = Results(options, opened.kind, opened.classes)
-    results.check([*task.inputs])
+    results.check([*given.inputs])
     tiling = tiling_for(opened, options.tile, options.overlap)
     if options.ray and tiling is not None and tiling.above:  # warnings of its workers are not shown
         print(f'{tiling.line()}; --tile 0 takes them as a whole')
-    record = record_of(options, task.files, task.words, tiling)
+    record = record_of(options, given.model, given.words, tiling)
     with claimed(options.out_dir, record, options.overwrite):
-        named = results.name(task.inputs)
+        named = results.name(given.inputs)
         todo = named
         if options.skip_existing:
             todo = [entry for entry in named if not results.exist(entry)]
@@ -50,7 +50,7 @@ def run_infer(model: str, inputs: Sequence[str], options: InferOptions) -> int:
         if not options.ray:
             predict_files(opened, todo, results, options, skipped)
         elif todo:
-            write_on_ray(todo, task.files, results, options, skipped)
+            write_on_ray(todo, given.model, results, options, skipped)
         seconds = time.monotonic() - start
         done = [entry for entry in named if entry[0] not in skipped.paths]
         results.finish(done)
@@ -59,7 +59,7 @@ def run_infer(model: str, inputs: Sequence[str], options: InferOptions) -> int:
     if count:
         print(f'found in images: {results.summary()}')
     if results.full:
-        print(note_about_limit(results, task.files, opened, options.tile))
+        print(note_about_limit(results, given.model, opened, options.tile))
     if count and not options.tile and not options.ray:
         print(f'{count / seconds:.3g} images per second, reading and writing included')
     return int(bool(skipped.paths))

@@ -39,8 +39,8 @@ class RuntimeOptions:
             and their boxes, stay in float32. Of exported models, OpenVINO has it.
 
     Raises:
-        UserError: an option is out of its range, or has no effect beside the others. So it is for
-            all classes of this file.
+        UserError: an option is out of its range, or has no effect with the others. The same holds
+            for the other classes of this file.
     """
 
     device: Optional[str] = option(changes_results=False)

@@ -41,10 +41,10 @@ Skip = Callable[[Path, str], object]  # called with an input that cannot be read
 Options = TypeVar('Options', bound=RunOptions)
 
 
-class Task(NamedTuple):
-    """What a command line names."""
+class NamedFiles(NamedTuple):
+    """The files that a command line names."""
 
-    files: ModelFiles
+    model: ModelFiles
     words: list[str]  # that name the inputs
     inputs: dict[Path, str]  # each with a name for its results; see `find_inputs`
 
@@ -64,24 +64,24 @@ def run_on_files(
         The exit status: 1 if some inputs could not be read, else 0.
     """
     leave_out = nothing if sink.takes_videos else is_video  # of folders and patterns
-    task = find_task(model, inputs, options, sink.takes_videos, leave_out)
-    options = with_workers(options, task.inputs)
-    opened = open_for(task.files, options)
-    named = sink.name(task.inputs)
+    given = find_files(model, inputs, options, sink.takes_videos, leave_out)
+    options = with_workers(options, given.inputs)
+    opened = open_to_run(given.model, options)
+    named = sink.name(given.inputs)
     skipped = Skipped(tool)
     predict_files(opened, named, sink, options, skipped)
     sink.finish([entry for entry in named if entry[0] not in skipped.paths])
     return int(bool(skipped.paths))
 
 
-def find_task(
+def find_files(
     model: str,
     inputs: Sequence[str],
     options: RunOptions,
     takes_videos: bool,
     leave_out: Callable[[Path], bool] = nothing,
-) -> Task:
-    """What the words of a command line name.
+) -> NamedFiles:
+    """The files that the words of a command line name.
 
     Args:
         model: the first word.
@@ -106,7 +106,7 @@ def find_task(
         if options.tile:
             raise UserError(f'--tile is for images, but {path} is a video; run it without')
         import_av()
-    return Task(files, words, found)
+    return NamedFiles(files, words, found)
 
 
 def with_workers(options: Options, inputs: Optional[Collection[Path]] = None) -> Options:
@@ -122,7 +122,7 @@ def with_workers(options: Options, inputs: Optional[Collection[Path]] = None) ->
     return replace(options, workers=workers)
 
 
-def open_for(files: ModelFiles, options: RunOptions) -> Model:
+def open_to_run(files: ModelFiles, options: RunOptions) -> Model:
     """Open a model for a number of workers; prints what is to be said about its options."""
     opened = open_model(files, options, threads=max(options.workers or 0, 1))
     tiling_for(opened, options.tile, options.overlap)  # raises an error of their sizes

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal, Optional
 
 from ..predict.options import RunOptions
-from ..tooling.command import UserError, imports_of, run_command
+from ..tooling.command import UserError, flag_of, imports_of, run_command
 from ..tooling.files import check_file, check_new
 
 GROUP = 'evaluation and prediction'
@@ -82,8 +82,7 @@ def test(
     given = {'--split': split}
     for each in fields(options):
         if each.name != 'cfg_options':
-            name = f'--{each.name.replace("_", "-")}'
-            given[name] = getattr(options, each.name) != each.default
+            given[flag_of(each.name)] = getattr(options, each.name) != each.default
     check_unused(given, 'needs a data.yaml or a folder after the checkpoint')
     from ..training.test import run_test
 

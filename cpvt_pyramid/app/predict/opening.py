@@ -68,7 +68,7 @@ class ModelFiles(NamedTuple):
     @property
     def shown(self) -> str:
         """What messages call the model."""
-        return str(self.exported or self.trained or self.config or self.checkpoint)
+        return str(self.exported or self.trained or self.checkpoint)
 
 
 def resolve_model(

@@ -1,7 +1,7 @@
 """What a model is to the parts that read images and write predictions.
 
 There are three: `exported.ExportedModel` and `pytorch.model.TrainedModel`, which share their code,
-and `openmmlab.model.OpenMMLabModel`.
+and `openmmlab.model.OpenMMLabModel`. `automatic_tiles.TilingModel` wraps one of them.
 """
 
 import itertools

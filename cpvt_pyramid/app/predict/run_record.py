@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional
 
-from ..tooling.command import UserError
+from ..tooling.command import UserError, flag_of
 from ..tooling.files import folder_to_fill, locked, write_text
 from .automatic_tiles import Tiling
 from .opening import ModelFiles
@@ -124,5 +124,5 @@ def words_for(name: str, before: Any, now: Any) -> str:
         return f'another file of the {name.partition("_")[0]} model'
     if name == TILED_ABOVE:
         return f'tiles of images above {before} pixels, now {now}'
-    option = name if name in ModelFiles._fields else f'--{name.replace("_", "-")}'
+    option = name if name in ModelFiles._fields else flag_of(name)
     return f'{option} {before}, now {now}'

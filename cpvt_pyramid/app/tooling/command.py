@@ -469,11 +469,16 @@ def add_argument(parser: OneLineParser, argument: Argument) -> None:
     if not is_required:
         settings['default'] = argument.default
         text += shown_default(argument.default)
-    flag = f'--{argument.name.replace("_", "-")}'
+    flag = flag_of(argument.name)
     if settings.get('nargs') == '?':
         parser.flags.add(flag)
         settings['metavar'] = f'={argument.name.upper()}'
     parser.add_argument(flag, required=is_required, help=text, **settings)
+
+
+def flag_of(name: str) -> str:
+    """How an option is given on the command line."""
+    return f'--{name.replace("_", "-")}'
 
 
 def shown_default(value: Any) -> str:

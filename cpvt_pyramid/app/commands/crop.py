@@ -12,14 +12,12 @@ finds.
 """
 
 # OpenCV and pycocotools, which take a second to import, are imported inside functions.
-import json
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Optional
+from typing import Literal, NamedTuple, Optional
 
 from ..tooling.command import UserError, check_at_least, one_line, run_command
 from ..tooling.files import check_folder, distinct_name, is_taken, new_folder, path_from, shortened
@@ -68,12 +66,12 @@ def crop(
     check_folder(out_dir)
     if is_taken(Path(out_dir)):
         raise UserError(f'{out_dir} exists; remove it, or choose another --out-dir')
-    from ..predict.result_files import OWNERS
+    from ..predict.result_files import has_results
 
-    if (Path(source) / OWNERS).is_file():
+    if has_results(Path(source)):
         if split is not None:
             raise UserError(f'--split is for annotated images, but {source} has results')
-        found = boxes_of_results(Path(source), json_in(Path(source) / OWNERS), score_thr or 0.0)
+        found = boxes_of_results(Path(source), score_thr or 0.0)
     else:
         if score_thr is not None:
             raise UserError(f'--score-thr needs results of cpvt infer, which {source} has not')
@@ -86,39 +84,19 @@ def crop(
     print(f'{amount(sum(counts.values()), "crop")} of {classes} in {out_dir}')
 
 
-def boxes_of_results(folder: Path, images: Any, score_thr: float) -> list[Boxes]:
-    """The boxes in a folder of cpvt infer.
-
-    Args:
-        folder: has a file for each image.
-        images: the path of each image, relative to the folder, by the name of its results.
-        score_thr: the lowest score.
-    """
-    from ..predict.result_files import DETECTIONS
+def boxes_of_results(folder: Path, score_thr: float) -> list[Boxes]:
+    """The boxes in a folder of cpvt infer with at least a score."""
+    from ..predict.result_files import detections_in
 
     found = []
-    for name, image in images.items():
-        path = folder / f'{name}{DETECTIONS}'
-        if not path.is_file():
-            continue  # of a video, or of an image that was skipped
+    for name, image in detections_in(folder):
         boxes: list[tuple[str, Box]] = []
-        try:
-            for item in json_in(path)['detections']:
-                left, top, right, bottom = map(float, item['box'])
-                if item['score'] >= score_thr:
-                    boxes.append((item['class'], (left, top, right, bottom)))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f'{path} must have the detections of cpvt infer') from error
-        found.append(Boxes(Path(os.path.normpath(folder / image)), name, boxes))
+        for item in image.objects:
+            left, top, right, bottom = item['box']
+            if item['score'] >= score_thr:
+                boxes.append((item['class'], (left, top, right, bottom)))
+        found.append(Boxes(image.path, name, boxes))
     return found
-
-
-def json_in(path: Path) -> Any:
-    """What a file that cpvt infer wrote holds."""
-    try:
-        return json.loads(path.read_text(encoding='utf-8'))
-    except ValueError as error:
-        raise UserError(f'{path} is not complete JSON: {one_line(error)}') from error
 
 
 def boxes_of_data(source: Path, split: Optional[str]) -> list[Boxes]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
+from ..images.formats import open_image
 from ..images.inputs import NamedInput
-from ..predictions.formats import write_geojson
+from ..predictions.formats import ImageObjects, objects_of_labels, write_geojson
 from ..predictions.kinds import Kind, save_overlay
 from ..predictions.records import write_records
-from ..tooling.command import rank
+from ..tooling.command import UserError, one_line, rank
 from ..tooling.files import (
     atomic_write,
     distinct_name,
@@ -112,14 +113,66 @@ VIDEO_FILES = (
 RESULTS = tuple(kind.ending for kind in (*IMAGE_FILES, *VIDEO_FILES))
 
 
+# What an earlier run, or another process, has written
+
+
+def has_results(folder: Path) -> bool:
+    return (folder / OWNERS).is_file()
+
+
+def read_records(file: Path, image: Path) -> ImageObjects:
+    """What a file says of an image.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        content = json.loads(file.read_text(encoding='utf-8'))
+        for item in content['detections']:
+            if not (len(item['box']) == 4 and isinstance(item['score'], float) and item['class']):
+                raise ValueError('not a detection')
+        size = content['height'], content['width']
+        return ImageObjects(image, size, content['detections'])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f'{file} must have the detections of cpvt infer; remove it, and run that again'
+        ) from error
+
+
+def read_labels(file: Path, image: Path, classes: Sequence[str]) -> ImageObjects:
+    """The classes in the file of a label map, as objects."""
+    with open_image(file) as picture:
+        labels = np.asarray(picture)
+    height, width = labels.shape
+    return ImageObjects(image, (height, width), objects_of_labels(labels, classes))
+
+
+def detections_in(folder: Path) -> Iterator[tuple[str, ImageObjects]]:
+    """The detections in the images of a folder of results, each with the name of its results.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    for name, image in read_owners(folder).items():
+        file = folder / f'{name}{DETECTIONS}'
+        if file.is_file():  # else of a video, or of an image that was skipped
+            yield name, read_records(file, Path(os.path.normpath(folder / image)))
+
+
 # Names
 
 
 def read_owners(folder: Path) -> dict[str, str]:
-    """The input of each name in a folder of results, relative to it; empty if it is not known."""
-    with suppress(OSError, ValueError, TypeError):
-        return dict(json.loads((folder / OWNERS).read_text(encoding='utf-8')))
-    return {}
+    """The input of each name in a folder of results, relative to it.
+
+    Raises:
+        UserError: the folder has no results, or the file that says it is damaged.
+    """
+    file = folder / OWNERS
+    try:
+        return dict(json.loads(file.read_text(encoding='utf-8')))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f'{file} is not complete: {one_line(error)}') from error
 
 
 def is_result(path: Path, folder: str) -> bool:
@@ -131,9 +184,10 @@ def is_result(path: Path, folder: str) -> bool:
 
 def remove_results(folder: Path) -> None:
     """Remove what an earlier run wrote, and nothing else."""
-    for name in read_owners(folder):
-        for ending in RESULTS:
-            (folder / f'{name}{ending}').unlink(missing_ok=True)
+    with suppress(UserError):
+        for name in read_owners(folder):
+            for ending in RESULTS:
+                (folder / f'{name}{ending}').unlink(missing_ok=True)
     for name in (OWNERS, COCO):
         (folder / name).unlink(missing_ok=True)
 
@@ -145,7 +199,9 @@ def name_results(found: Mapping[Path, str], out_dir: str) -> list[NamedInput]:
     an earlier run. `inputs.json` in the folder tells which name is whose.
     """
     folder = make_folder(out_dir)
-    owners = read_owners(folder)
+    owners: dict[str, str] = {}
+    with suppress(UserError):
+        owners = read_owners(folder)
     owner_of = {name.casefold(): source for name, source in owners.items()}
     inputs = {os.path.realpath(path) for path in found}
     sources = {path: path_from(folder, path) for path in found}

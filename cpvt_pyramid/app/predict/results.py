@@ -1,6 +1,5 @@
 """The results of `cpvt infer` in a folder: what is written for which input, and counted."""
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,18 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Union
 
-import numpy as np
-
-from ..images.formats import open_image
 from ..images.inputs import NamedInput, is_video
 from ..images.rasters import import_rasterio
 from ..predictions.drawing import font
-from ..predictions.formats import (
-    ImageObjects,
-    may_be_located,
-    objects_of_labels,
-    write_coco,
-)
+from ..predictions.formats import ImageObjects, may_be_located, write_coco
 from ..predictions.kinds import Detections, Kind, Prediction
 from ..tooling.command import UserError
 from .contents import Contents, contents_for
@@ -33,6 +24,8 @@ from .result_files import (
     ImageFile,
     VideoFile,
     name_results,
+    read_labels,
+    read_records,
 )
 from .sinks import Frame, Sink
 from .videos import Video
@@ -142,13 +135,8 @@ class Results(Sink):
         """What an earlier run, or another process, has written for an image."""
         path, name = entry
         if self.kind == 'labels':
-            with open_image(self.folder / f'{name}{LABELS}') as image:
-                labels = np.asarray(image)
-            height, width = labels.shape
-            return ImageObjects(path, (height, width), objects_of_labels(labels, self.classes))
-        file = self.folder / f'{name}{DETECTIONS}'
-        content = json.loads(file.read_text(encoding='utf-8'))
-        return ImageObjects(path, (content['height'], content['width']), content['detections'])
+            return read_labels(self.folder / f'{name}{LABELS}', path, self.classes)
+        return read_records(self.folder / f'{name}{DETECTIONS}', path)
 
     def summary(self) -> str:
         """What was found in images: the number of objects of each class, or the share of pixels."""

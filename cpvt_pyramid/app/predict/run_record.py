@@ -13,7 +13,7 @@ from ..tooling.files import folder_to_fill, locked, write_text
 from .automatic_tiles import Tiling
 from .opening import ModelFiles
 from .options import RunOptions
-from .result_files import OWNERS, remove_results
+from .result_files import has_results, remove_results
 
 RUN = 'run.json'
 LOCK = '.run.lock'
@@ -83,7 +83,7 @@ def claimed(out_dir: str, record: dict[str, Any], overwrite: bool) -> Iterator[N
         try:
             yield
         finally:
-            if not (folder / OWNERS).exists():  # nothing was written
+            if not has_results(folder):  # nothing was written
                 (folder / RUN).unlink()
 
 

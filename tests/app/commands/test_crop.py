@@ -142,9 +142,13 @@ def test_what_infer_found(capsys):
         path = Path(f'crops/tree/{place}_a-1.png')
         part = whole[int(y1) : -int(-y2 // 1), int(x1) : -int(-x2 // 1)]
         assert np.array_equal(np.asarray(Image.open(path)), part)
-    Path('results/x/a.detections.json').write_text('{"detections": [3]}')
-    assert crop(['results', '--out-dir', 'other']) == 2
-    assert 'a.detections.json must have the detections of cpvt infer' in capsys.readouterr().err
+    file = Path('results/x/a.detections.json')
+    content = json.loads(file.read_text())
+    for damaged in ({'detections': []}, {**content, 'detections': [3]}):
+        file.write_text(json.dumps(damaged))
+        assert crop(['results', '--out-dir', 'other']) == 2
+        said = capsys.readouterr().err
+        assert 'a.detections.json must have the detections of cpvt infer; remove' in said
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,7 @@ def test_what_infer_found(capsys):
         (['masks'], 'has data in the format masks'),
         (['results', '--split', 'val'], '--split is for annotated images, but results has results'),
         (['results'], 'results has no boxes'),
-        (['torn'], 'torn/inputs.json is not complete JSON'),
+        (['torn'], 'torn/inputs.json is not complete: '),
     ],
 )
 def test_mistakes(words, message, capsys):

@@ -115,6 +115,14 @@ def test_coco_of_an_earlier_run(kind):
     assert Path('out/coco.json').read_text() == first
 
 
+def test_a_damaged_file_of_an_earlier_run():
+    results('coco')
+    Path('out', f'{PHOTO.stem}.detections.json').write_text('{"detections": [')
+    later = Results(InferOptions(out_dir='out', format='coco'), 'detections', CLASSES)
+    with pytest.raises(UserError, match='must have the detections of cpvt infer; remove it'):
+        later.finish([(PHOTO, PHOTO.stem)])
+
+
 @kinds_of_results
 def test_geojson_in_pixels(kind, masks):
     results('geojson', kind, masks)

@@ -8,8 +8,30 @@
 Exported models run on numpy, Pillow and onnxruntime or OpenVINO, without torch and OpenMMLab.
 """
 
-from ..predictions.kinds import Detections, LabelMap
-from ..tooling.command import UserError
-from .predictor import Predictor
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = ['Detections', 'LabelMap', 'Predictor', 'UserError']
+# Imported on first use: the options of commands, for --help, need nothing of it.
+_PUBLIC = {
+    'Detections': '..predictions.kinds',
+    'LabelMap': '..predictions.kinds',
+    'Predictor': '.predictor',
+    'UserError': '..tooling.command',
+}
+if TYPE_CHECKING:
+    from ..predictions.kinds import Detections as Detections
+    from ..predictions.kinds import LabelMap as LabelMap
+    from ..tooling.command import UserError as UserError
+    from .predictor import Predictor as Predictor
+
+__all__ = list(_PUBLIC)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(import_module(_PUBLIC[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,5 +1,7 @@
 """What each command says about a model or a config that it cannot open."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,17 @@ def test_options_of_models_are_those_of_one_class(command, options):
     }
     for each in declared_arguments(options):
         assert declared[each.name] == each and each.text
+
+
+def test_help_needs_no_packages():
+    """Those of a model are imported when it is opened: --help is quick."""
+    program = (
+        'import sys\nfrom cpvt_pyramid.__main__ import main\n'
+        f'for command in {[*COMMANDS]}:\n'
+        '    try:\n        main([command, "--help"])\n    except SystemExit:\n        pass\n'
+        'assert not {"numpy", "PIL", "cv2", "torch"} & {*sys.modules}'
+    )
+    subprocess.run([sys.executable, '-c', program], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize('command', ['infer MODEL photo.jpg', 'app MODEL', 'test MODEL data.yaml'])

@@ -101,12 +101,13 @@ class Results(Sink):
         path, name = entry
         for kind in self.image_files:
             kind.write(self.file(name, kind), path, contents)
+        if contents.is_full:
+            self.full.add(path)
+        if self.options.format == 'coco':
+            self.objects[name] = ImageObjects(path, contents.size, contents.objects)
+        counts = contents.counts
         with self.lock:
-            if contents.is_full:
-                self.full.add(path)
-            self.counts += contents.counts
-            if self.options.format == 'coco':
-                self.objects[name] = ImageObjects(path, contents.size, contents.objects)
+            self.counts += counts
 
     def write_video(self, entry: NamedInput, video: Video, frames: Iterator[Frame]) -> None:
         path, name = entry

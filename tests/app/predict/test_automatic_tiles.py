@@ -15,6 +15,7 @@ from tifffile import imread
 
 from cpvt_pyramid.app.predict import Predictor, automatic_tiles, exported, infer
 from cpvt_pyramid.app.predict.exported import ExportedModel
+from cpvt_pyramid.app.predict.protocol import Model
 from cpvt_pyramid.app.predict.sessions import OnnxRuntime
 from cpvt_pyramid.app.predict.tiles import overlap_for
 from cpvt_pyramid.app.tooling.command import UserError
@@ -54,6 +55,15 @@ def save_image(name: str, height: int, width: int, seed: int = 0) -> None:
 
 def detections(folder: str, name: str) -> Any:
     return json.loads(Path(folder, f'{name}.detections.json').read_text())['detections']
+
+
+def test_a_model_that_divides_images_has_all_of_a_model(model):
+    opened = ExportedModel(model('detection', resize=None))
+    divides = automatic_tiles.with_tiles(opened, 128)
+    names = {*Model.__annotations__, *(name for name in vars(Model) if name[0] != '_')}
+    assert {'bands', 'own_tile', 'predict_tiles'} < names
+    for name in names - {'prepare', 'predict'}:
+        assert getattr(divides, name) == getattr(opened, name), name
 
 
 def test_a_large_image_has_the_results_of_tiles(model, seen, capsys):

@@ -75,9 +75,9 @@ class Worker:
         }
 
 
-def write_on_ray(
-    named: Sequence[NamedInput],
+def predict_on_ray(
     files: ModelFiles,
+    named: Sequence[NamedInput],
     results: Results,
     options: InferOptions,
     skip: Skip,
@@ -85,8 +85,8 @@ def write_on_ray(
     """Write the results of images and videos, of which there is one, on a cluster.
 
     Args:
-        named: the inputs.
         files: of the model.
+        named: the inputs.
         results: in which they are counted.
         options: how results are made, without threads. A cluster that this process is connected to
             already comes before that of `ray`.

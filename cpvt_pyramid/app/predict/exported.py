@@ -36,7 +36,7 @@ from .sessions import (
 )
 from .tiles import ALIGN, TILE, Boxes, Suppression
 
-# Memory for a pixel of the input, of a label map and of masks; see `ExportedModel.memory_estimate`.
+# Memory for a pixel of the input, of a label map and of masks; see `SessionModel.memory_estimate`.
 INPUT_BYTES, LABEL_BYTES, MASK_BYTES = 1000, 80, 100
 PIXEL_BYTES = 15  # of an input pixel at the very least: three floats, and three bytes before
 SMALLEST = np.finfo(np.float32).tiny  # probability, which has a logarithm

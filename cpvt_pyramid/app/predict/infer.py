@@ -11,7 +11,7 @@ from ..predictions.kinds import line_about_limit
 from ..tooling.files import check_folder
 from ..tooling.report import amount
 from .automatic_tiles import tiling_for
-from .cluster import write_on_ray
+from .cluster import predict_on_ray
 from .opening import ModelFiles
 from .options import InferOptions
 from .protocol import Model
@@ -50,7 +50,7 @@ def run_infer(model: str, inputs: Sequence[str], options: InferOptions) -> int:
         if not options.ray:
             predict_files(opened, todo, results, options, skipped)
         elif todo:
-            write_on_ray(todo, given.model, results, options, skipped)
+            predict_on_ray(given.model, todo, results, options, skipped)
         seconds = time.monotonic() - start
         done = [entry for entry in named if entry[0] not in skipped.paths]
         results.finish(done)

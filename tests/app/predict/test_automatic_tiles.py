@@ -164,7 +164,7 @@ def test_a_tile_that_does_not_fit_into_memory_is_told(model, monkeypatch, capsys
 def test_of_ray_the_line_is_printed_by_the_command(model, monkeypatch, capsys):
     """Warnings of its workers are in files."""
     save_image('a.png', 300, 413)
-    monkeypatch.setattr(infer, 'write_on_ray', lambda *_, **__: None)
+    monkeypatch.setattr(infer, 'predict_on_ray', lambda *_, **__: None)
     assert command.main([str(model('detection', resize=None)), 'a.png', '--ray', 'local']) == 0
     assert f'{LINE}\n' in capsys.readouterr().out
 

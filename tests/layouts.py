@@ -231,18 +231,10 @@ def voc_of_2007(root: Path) -> None:
     write(root / 'ImageSets/Main/cat_train.txt', '000  1\n001 -1')
 
 
-def voc_with_lists_elsewhere(root: Path) -> None:
-    voc_of_2007(root)
-    (root / 'lists').mkdir()
-    (root / 'VOC2007/ImageSets').rename(root / 'lists/ImageSets')
-
-
 def voc_of_folders(root: Path) -> None:
-    """Subfolders with the same names, and one with files that name their images."""
+    """Subfolders with the same names."""
     for place, scenes in (('a', SCENES), ('b', MORE)):
         fill(root, scenes, f'pictures/{place}/{{}}.png', voc, f'xml/{place}/{{}}.xml')
-    MORE[0].write(root / 'c/named.png')
-    voc(root / 'c/other.xml', MORE[0], 'named.png')
 
 
 def voc_of_two_years(root: Path) -> None:
@@ -331,8 +323,7 @@ VALID = {  # by layout: the number of training and validation images
     yolo_of_darknet: (3, 1),
     yolo_of_lists: (4, 4),
     voc_of_2007: (2, 2),
-    voc_with_lists_elsewhere: (2, 2),
-    voc_of_folders: (8, 1),
+    voc_of_folders: (7, 1),
     voc_of_two_years: (4, 4),
     labelme_of_splits: (4, 4),
     maps_of_folders: (7, 1),

@@ -101,17 +101,15 @@ def boxes_of_results(folder: Path, score_thr: float) -> list[Boxes]:
 
 def boxes_of_data(source: Path, split: Optional[str]) -> list[Boxes]:
     """The boxes of annotated images, without objects to be ignored, such as crowds."""
-    from ..data.data import Objects
     from ..data.defects import Defects
-    from ..data.describe import checked_source
     from ..data.images import HEADERS
     from ..data.layouts import formats_with
+    from ..data.read import checked_source
 
     defects = Defects()
-    described, checked = checked_source(source, formats_with('objects'), HEADERS, defects)
+    described, data = checked_source(source, formats_with('objects'), HEADERS, defects)
     defects.stop()
-    assert isinstance(checked.data, Objects)
-    splits = checked.data.splits
+    splits = data.splits
     if split is not None and split not in splits:
         raise UserError(f'{source} has no {split} data, only {" and ".join(splits)}')
     found: list[Boxes] = []
@@ -126,7 +124,7 @@ def boxes_of_data(source: Path, split: Optional[str]) -> list[Boxes]:
                     ignored += 1
                 else:
                     box = left, top, left + width, top + height
-                    boxes.append((checked.data.classes[item.label], box))
+                    boxes.append((data.classes[item.label], box))
             found.append(Boxes(path, name_inside(path, described.root), boxes))
     if ignored:
         print(f'left out: {amount(ignored, "object")} to be ignored')

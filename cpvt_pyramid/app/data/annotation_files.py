@@ -1,247 +1,278 @@
-"""Layouts with a file of annotations for each image, such as XML or JSON files.
+"""Layouts with a file of annotations for each image: text, XML or JSON files, or masks.
 
-Which files are one, and what they say, is the layout's. How they find their images is the same for
-all: the image of the same name, or that which the file names.
+Which file belongs to which image is the same for all of them: the one of the same name. What the
+files say is the layout's.
 """
 
 import posixpath
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 from tqdm import tqdm
 
 from ..tooling.command import UserError
-from ..tooling.files import files_below
 from ..tooling.report import amount
 from . import defects
-from .data import Objects, Outline, Split, images_with_objects
+from .class_files import NAME_FILES
+from .data import DataImage, DataSet, Outline, Split, object_inside
 from .defects import Defects
 from .description import Description, SplitPart
-from .files import (
-    Folder,
-    as_path,
-    is_image,
-    is_utf8,
-    join,
-    lines_of,
-    report_shared,
-    stem_of,
-    without_ending,
-)
-from .folders import (
-    Group,
-    check_that_folders_are_apart,
-    image_sets,
-    is_mask_folder,
-    partner_of,
-    settings_with_lists,
-    splits_of_folders,
-    stems_by_folder,
-)
+from .files import Folder, comparable, comparable_stem, is_image, join, without_ending
 from .images import Size, sizes_of
-from .layout import Recognized, Undecided
-from .listing import Listing, by_folder
-from .lists import ListedFiles
+from .lists import images_of_part
 
-TRIED = 20  # files of a folder that are looked at
+OTHER_TEXTS = {*NAME_FILES, 'readme.txt', 'train.txt', 'val.txt', 'test.txt'}
+SHOWN_LABELS = 8  # in a message
 
-
-class AnnotationFile(NamedTuple):
-    """What a file of annotations says.
-
-    Attributes:
-        image: the name of its image; '' if it has none.
-        size: of the image; None if the file does not say it.
-        objects: the names of classes, and outlines.
-    """
-
-    image: str
-    size: Optional[Size]
-    objects: list[tuple[str, Outline]]
+Parse = Callable[[Path, str, Size, Defects], Optional[list[Outline]]]
+"""Parses the file of an image of a size; its name is for messages. None: it cannot be read, which
+is reported."""
 
 
-class Annotated(NamedTuple):
-    """An image and the file of its annotations, relative to the folder of the data."""
-
-    image: str
-    path: str
-    file: AnnotationFile
+# Which file belongs to which image
 
 
-Parse = Callable[[Path, str, Defects], Optional[AnnotationFile]]
-"""Parses a file; its name is for messages. None: it is none of the layout, which is reported."""
+class AnnotatedImages(NamedTuple):
+    """The images of each split, with the file of each; None: it has none. Paths are relative to the
+    folder of the data."""
+
+    splits: dict[str, dict[str, Optional[str]]]
+
+    @property
+    def files(self) -> dict[str, Optional[str]]:
+        """The files of the images of all splits."""
+        return {image: file for images in self.splits.values() for image, file in images.items()}
 
 
-def recognized_files(
-    listing: Listing, ending: str, is_one: Callable[[Listing, str], bool]
-) -> Optional[Recognized]:
-    """Folders with files of annotations, and those of their images: `partner_of` the folder, or
-    itself.
+def annotated_images(
+    description: Description, ending: Optional[str], found: Defects
+) -> AnnotatedImages:
+    """The images of a description and the file of each.
 
     Args:
-        listing: of all files.
-        ending: of the names of the files.
-        is_one: whether a file looks like one of the layout.
+        description: what there is.
+        ending: of the files; None: they are masks, images themselves.
+        found: gets files that several images share, and those without an image.
     """
-    images = stems_by_folder(listing.images)
-    candidates = {f: stems for f, stems in images.items() if not is_mask_folder(f)} or images
-    groups = []
-    for folder, names in by_folder(listing.ending(ending)).items():
-        if not any(is_one(listing, name) for name in names[:TRIED]):
-            continue
-        place = partner_of(folder, set(map(stem_of, names)), candidates)
-        if place is None and folder in images:  # of other names, which the files have
-            place = folder
-        if place is None:
-            raise Undecided(f'no folder that belongs to {folder} has its images')
-        groups.append(Group(place, folder))
-    if not groups:
-        return None
-    settings, notes = settings_with_lists(groups, image_sets(listing, 'Main'), listing)
-    if 'lists' not in settings:
-        check_that_folders_are_apart(settings, splits_of_folders(settings))
-    return Recognized(settings, notes)
+    folder = Folder(description.root)
+    splits: dict[str, dict[str, Optional[str]]] = {}
+    for split, parts in description.splits.items():
+        splits[split] = {}
+        for part in parts:
+            check_annotations(part, description)
+            for image in images_of_part(folder, part, description, found):
+                if is_mask_beside_images(image, part, description):
+                    continue
+                splits[split][image] = file_of_image(folder, image, part, description, ending)
+    annotated = AnnotatedImages(splits)
+    folder.report(found)
+    report_shared(annotated.files, found)
+    if not any(annotated.files.values()):
+        what = 'segmentation mask' if ending is None else f'{ending} file'
+        raise UserError(
+            f'{description.source}: no image has a {what} of its name; annotations must be the '
+            'folder of these files'
+        )
+    parts = [part for of_split in description.splits.values() for part in of_split]
+    if all(part.listed is None and (folder.root / part.images).is_dir() for part in parts):
+        warn_about_files_without_image(folder, annotated, description, ending, found)
+    return annotated
 
 
-def read_annotation_files(
-    description: Description, ending: str, parse: Parse, found: Defects
-) -> dict[str, list[Annotated]]:
-    """The files of a description that have an image, by split.
+def check_annotations(part: SplitPart, description: Description) -> None:
+    if part.annotations is not None and not (description.root / part.annotations).is_dir():
+        raise UserError(
+            f'{description.source}: annotations must be a folder, got {part.annotations}'
+        )
+
+
+def is_mask_beside_images(name: str, part: SplitPart, description: Description) -> bool:
+    """Whether a name is that of a mask in a folder that has images, too."""
+    if part.annotations != part.images or not description.mask_suffix:
+        return False
+    return ends_with(name, description.mask_suffix)
+
+
+def ends_with(name: str, suffix: str) -> bool:
+    return comparable_stem(without_ending(name)).endswith(comparable_stem(suffix))
+
+
+def file_of_image(
+    folder: Folder, image: str, part: SplitPart, description: Description, ending: Optional[str]
+) -> Optional[str]:
+    """The file of an image: in the folder that the description names, in the subfolder that the
+    image has in its own; or else where Ultralytics expects it, in `labels` or `masks` in place of
+    the last `images` of its path, or next to it."""
+    place, name = posixpath.split(without_ending(image))
+    stem = join(place, name.removesuffix(description.image_suffix) + description.mask_suffix)
+
+    def find(path: str) -> Optional[str]:
+        return folder.find_image(path) if ending is None else folder.find(path + ending)
+
+    if part.annotations is not None:
+        inside = posixpath.relpath(stem, part.images)
+        if inside.startswith('../'):  # of a list
+            inside = posixpath.basename(stem)
+        return find(join(part.annotations, inside))
+    parts = stem.split('/')
+    folders = parts[:-1]
+    if 'images' in folders:
+        last = len(folders) - 1 - folders[::-1].index('images')
+        parts[last] = 'labels' if ending else description.masks_dir or 'masks'
+        if file := find('/'.join(parts)):
+            return file
+    return find(stem) if ending else None
+
+
+def report_shared(files: Mapping[str, Optional[str]], found: Defects) -> None:
+    """Report files of several images: each image must have its own."""
+    images: dict[str, list[str]] = {}
+    for image, file in files.items():
+        if file is not None:
+            images.setdefault(file, []).append(image)
+    for file, names in images.items():
+        if len(names) > 1:
+            found.add(defects.SHARED, f'{file} ({", ".join(sorted(names))})')
+
+
+def warn_about_files_without_image(
+    folder: Folder,
+    annotated: AnnotatedImages,
+    description: Description,
+    ending: Optional[str],
+    found: Defects,
+) -> None:
+    """Warn about files that no image has, in the folders of those that images have."""
+    known = {*annotated.files, *annotated.files.values()}
+    for ambiguous in folder.ambiguous.values():  # are reported as such
+        known |= {*ambiguous}
+    for place in sorted({posixpath.dirname(file) for file in annotated.files.values() if file}):
+        for name in folder.files_in(place):
+            if ending is None:
+                is_one = is_image(name) and ends_with(name, description.mask_suffix)
+            else:
+                is_one = comparable(name).endswith(ending) and name.lower() not in OTHER_TEXTS
+            if is_one and posixpath.join(place, name) not in known:
+                found.add(defects.WITHOUT_IMAGE, posixpath.join(place, name))
+
+
+# What the files say
+
+
+class OutlinedImages(NamedTuple):
+    """What files say of images.
+
+    Attributes:
+        splits: the names of the images that are used.
+        sizes: of all images.
+        outlines: of the objects in each image.
+    """
+
+    splits: dict[str, list[str]]
+    sizes: dict[str, Size]
+    outlines: dict[str, list[Outline]]
+
+    @property
+    def objects(self) -> list[Outline]:
+        return [outline for of_image in self.outlines.values() for outline in of_image]
+
+
+def outlines_in_files(
+    description: Description,
+    ending: str,
+    parse: Parse,
+    found: Defects,
+    may_lack_files: bool = False,
+) -> OutlinedImages:
+    """The outlines of objects in the files of a description.
 
     Args:
         description: what there is.
         ending: of the names of the files.
         parse: one of them.
         found: gets what is wrong with them.
+        may_lack_files: an image without a file has no objects. Otherwise nobody has looked at it,
+            and it is left out.
     """
-    folder = Folder(description.root)
-    annotated: dict[str, list[Annotated]] = {}
-    places: set[str] = set()  # folders of images of which all should be annotated
-    files: dict[str, Optional[AnnotationFile]] = {}
-    for split, parts in description.splits.items():
-        of_split: dict[tuple[str, str], Annotated] = {}  # parts may lie in each other
-        for part in parts:
-            names = files_of_part(folder, part, description, ending, found)
-            for name in tqdm(names, 'reading annotations', leave=False, delay=3):
-                if name not in files:
-                    files[name] = parse(description.root / name, name, found)
-                file = files[name]
-                image = image_of_file(folder, file, name, part, found) if file else None
-                if file and image:
-                    of_split[image, name] = Annotated(image, name, file)
-                    if part.listed is None:
-                        places.add(posixpath.dirname(image))
-        annotated[split] = list(of_split.values())
-    folder.report(found)
-    every = [item for of_split in annotated.values() for item in of_split]
-    report_shared(((item.image, item.path) for item in every), found)
-    used = {item.image for item in every}
-    stems = set(map(stem_of, files))
-    for place in sorted(places):
-        for image in folder.images_in(place):
-            if image not in used and stem_of(image) not in stems:
-                found.add(defects.UNANNOTATED, image)
-    if not any(item.file.objects for item in every):
-        raise UserError(f'{description.root}: no {ending} file has an image and objects')
-    return annotated
+    annotated = annotated_images(description, ending, found)
+    files = annotated.files
+    if not may_lack_files:
+        for image in [image for image, file in files.items() if file is None]:
+            found.add(defects.WITHOUT_FILE, image)
+            del files[image]
+    sizes = sizes_of(description.root, list(files), found)
+    outlines: dict[str, list[Outline]] = {}
+    for image in tqdm(sizes, 'reading annotations', leave=False, delay=3):
+        file = files[image]
+        parsed = parse(description.root / file, file, sizes[image], found) if file else []
+        if parsed is not None:
+            outlines[image] = parsed
+    splits = {
+        split: [image for image in images if image in outlines]
+        for split, images in annotated.splits.items()
+    }
+    return OutlinedImages(splits, sizes, outlines)
 
 
-def files_of_part(
-    folder: Folder, part: SplitPart, description: Description, ending: str, found: Defects
-) -> list[str]:
-    """The files of a part, relative to the folder of the data."""
-    place = part.annotations
-    if place is None or not (description.root / place).is_dir():
-        given = '' if place is None else f', got {place}'
-        raise UserError(
-            f'{description.source}: annotations must be the folder of the {ending} files{given}'
-        )
-    names = []
-    for path in files_below(description.root / place):
-        name = posixpath.join(place, path.relative_to(description.root / place).as_posix())
-        if path.suffix.lower() == ending and path.is_file():
-            if is_utf8(name):
-                names.append(posixpath.normpath(name))
-            else:
-                folder.undecodable.add(name)
-    if part.listed is None:
-        return names
-    known = ListedFiles(names, place)
-    listed = []
-    for name in lines_of(description.root / part.listed):
-        matching = known.matching(name)
-        file = folder.only(f'{name} ({part.listed})', matching)
-        stem = without_ending(name) if is_image(name) else name
-        if file is not None:
-            listed.append(file)
-        elif matching:
-            continue  # is reported
-        elif folder.find_image(join(part.images, stem)):
-            found.add(defects.LISTED_WITHOUT_FILE, f'{name} ({part.listed})')
-        else:
-            found.add(defects.LOST_NAME, f'{name} ({part.listed})')
-    return list(dict.fromkeys(listed))
+def data_of_outlines(
+    description: Description,
+    outlined: OutlinedImages,
+    found: Defects,
+    numbered: Optional[Mapping[int, str]] = None,
+) -> DataSet:
+    """The data set of images with outlines.
 
+    Args:
+        description: what declares it.
+        outlined: what its files say.
+        found: gets objects that are not used: those of other classes, and those of numbers without
+            a name, which are errors.
+        numbered: the names of the labels, if they are numbers. Otherwise they are names, and the
+            classes are those of the description, or all that occur.
+    """
+    if numbered is None:
+        names = description.names or {}
+        named = [*names.values()] or sorted({str(outline.label) for outline in outlined.objects})
+        classes: dict[Union[int, str], str] = {name: name for name in named}
+    else:
+        classes = dict(numbered.items())
+    if not classes:
+        raise UserError(f'{description.root} has no objects and no names of classes')
+    indices = {label: index for index, label in enumerate(classes)}
+    others: Counter = Counter()
 
-def image_of_file(
-    folder: Folder, file: AnnotationFile, name: str, part: SplitPart, found: Defects
-) -> Optional[str]:
-    """The image of a file in the folder of the images: that of the same name, of several the one
-    that the file names; or else that which the file names."""
-    inside = without_ending(posixpath.relpath(name, part.annotations))
-    given = posixpath.basename(as_path(file.image)).removeprefix('.')  # `.` names none
-    stem = join(part.images, inside)
-    image = folder.find_image(stem, named=given)
-    if image is None and given and stem not in folder.ambiguous:
-        image = folder.find(join(part.images, join(posixpath.dirname(inside), given)))
-    if image is None:
-        found.add(defects.FILE_WITHOUT_IMAGE, name)
-    elif stem_of(file.image or name) not in (stem_of(name), stem_of(image)):
-        found.add(defects.FILE_OF_OTHER, f'{name} ({stem_of(file.image)})')
-    return image
-
-
-def objects_of_files(
-    description: Description, annotated: dict[str, list[Annotated]], found: Defects
-) -> Objects:
-    """The objects of files, whose classes are those of the description, or all that occur."""
-    every = [item for of_split in annotated.values() for item in of_split]
-    sizes = sizes_of(description.root, [item.image for item in every], found)
-    check_files_of_images(every, sizes, found)
-    classes = sorted({name for item in every for name, _ in item.file.objects})
-    if description.names:
-        classes = list(description.names.values())
-    left_out: Counter = Counter()
-    splits = {}
-    for split, of_split in annotated.items():
-        outlines: dict[str, list[Outline]] = {}
-        for item in of_split:
-            if item.image not in sizes:
+    def image_of(name: str) -> DataImage:
+        size = outlined.sizes[name]
+        objects = []
+        for outline in outlined.outlines[name]:
+            if outline.label not in indices:
+                others[outline.label] += isinstance(outline.label, str)
+                if isinstance(outline.label, int):
+                    given = f'class {outline.label} in {outline.at}'
+                    found.add(defects.UNNAMED_LABEL, f'{given} (the names are {known})')
                 continue
-            of_image = outlines.setdefault(item.image, [])
-            for name, outline in item.file.objects:
-                if name in classes:
-                    of_image.append(outline._replace(label=classes.index(name)))
-                else:
-                    left_out[name] += 1
-        splits[split] = Split(images_with_objects(outlines, sizes, found), description.root)
-    for name, count in left_out.items():
-        found.add(defects.OTHER_CLASS, f'{name} ({amount(count, "object")})')
-    return Objects(description, splits, classes, [])
+            item = object_inside(outline, indices[outline.label], size, found)
+            if item:
+                objects.append(item)
+        return DataImage(name, size, objects)
+
+    known = labels_text(list(classes))
+    images = {name: image_of(name) for name in outlined.outlines}
+    for name, count in others.items():
+        if count:
+            found.add(defects.OTHER_CLASS, f'{name} ({amount(count, "object")})')
+    splits = {
+        split: Split([images[name] for name in names], description.root)
+        for split, names in outlined.splits.items()
+    }
+    return DataSet(description, splits, list(classes.values()), [])
 
 
-def check_files_of_images(
-    annotated: list[Annotated], sizes: dict[str, Size], found: Defects
-) -> None:
-    """Report images of another size than their file says, and with several files."""
-    users = Counter(item.image for item in annotated)
-    for item in annotated:
-        size = item.file.size
-        if size and item.image in sizes and size != sizes[item.image]:
-            found.add(defects.SIZE_IN_FILE, item.path)
-        if users[item.image] > 1:
-            is_own = stem_of(item.path) == stem_of(item.image)
-            kind = defects.SHARED_IMAGE if is_own else defects.STRAY_FILE
-            found.add(kind, f'{item.image} ({item.path})')
+def labels_text(labels: list) -> str:
+    """The labels that have a name, for messages."""
+    if labels == list(range(len(labels))):
+        return f'0 to {len(labels) - 1}'
+    more = ', ...' if len(labels) > SHOWN_LABELS else ''
+    return ', '.join(map(str, labels[:SHOWN_LABELS])) + more

@@ -7,7 +7,6 @@ objects of an unknown category or with NaN coordinates train silently.
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -22,10 +21,10 @@ from ..config.pipelines import keeps_ratio, loads_annotations, scales_of, transf
 from ..tooling.command import UserError, one_line
 from ..tooling.files import files_below, make_folder, write_text
 from ..training.processes import of_first_process
-from .check import check_counts, check_pairs, check_split
-from .data import Masks, Pair, Split
+from .check import checked_split
+from .data import UNREAD, DataImage, MaskValues, Split
 from .defects import Defects, Problem, stop_message
-from .description import IGNORED, Description
+from .description import IGNORED
 from .images import ALL, NAMES, Reading
 from .layouts.coco import check_categories, parse_coco, read_coco
 
@@ -50,18 +49,16 @@ def check_dataset(
         masks_by_pillow='LoadTileAnnotations' not in steps,
         scales=smallest_scales(pipeline),
     )
-    found = Defects(masks=needs_masks(cfg, split, pipeline))
+    found = Defects(masks=needs_masks(cfg, split, pipeline), as_it_is=True)
+    classes = list(classes_of(dataset, cfg.default_scope))
+    masks = None
     if is_coco(dataset):
-        data = coco_split(cfg, split, dataset, found)
+        images = coco_split(cfg, split, dataset, found)
         is_empty_allowed = may_be_empty(cfg, split, dataset)
-        check_split(data, how, found, may_be_empty=is_empty_allowed)
-        return found.problems()
-    masks = masks_of_dataset(dataset, cfg.default_scope, split)
-    counts: Counter = Counter()
-    for _, _, values in check_pairs(masks.splits[split], masks, how, found):
-        counts.update(values)
-    if counts:
-        check_counts(split, counts, masks, found)
+    else:
+        images, masks, classes = masks_of_dataset(dataset, cfg.default_scope)
+        is_empty_allowed = False
+    checked_split(split, images, classes, masks, how, found, is_empty_allowed)
     return found.problems()
 
 
@@ -183,8 +180,9 @@ def check_evaluators(cfg: Config, split: str) -> None:
 # Data sets of segmentation masks
 
 
-def masks_of_dataset(dataset: dict, scope: str, split: str = 'train') -> Masks:
-    """The pairs of a `BaseSegDataset`, as its class lists them."""
+def masks_of_dataset(dataset: dict, scope: str) -> tuple[Split, MaskValues, list[str]]:
+    """The images and masks of a `BaseSegDataset`, as its class lists them, what their pixels mean,
+    and the classes."""
     declared = classes_of(dataset, scope)
     built = built_dataset(dataset, scope)
     images = Path(built.data_prefix.get('img_path') or '')
@@ -195,18 +193,16 @@ def masks_of_dataset(dataset: dict, scope: str, split: str = 'train') -> Masks:
         raise UserError(f'{images} has no images with the suffix {built.img_suffix}{found}')
     classes = list(built.METAINFO.get('classes') or declared or map(str, range(IGNORED)))
     first = int(bool(built.reduce_zero_label))
-    ignored = {built.ignore_index, IGNORED} | ({0} if first else set())
-    names = dict(enumerate(classes, first))
-    pairs = []
+    values = list(range(first, first + len(classes)))
+    ignored = {built.ignore_index, IGNORED, *range(first)} - {*values}
+    entries = []
     for info in infos:
         mask = info.get('seg_map_path')
         is_there = bool(mask) and Path(mask).is_file()
         image = Path(os.path.relpath(info['img_path'], images)).as_posix()
-        pairs.append(Pair(image, os.path.abspath(mask) if is_there else None))
-    description = Description(
-        images, 'masks', {}, names, ignored=tuple(sorted(ignored - set(names)))
-    )
-    return Masks(description, {split: pairs}, classes, [])
+        entries.append(DataImage(image, UNREAD, [], os.path.abspath(mask) if is_there else None))
+    masks = MaskValues(values, tuple(sorted(ignored)))
+    return Split(entries, images), masks, classes
 
 
 def built_dataset(dataset: dict, scope: str) -> Any:

@@ -1,4 +1,4 @@
-"""A data set in memory: one form for objects, whatever their format, and one for masks."""
+"""A data set in memory: one record, whatever its layout."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,11 +12,12 @@ from ..images.coco import CocoImage, coco_of
 from ..predictions.records import mask_of
 from . import defects
 from .defects import Defects
-from .description import Description
+from .description import IGNORED, Description
 from .images import Size
 
 ROUNDING = 1  # pixels by which a box may reach beyond its image
 ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
+UNREAD = 0, 0  # size of an image that has not been read
 Color = tuple[int, int, int]
 
 
@@ -48,16 +49,27 @@ class ImageObject(NamedTuple):
         return bool(self.polygons or self.runs)
 
 
-class ObjectImage(NamedTuple):
-    """An image and the objects in it."""
+class DataImage(NamedTuple):
+    """An image with its objects or its segmentation mask.
 
-    name: str  # relative to the folder of its split
-    size: Size  # as the annotations have it
+    Attributes:
+        name: of its file, relative to the folder of its split.
+        size: as the annotations have it; `UNREAD` until the check reads the image.
+        objects: in it.
+        mask: the file of its mask, relative to the folder of its split.
+        pixels: of the mask, how many of each value, or colour as 0xRRGGBB. None until the check
+            reads it.
+    """
+
+    name: str
+    size: Size
     objects: list[ImageObject]
+    mask: Optional[str] = None
+    pixels: Optional[dict[int, int]] = None
 
 
 class Split(NamedTuple):
-    """The images and objects for training, validation or testing.
+    """The images for training, validation or testing.
 
     Attributes:
         images: all of them.
@@ -66,7 +78,7 @@ class Split(NamedTuple):
         name: of the file with the annotations of all images, for messages.
     """
 
-    images: list[ObjectImage]
+    images: list[DataImage]
     folder: Path
     path: Optional[Path] = None
     name: str = ''
@@ -75,57 +87,76 @@ class Split(NamedTuple):
     def objects(self) -> list[ImageObject]:
         return [item for image in self.images for item in image.objects]
 
+    @property
+    def is_annotated(self) -> bool:
+        """Whether any image has an object or a mask. Test images may have none."""
+        return any(image.objects or image.mask for image in self.images)
+
+    @property
+    def pixels(self) -> Counter:
+        """The pixels of all masks, as in `DataImage.pixels`."""
+        counts: Counter = Counter()
+        for image in self.images:
+            counts.update(image.pixels or {})
+        return counts
+
 
 def place_in(split: Split, item: str) -> str:
     """An item with its file of annotations, if there is one for all images."""
     return f'{item} ({split.name})' if split.name else item
 
 
-class Objects(NamedTuple):
-    """A data set of boxes or polygons."""
+class MaskValues(NamedTuple):
+    """What the pixels of segmentation masks mean.
 
-    description: Description
-    splits: dict[str, Split]  # by train, val and test
-    classes: list[str]
-    notes: list[str]  # what a person should know, one line each
+    Attributes:
+        classes: the value of each class, or its colour as 0xRRGGBB.
+        ignored: values that do not count. Of colours, all others do not.
+        are_colors: masks are in colours.
+        declares_255: someone has said what 255 is: a class, or ignored.
+    """
 
-
-class Pair(NamedTuple):
-    """An image and its segmentation mask, relative to the folder of the data."""
-
-    image: str
-    mask: Optional[str]
-
-
-class Masks(NamedTuple):
-    """A data set of images and segmentation masks."""
-
-    description: Description
-    splits: dict[str, list[Pair]]
-    classes: list[str]
-    notes: list[str]
+    classes: list[int]
+    ignored: tuple[int, ...] = (IGNORED,)
+    are_colors: bool = False
+    declares_255: bool = True
 
     @property
-    def values(self) -> list[int]:
-        """The value of each class in the masks, or its colour as 0xRRGGBB."""
-        colors = self.description.colors
-        if colors:
-            return [packed(colors[name]) for name in self.classes]
-        return list(self.description.names or {})
+    def colors(self) -> Optional[list[Color]]:
+        return [unpacked(code) for code in self.classes] if self.are_colors else None
 
 
-Data = Union[Objects, Masks]
+class DataSet(NamedTuple):
+    """A data set: images with objects, or with segmentation masks.
+
+    Attributes:
+        description: what declares it.
+        splits: by train, val and test.
+        classes: their names.
+        notes: what a person should know, one line each.
+        masks: what the pixels of the masks mean; None: the images have objects.
+    """
+
+    description: Description
+    splits: dict[str, Split]
+    classes: list[str]
+    notes: list[str]
+    masks: Optional[MaskValues] = None
 
 
 def packed(color: Color) -> int:
     return color[0] << 16 | color[1] << 8 | color[2]
 
 
+def unpacked(code: int) -> Color:
+    return code >> 16, code >> 8 & 255, code & 255
+
+
 class Outline(NamedTuple):
     """An object, as files with annotations of one image have it.
 
     Attributes:
-        label: the index of its class.
+        label: its class as the file has it: a number, or a name.
         parts: (N, 2) corners of each polygon, or the two of a box, in pixels.
         at: its place, for messages.
         is_polygon: the parts are polygons, and not boxes.
@@ -134,7 +165,7 @@ class Outline(NamedTuple):
             it has holes; `parts` are then boxes around it.
     """
 
-    label: int
+    label: Union[int, str]
     parts: list[np.ndarray]
     at: str
     is_polygon: bool = False
@@ -142,20 +173,11 @@ class Outline(NamedTuple):
     runs: Optional[dict[str, Any]] = None
 
 
-def images_with_objects(
-    outlines: dict[str, list[Outline]], sizes: dict[str, Size], found: Defects
-) -> list[ObjectImage]:
-    """Images with their objects, from the outlines in them and their sizes. What reaches beyond an
-    image is cut off."""
-    images = []
-    for name, of_image in outlines.items():
-        objects = [object_inside(outline, sizes[name], found) for outline in of_image]
-        images.append(ObjectImage(name, sizes[name], [item for item in objects if item]))
-    return images
-
-
-def object_inside(outline: Outline, size: Size, found: Defects) -> Optional[ImageObject]:
-    """The part of an object that is inside an image; None if there is none."""
+def object_inside(
+    outline: Outline, label: int, size: Size, found: Defects
+) -> Optional[ImageObject]:
+    """The part of an object that is inside an image; None if there is none. `label` is the index of
+    its class."""
     parts = []
     is_cut = False
     for part in outline.parts:
@@ -164,8 +186,7 @@ def object_inside(outline: Outline, size: Size, found: Defects) -> Optional[Imag
             parts.append(points)
         is_cut = is_cut or bool(np.abs(points - part).max() > ROUNDING)
     if not parts:
-        has_area = any((part.max(0) > part.min(0)).all() for part in outline.parts)
-        found.add(defects.OUTSIDE_CUT if has_area else defects.WITHOUT_AREA, outline.at)
+        found.add(defects.OUTSIDE, outline.at)
         return None
     if is_cut:
         found.add(defects.CUT, outline.at)
@@ -181,9 +202,7 @@ def object_inside(outline: Outline, size: Size, found: Defects) -> Optional[Imag
     left, top, width, height = rounded([*low, *sides])
     box = left, top, width, height
     is_ignored = outline.is_ignored
-    return ImageObject(
-        outline.label, box, round(area, 2), outline.at, is_ignored, polygons, outline.runs
-    )
+    return ImageObject(label, box, round(area, 2), outline.at, is_ignored, polygons, outline.runs)
 
 
 def area_of_polygon(points: np.ndarray) -> float:

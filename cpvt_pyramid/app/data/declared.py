@@ -94,8 +94,7 @@ def add_prefix_of_lists(listing: Listing, lists: Sequence[str], settings: dict[s
     """Add the folders of another machine that the lines of lists begin with."""
     prefixes = set()
     for path in lists:
-        lines = [line.split('\t')[0] for line in lines_of(listing.root / path)]
-        names = [line for line in lines if not line.startswith('./')]
+        names = [n for n in lines_of(listing.root / path) if not n.startswith('./')]
         places = image_places(listing, names) if names else None
         if places and '.' in places.counts:
             prefixes.add(places.prefix)

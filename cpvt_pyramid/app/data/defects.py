@@ -1,4 +1,4 @@
-"""What can be wrong with a data set: one table, for all formats.
+"""What can be wrong with a data set: one table, for all layouts.
 
 An error refuses data, so its check must be certain; otherwise it is a warning.
 """
@@ -13,6 +13,7 @@ SHOWN = 3  # items of a problem that its line names
 ERROR = 'error'  # training stops, or learns something wrong
 WARNING = 'warning'  # training does without, or it is mostly a mistake
 OF_MASKS = 'error of masks'  # an error where the masks of objects are used, else a warning
+OF_FILES = 'error of files'  # an error where OpenMMLab reads the file itself, else a warning
 # What --skip-bad leaves out
 IMAGE = 'image'  # with its annotations
 OBJECT = 'object'
@@ -21,21 +22,15 @@ KEPT = 'nothing: correct it'  # an error that cannot be left out
 
 
 class Kind(NamedTuple):
-    """A kind of defect."""
+    """A kind of defect. Where it can have several reasons, the lines name them."""
 
     words: str
     severity: str = ERROR
     left_out: str = IMAGE
 
 
-# Files
+# Images
 
-AMBIGUOUS_NAME = Kind(
-    'names that mean several files; keep one of the files, or give them names of their own',
-    left_out=KEPT,
-)
-SHARED = Kind('files of annotations that several images share', left_out=KEPT)
-NO_TEXT_NAME = Kind('files whose names are not UTF-8: left out', WARNING, NOTHING)
 MISSING_IMAGE = Kind('images that are missing')
 TORN_IMAGE = Kind('images that are not complete images')
 OTHER_IMAGE = Kind(
@@ -52,112 +47,69 @@ NARROW_IMAGE = Kind(
     'images so narrow that resizing to 1333 pixels would leave a side of 0', WARNING, NOTHING
 )
 OTHER_SIZE = Kind('images that have another size than the width and height of their records')
+SAME_IMAGE = Kind('images that are in the training data, too', WARNING, NOTHING)
 
-# Records of COCO files, and objects of all layouts
+# Which file belongs to which image
 
-NO_FILE_NAME = Kind('images without file_name')
-NO_IMAGE_ID = Kind('images without an id of the type of the others')
-NO_SIZE = Kind('images without width and height')
-SAME_IMAGE_ID = Kind('images with the id of another image')
+AMBIGUOUS_NAME = Kind(
+    'names that mean several files; keep one of the files, or give them names of their own',
+    left_out=KEPT,
+)
+SHARED = Kind('files of annotations that several images share', left_out=KEPT)
 LISTED_TWICE = Kind('images that are listed twice, each with a part of the objects', left_out=KEPT)
-NAMED_TWICE = Kind('images that records name in different ways', left_out=KEPT)
-NO_ID = Kind('annotations without a number as id', left_out=OBJECT)
-UNKNOWN_IMAGE = Kind('annotations of images that are not listed', left_out=OBJECT)
-ID_OF_OTHER_TYPE = Kind(
-    'annotations whose image_id is a string where the ids of images are numbers, or the reverse',
-    left_out=OBJECT,
+WITHOUT_IMAGE = Kind('files of annotations without an image', WARNING, NOTHING)
+WITHOUT_FILE = Kind('images without a file of annotations: left out', WARNING, NOTHING)
+SIZE_IN_FILE = Kind('files of annotations with another size than their image', WARNING, NOTHING)
+FILE_OF_OTHER = Kind('files of annotations that name another image', WARNING, NOTHING)
+
+# Annotations that cannot be read
+
+TORN_FILE = Kind('files of annotations that cannot be read')
+BAD_IMAGE = Kind('images that cannot be used')
+BAD_OBJECT = Kind('objects that cannot be used', left_out=OBJECT)
+UNNAMED_LABEL = Kind('objects of classes without a name', left_out=OBJECT)
+INCOMPLETE = Kind(
+    'objects that lack what OpenMMLab needs, and what cpvt new-config adds in a copy',
+    OF_FILES,
+    NOTHING,
 )
-UNKNOWN_CATEGORY = Kind('annotations of categories that are not listed', left_out=OBJECT)
-NO_BOX = Kind('annotations without a bbox of 4 finite numbers', left_out=OBJECT)
-SAME_ID = Kind('annotations with the id of another annotation', left_out=OBJECT)
-NO_AREA = Kind('annotations without area', left_out='nothing: the area of the box is used')
-NO_CROWD = Kind(
-    'annotations whose iscrowd is missing or not 0 or 1', left_out='nothing: 0 or 1 is used'
-)
-NO_ANNOTATIONS = Kind('annotation files without annotations', left_out=KEPT)
-NO_IMAGES = Kind('splits without images', left_out='the split')
-ALL_IGNORED = Kind('data whose labels are all ignored', left_out=KEPT)
 NO_MASK = Kind('objects without a mask', OF_MASKS, OBJECT)
-BAD_POLYGON = Kind(
-    'masks with a polygon that is no list of pairs of finite numbers', OF_MASKS, OBJECT
+BAD_MASK = Kind('objects with a mask that cannot be read', OF_MASKS, OBJECT)
+
+# Annotations that say something odd
+
+NO_IMAGES = Kind('splits without images', left_out='the split')
+NOTHING_COUNTS = Kind('data without annotations that count', left_out=KEPT)
+OUTSIDE = Kind(
+    'objects without an area inside their image, of which training learns nothing', WARNING, OBJECT
 )
-SHORT_POLYGON = Kind('masks with a polygon of less than 3 points', OF_MASKS, OBJECT)
-SHORT_PART = Kind(
-    'masks with a further polygon of less than 3 points, which is left out', WARNING, NOTHING
-)
-MASK_SIZE = Kind('masks of another size than their image', OF_MASKS, OBJECT)
-BAD_RUNS = Kind('masks whose run lengths are damaged', OF_MASKS, OBJECT)
-OUTSIDE = Kind('boxes outside their image', WARNING, NOTHING)
 BEYOND = Kind(
     'boxes that reach beyond their image; bbox is x, y, width and height', WARNING, NOTHING
 )
+CUT = Kind('objects that reach beyond their image: cut off', WARNING, NOTHING)
 NARROW = Kind('boxes narrower than a pixel', WARNING, NOTHING)
 TWICE = Kind('boxes that are there twice', WARNING, NOTHING)
 ELSEWHERE = Kind('boxes that are not around their own masks', WARNING, NOTHING)
 ID_0 = Kind('objects with the id 0, which evaluations take for no object', WARNING, NOTHING)
-AREA_0 = Kind('objects whose area is 0, which OpenMMLab leaves out', WARNING, NOTHING)
-IGNORED_OBJECT = Kind('objects with "ignore", which OpenMMLab leaves out', WARNING, NOTHING)
-EMPTY_IMAGE = Kind('images without annotations', WARNING, NOTHING)
-ALIKE = Kind('classes with almost the same name', WARNING, NOTHING)
-SAME_IMAGE = Kind('images that are in the training data, too', WARNING, NOTHING)
-UNTRAINED = Kind('classes without objects in the training data', WARNING, NOTHING)
-OTHER_CLASS = Kind(
-    'categories that are not among the classes: OpenMMLab leaves their objects out',
-    WARNING,
-    NOTHING,
-)
-
-# Files of annotations for each image
-
-NO_LABEL_TEXT = Kind('label files that are not text')
-BAD_LINE = Kind(
-    'lines that are neither a class and a box nor a class and a polygon', left_out=OBJECT
-)
-BEYOND_SHARES = Kind(
-    'objects beyond the image; values must be shares of its width and height', left_out=OBJECT
-)
-UNNAMED_LABEL = Kind('objects of classes without a name', left_out=OBJECT)
-WITHOUT_AREA = Kind('objects without width or height', WARNING, OBJECT)
-OUTSIDE_CUT = Kind('objects outside their image', left_out=OBJECT)
-CUT = Kind('objects that reach beyond their image: cut off', WARNING, NOTHING)
-LONELY_LABELS = Kind('label files without an image', WARNING, NOTHING)
-TORN_XML = Kind('annotation files that are not complete XML')
-TORN_JSON = Kind('annotation files that are not complete JSON')
-OTHER_JSON = Kind('JSON files without a list of shapes')
-OTHER_ROOT = Kind('XML files with another root than <annotation>')
-FILE_WITHOUT_IMAGE = Kind('annotation files without an image')
-FILE_OF_OTHER = Kind('annotation files that name another image', WARNING, NOTHING)
-SIZE_IN_FILE = Kind('annotation files with another size than their image', WARNING, NOTHING)
-SHARED_IMAGE = Kind(
-    'images with several annotation files, whose objects are all used', WARNING, NOTHING
-)
-STRAY_FILE = Kind(
-    'annotation files of other names whose image has an annotation file of its own', left_out=KEPT
-)
-UNANNOTATED = Kind('images without an annotation file: left out', WARNING, NOTHING)
-UNKNOWN_SHAPE = Kind('shapes of an unknown type', left_out=OBJECT)
-BAD_SHAPE = Kind('shapes whose points or mask do not fit their type', left_out=OBJECT)
+LEFT_OUT = Kind('objects with "ignore", which OpenMMLab leaves out', WARNING, NOTHING)
 LINES_OR_POINTS = Kind('shapes without an area, which are no objects: left out', WARNING, OBJECT)
-BAD_BOX = Kind('objects without a bndbox of 4 numbers', left_out=OBJECT)
-NO_NAME = Kind('objects without a name', left_out=OBJECT)
-REVERSED_BOX = Kind('objects whose xmax or ymax is below their xmin or ymin', left_out=OBJECT)
 ODD_DIFFICULT = Kind(
     'objects whose <difficult> is neither 0 nor 1, taken for 0: they count', WARNING, NOTHING
 )
-LOST_NAME = Kind('names in a list for which there is no image', WARNING, NOTHING)
-LISTED_WITHOUT_FILE = Kind('images in a list without an annotation file', WARNING, NOTHING)
+EMPTY_IMAGE = Kind('images without annotations', WARNING, NOTHING)
+ALIKE = Kind('classes with almost the same name', WARNING, NOTHING)
+UNTRAINED = Kind('classes without objects in the training data', WARNING, NOTHING)
+OTHER_CLASS = Kind(
+    'objects of categories that are not among the classes: left out', WARNING, NOTHING
+)
 
 # Segmentation masks
 
-NO_LABELS = Kind('images without a segmentation mask')
-LONELY_MASK = Kind('segmentation masks without an image', WARNING, NOTHING)
+WITHOUT_MASK = Kind('images without a segmentation mask')
 TORN_MASK = Kind(
-    'segmentation masks that are not complete images of one page, or of a kind that Pillow, with '
-    'which training reads them, cannot read, such as 64 bits or LERC; convert them: gdal_translate '
+    'segmentation masks that training cannot read as whole numbers; convert them: gdal_translate '
     '-ot Byte MASK NEW.png'
 )
-LARGE_MASK = Kind('segmentation masks too large for Pillow, with which training reads them')
-FRACTIONS = Kind('segmentation masks of fractions; write them as whole numbers of 8 bits')
 MASK_OF_OTHER_SIZE = Kind('segmentation masks of another size than their image')
 CHANNELS = Kind('segmentation masks with several channels instead of one of class indices')
 UNNAMED_VALUE = Kind('segmentation masks with values that have no name and are not ignored')
@@ -174,8 +126,7 @@ UNDECLARED_255 = Kind(
     'data.yaml which it is',
     left_out=KEPT,
 )
-ALL_0 = Kind('segmentation masks that are 0 everywhere', WARNING, NOTHING)
-NOTHING_LABELLED = Kind('segmentation masks whose labels are all ignored', WARNING, NOTHING)
+EMPTY_MASK = Kind('segmentation masks of nothing but 0 or ignored labels', WARNING, NOTHING)
 ONE_LABEL = Kind('segmentation masks with one label only', WARNING, NOTHING)
 
 
@@ -183,6 +134,7 @@ class Problem(NamedTuple):
     """A kind of defect in a data set, and what has it."""
 
     kind: Kind
+    reason: str  # of a kind with several
     items: list[str]  # for example 'annotation 3 of a.jpg'
     is_error: bool
     skips: bool = False  # what has it is left out
@@ -190,7 +142,7 @@ class Problem(NamedTuple):
     @property
     def head(self) -> str:
         """The kind and how bad it is, as in 'error: images that are missing'."""
-        words = self.kind.words
+        words = self.kind.words + (f' ({self.reason})' if self.reason else '')
         if self.kind.severity == OF_MASKS and not self.is_error:
             words += '; an error for models of masks'
         severity = ERROR if self.is_error else WARNING
@@ -209,35 +161,38 @@ class Problem(NamedTuple):
 
 
 class Defects:
-    """Collects problems by kind, in the order in which the kinds are first seen.
+    """Collects problems by kind and reason, in the order in which they are first seen.
 
     Args:
         masks: whether the masks of objects are used.
         skips: whether what has errors is left out.
+        as_it_is: whether OpenMMLab reads the file of annotations itself, and no copy.
     """
 
-    def __init__(self, masks: bool = False, skips: bool = False) -> None:
+    def __init__(self, masks: bool = False, skips: bool = False, as_it_is: bool = False) -> None:
         self.masks = masks
         self.skips = skips
-        self._items: dict[Kind, list[str]] = defaultdict(list)
+        self.as_it_is = as_it_is
+        self._items: dict[tuple[Kind, str], list[str]] = defaultdict(list)
 
-    def add(self, kind: Kind, item: str) -> None:
-        self._items[kind].append(item)
+    def add(self, kind: Kind, item: str, reason: str = '') -> None:
+        self._items[kind, reason].append(item)
 
     def is_error(self, kind: Kind) -> bool:
-        return kind.severity == ERROR or kind.severity == OF_MASKS and self.masks
+        is_used = {OF_MASKS: self.masks, OF_FILES: self.as_it_is}
+        return kind.severity == ERROR or is_used.get(kind.severity, False)
 
     def problems(self) -> list[Problem]:
         """Errors, then warnings."""
         found = [
-            Problem(kind, items, self.is_error(kind), self.skips)
-            for kind, items in self._items.items()
+            Problem(kind, reason, items, self.is_error(kind), self.skips)
+            for (kind, reason), items in self._items.items()
         ]
         return sorted(found, key=lambda problem: not problem.is_error)
 
     def stop(self) -> None:
         """Raise a UserError if there are errors, unless what has them is left out."""
-        errors = [kind for kind in self._items if self.is_error(kind)]
+        errors = [kind for kind, _ in self._items if self.is_error(kind)]
         if self.skips:
             errors = [kind for kind in errors if kind.left_out == KEPT]
         if errors:

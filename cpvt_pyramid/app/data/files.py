@@ -1,15 +1,15 @@
-"""Names of files, compared in one way by all formats, and the files below a folder.
+"""Names of files, compared in one way by all layouts, and the files below a folder.
 
 A name means the file that has exactly this name. Where there is none, it means the file whose name
-is the same text in NFC (macOS writes accents as characters of their own), with `/` for the
-backslashes of Windows, and with its ending in small letters. Where several files are that, the name
-means none of them, which is an error.
+is the same text in NFC (macOS writes accents as characters of their own), and with its ending in
+small letters. Where several files are that, the name means none of them, which is an error.
 """
 
 import os
 import posixpath
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Optional
 
@@ -55,13 +55,21 @@ def is_image(name: str) -> bool:
     return posixpath.splitext(name)[1].lower() in IMAGE_ENDINGS
 
 
-def is_utf8(name: str) -> bool:
-    """Whether the name of a file is text; Python reads other bytes as surrogates."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def names_below(root: Path, folder: str = '.') -> Iterator[str]:
+    """The files in a folder and its subfolders, relative to `root`; no pipes, no broken links.
+
+    Raises:
+        UserError: a name is not text, so that no annotation or config can have it.
+    """
+    for path in files_below(root / folder):
+        name = Path(os.path.relpath(path, root)).as_posix()
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:  # Python reads other bytes as surrogates
+            shown = name.encode('utf-8', 'backslashreplace').decode()
+            raise UserError(f'the name of {shown} in {root} is not UTF-8; rename it') from error
+        if path.is_file():
+            yield name
 
 
 class Names:
@@ -93,29 +101,21 @@ class Folder:
 
     Attributes:
         ambiguous: by name, the files between which it does not decide.
-        undecodable: files whose names are no text.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.ambiguous: dict[str, list[str]] = {}
-        self.undecodable: set[str] = set()
         self._listed: dict[str, list[str]] = {}  # by folder
         self._names: dict[tuple[str, bool], Names] = {}  # by folder, and whether with endings
-        self._folders: dict[str, Optional[str]] = {'': '', '.': '', '..': '..', '/': '/'}
 
     def find(self, name: str) -> Optional[str]:
         """The file of a name as the file system writes it, or None."""
         return self.only(name, self._matching(name, with_endings=True))
 
-    def find_image(self, stem: str, named: str = '') -> Optional[str]:
-        """The image whose path without ending is `stem`; of several, the one that is called
-        `named`, a name without folders."""
-        found = self._matching(stem, with_endings=False)
-        if len(found) > 1 and named:
-            wanted = posixpath.join(posixpath.dirname(found[0]), named)
-            found = Names(found).matching(wanted) or found
-        return self.only(stem, found)
+    def find_image(self, stem: str) -> Optional[str]:
+        """The image whose path without ending is `stem`, or None."""
+        return self.only(stem, self._matching(stem, with_endings=False))
 
     def only(self, name: str, found: list[str]) -> Optional[str]:
         """The file that a name means, if it is one; several are noted as ambiguous."""
@@ -124,78 +124,38 @@ class Folder:
         return found[0] if len(found) == 1 else None
 
     def _matching(self, name: str, with_endings: bool) -> list[str]:
-        above, base = posixpath.split(as_path(name))
-        folder = self.find_folder(above)
-        if folder is None:
-            return []
+        folder, base = posixpath.split(as_path(name))
         key = folder, with_endings
         if key not in self._names:
-            names = self._names_in(folder)
+            names = self.files_in(folder)
             if not with_endings:
                 names = [name for name in names if is_image(name)]
             self._names[key] = Names(names, with_endings)
         return [posixpath.join(folder, found) for found in self._names[key].matching(base)]
 
-    def find_folder(self, name: str) -> Optional[str]:
-        """The folder of a name as the file system writes it, or None."""
-        if name not in self._folders:
-            self._folders[name] = self._found_folder(name)
-        return self._folders[name]
-
-    def _found_folder(self, name: str) -> Optional[str]:
-        parent, base = posixpath.split(name)
-        above = self.find_folder(parent)
-        if above is None:
-            return None
-        found = ['..'] if base == '..' else Names(self._names_in(above)).matching(base)
-        paths = [posixpath.join(above, match) for match in found]
-        return self.only(name, [path for path in paths if (self.root / path).is_dir()])
-
-    def _names_in(self, folder: str) -> list[str]:
+    def files_in(self, folder: str) -> list[str]:
+        """The names in a folder itself; none if it does not exist."""
         if folder not in self._listed:
-            self._listed[folder] = [n for n in os.listdir(self.root / folder) if is_utf8(n)]
+            place = self.root / folder
+            self._listed[folder] = sorted(os.listdir(place)) if place.is_dir() else []
         return self._listed[folder]
-
-    def report(self, found: Defects) -> None:
-        """Report names that mean several files, and names that are no text, which no annotation or
-        config can have."""
-        for name, files in self.ambiguous.items():
-            found.add(defects.AMBIGUOUS_NAME, f'{name} ({", ".join(files)})')
-        for name in sorted(self.undecodable):
-            shown = name.encode('utf-8', 'backslashreplace').decode()
-            found.add(defects.NO_TEXT_NAME, shown)
-
-    def images_in(self, folder: str) -> list[str]:
-        """The images in a folder itself."""
-        names = sorted(self._names_in(folder or '.'))
-        return [posixpath.join(folder, name) for name in names if is_image(name)]
 
     def images_below(self, folder: str) -> list[str]:
         """The images in a folder and its subfolders."""
-        found = []
-        for path in files_below(self.root / folder):
-            name = Path(os.path.relpath(path, self.root)).as_posix()
-            if not is_utf8(name):
-                self.undecodable.add(name)
-            elif is_image(name) and path.is_file():  # no pipes, no broken links
-                found.append(name)
-        return found
+        return [name for name in names_below(self.root, folder) if is_image(name)]
+
+    def report(self, found: Defects) -> None:
+        """Report names that mean several files."""
+        for name, files in self.ambiguous.items():
+            found.add(defects.AMBIGUOUS_NAME, f'{name} ({", ".join(files)})')
 
 
-def report_shared(pairs: Iterable[tuple[str, Optional[str]]], found: Defects) -> None:
-    """Report files of annotations of several images: each has those of one at most.
-
-    Args:
-        pairs: the images, with the file of each.
-        found: gets what is wrong.
-    """
-    images: dict[str, dict[str, None]] = {}
-    for image, file in pairs:
-        if file is not None:
-            images.setdefault(file, {})[image] = None
-    for file, names in images.items():
-        if len(names) > 1:
-            found.add(defects.SHARED, f'{file} ({", ".join(names)})')
+def by_folder(names: Iterable[str]) -> dict[str, list[str]]:
+    """Files by their folder; that of the data is `.`."""
+    found = defaultdict(list)
+    for name in names:
+        found[posixpath.dirname(name) or '.'].append(name)
+    return dict(found)
 
 
 # Text

@@ -1,42 +1,37 @@
-"""Folders that belong together: those of images and their annotations, and where images are."""
+"""Folders that belong together: those of images and of their annotations, and what they are for."""
 
 import os
 import posixpath
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
+from ..tooling.report import amount
 from .description import SPLITS
-from .files import comparable, comparable_stem, lines_of, stem_of, without_ending
-from .layout import Undecided
-from .listing import Listing, by_folder
-from .splits import WORD, divided_by_name, split_of, words_of
+from .files import by_folder, comparable, comparable_stem, lines_of, stem_of, without_ending
+from .layout import Recognized, Undecided
+from .listing import Listing
+from .splits import divided_by_name, split_of, words_of
 
-IMAGE_WORDS = set(
-    'image images img imgs jpeg jpg png rgb sat photo photos picture pictures input inputs '
-    'leftimg8bit jpegimages'.split()
-)
 MASK_WORDS = set(
     'mask masks gt groundtruth ground truth seg segmentation segmentations segmap semantic semseg '
     'gtfine gtcoarse lbl target targets label labels annotation annotations annot ann anns '
     'segmentationclass segmentationclassraw'.split()
 )
-KIND_WORDS = IMAGE_WORDS | MASK_WORDS
-KIND_WORDS |= set('xml xmls json jsons dir class left bit fine coarse bbox boxes'.split())
-# Of masks of objects, of masks that are only looked at, and of Cityscapes' other files
-OTHER_WORDS = set(
-    'object objects instance instances panoptic color colors colour overlay vis visualization '
-    'segmentationobject'.split()
-)
 SHOWN = 4  # names in a message
+TRIED = 20  # files of a folder that are looked at
 
 
 class Group(NamedTuple):
-    """A folder with images, and what is annotated where."""
+    """A folder with images, that with their annotations, and a list of those that count."""
 
     images: str
-    annotations: Optional[str]
+    annotations: str
     listed: Optional[str] = None
+
+
+def is_mask_folder(folder: str) -> bool:
+    return bool(words_in(folder) & MASK_WORDS)
 
 
 def words_in(folder: str) -> set[str]:
@@ -45,114 +40,92 @@ def words_in(folder: str) -> set[str]:
     return {part.lower() for part in parts}.union(*map(words_of, parts))
 
 
-def is_mask_folder(folder: str) -> bool:
-    return bool(words_in(folder) & MASK_WORDS)
+# Which folder has the annotations
 
 
-def key_of(folder: str) -> tuple[str, ...]:
-    """What the paths of a folder of images and that of its annotations share: the parts without
-    words such as images, masks and labels."""
-    parts = []
-    for part in comparable(folder).split('/'):
-        if part.lower() in KIND_WORDS:
-            continue
-        kept = WORD.sub(lambda match: '' if match[0].lower() in KIND_WORDS else match[0], part)
-        kept = kept.strip(' _.-').lower()
-        if kept:
-            parts.append(kept)
-    return tuple(parts)
-
-
-def partner_of(
-    folder: str, stems: set[str], candidates: dict[str, set[str]], or_only: bool = True
-) -> Optional[str]:
-    """The folder with partners of the files in another one, by their stems: one of the same key, or
-    the folder itself, or the only candidate.
+def recognized_files(
+    listing: Listing,
+    ending: str,
+    is_one: Callable[[Listing, str], bool],
+    lists: Optional[str] = None,
+    may_lack_files: bool = False,
+) -> Optional[Recognized]:
+    """Folders of images, and those of their files of annotations; None: there are no such files.
 
     Args:
-        folder: has the files.
-        stems: of the files.
-        candidates: the stems in each folder that there is.
-        or_only: a single candidate may have another key.
+        listing: of all files.
+        ending: of the names of the files.
+        is_one: whether a file looks like one of the layout.
+        lists: the folder in ImageSets that has lists of images.
+        may_lack_files: see `outlines_in_files`.
+    """
+    files = {
+        folder: set(map(stem_of, names))
+        for folder, names in by_folder(listing.ending(ending)).items()
+        if any(is_one(listing, name) for name in names[:TRIED])
+    }
+    if not files:
+        return None
+    every = listing.image_folders
+    folders = [folder for folder in every if not is_mask_folder(folder)] or [*every]
+    groups = []
+    notes = []
+    for folder in folders:
+        stems = set(map(stem_of, every[folder]))
+        is_only = len(folders) == len(files) == 1
+        if place := folder_of_files(folder, stems, files, is_only):
+            groups.append(Group(folder, place))
+        else:
+            images = amount(len(every[folder]), 'image')
+            notes.append(f'{folder} is left out, {images}: no {ending} files belong to it')
+    if not groups:
+        raise Undecided(f'no folder of images belongs to {", ".join([*files][:SHOWN])}')
+    sets = image_sets(listing, lists) if lists else {}
+    settings, more = settings_of_groups(groups, listing, sets)
+    if not sets:
+        apart = [*every] if may_lack_files else [group.images for group in groups]
+        check_that_folders_are_apart(settings, apart)
+    return Recognized(settings, notes + more)
+
+
+def folder_of_files(
+    folder: str, stems: set[str], files: Mapping[str, set[str]], is_only: bool
+) -> Optional[str]:
+    """The folder with the files of a folder's images: itself, or one whose path differs in one
+    part, as those of images/train and labels/train; None if there is none.
+
+    Args:
+        folder: of the images.
+        stems: of the images.
+        files: the stems in each folder with files.
+        is_only: there is one folder of images, and one of files, whose paths may differ more.
 
     Raises:
         Undecided: there are several.
     """
-    known = {c: own for c, own in candidates.items() if stems & own}
-    found = [c for c in known if c != folder and key_of(c) == key_of(folder)]
+    known = [place for place, own in files.items() if stems & own]
+    if folder in known or is_only:
+        return folder if folder in known else next(iter(known), None)
+    found = [place for place in known if are_partners(folder, place)]
     if len(found) > 1:
         raise Undecided(f'several folders can belong to {folder}: {", ".join(found[:SHOWN])}')
-    if found:
-        return found[0]
-    if folder in known:
-        return folder
-    return [*known][0] if or_only and len(candidates) == len(known) == 1 else None
+    return found[0] if found else None
 
 
-def stems_by_folder(names: Iterable[str]) -> dict[str, set[str]]:
-    return {folder: set(map(stem_of, files)) for folder, files in by_folder(names).items()}
+def are_partners(images: str, files: str) -> bool:
+    """Whether a folder of files can be that of a folder of images: for the same split, and with the
+    same path but for one part, or two in its place, as in annotations/xmls."""
+    if split_of(files) not in (None, split_of(images)):
+        return False
+    first, second = ([part for part in path.split('/') if part != '.'] for path in (images, files))
+    while first and second and first[0] == second[0]:
+        first, second = first[1:], second[1:]
+    while first and second and first[-1] == second[-1]:
+        first, second = first[:-1], second[:-1]
+    return len(first) <= 1 and len(second) <= 2
 
 
-def settings_of_groups(
-    groups: Sequence[Group], listing: Listing
-) -> tuple[dict[str, Any], list[str]]:
-    """The settings of folders with images, divided into splits by their names or those of their
-    annotations; with notes."""
-    paths = [posixpath.join(group.annotations or '', group.images) for group in groups]
-    found = divided_by_name(paths)
-    by_split = {split: [groups[i] for i in indices] for split, indices in found.by_split.items()}
-    notes = []
-    for i in found.unnamed:
-        folder = groups[i].images
-        notes.append(
-            f'{folder} is left out, {len(listing.image_folders[folder])} images: its name says no '
-            'split; if it should be used, add it to train, val or test'
-        )
-    return settings_of_splits(by_split), notes
-
-
-def settings_of_splits(by_split: dict[str, list[Group]]) -> dict[str, Any]:
-    """The images of each split, and their annotations and lists where there are any."""
-    used = {split: by_split[split] for split in SPLITS if by_split.get(split)}
-    settings: dict[str, Any] = {}
-    for split, groups in used.items():
-        settings[split] = one_or_many([group.images for group in groups])
-    for key, field in (('annotations', 1), ('lists', 2)):
-        values = {split: [group[field] for group in groups] for split, groups in used.items()}
-        if any(value is not None for of_split in values.values() for value in of_split):
-            settings[key] = {split: one_or_many(of_split) for split, of_split in values.items()}
-    return settings
-
-
-def one_or_many(values: Sequence[Any]) -> Any:
-    return values[0] if len(values) == 1 else list(values)
-
-
-def splits_of_folders(settings: dict[str, Any]) -> dict[str, str]:
-    """The split of each folder or list of images."""
-    found: dict[str, str] = {}
-    for split in SPLITS:
-        paths = settings.get(split, [])
-        found.update(dict.fromkeys([paths] if isinstance(paths, str) else paths, split))
-    return found
-
-
-def check_that_folders_are_apart(settings: dict[str, Any], others: Iterable[str]) -> None:
-    """Raise `Undecided` if a folder of a split has one of some others below it, which is not of the
-    split and would be read with it."""
-    purposes = splits_of_folders(settings)
-    for folder, split in purposes.items():
-        above = '' if folder == '.' else f'{folder}/'
-        for other in others:
-            if other != folder and other.startswith(above) and purposes.get(other) != split:
-                raise Undecided(
-                    f'{folder} has images, and so has {other} below it; list those for {split} in '
-                    'a text file, a path in each line',
-                    {split: f'{split}.txt'},
-                )
-
-
-# Lists of Pascal VOC
+# What folders are for
 
 
 def image_sets(listing: Listing, kind: str) -> dict[str, dict[str, str]]:
@@ -171,23 +144,30 @@ def image_sets(listing: Listing, kind: str) -> dict[str, dict[str, str]]:
     return {folder: by_split for folder, by_split in lists.items() if by_split}
 
 
-def settings_with_lists(
-    groups: Sequence[Group], lists: dict[str, dict[str, str]], listing: Listing
+def settings_of_groups(
+    groups: Sequence[Group], listing: Listing, lists: Mapping[str, dict[str, str]]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The settings of folders with images, with notes. Their splits are in lists, if there are any:
-    those in the folder above them, or else the only ones."""
-    if not lists:
-        return settings_of_groups(groups, listing)
-    by_split: dict[str, list[Group]] = {split: [] for split in SPLITS}
+    """The settings of folders with images, with notes. Their splits are in the lists next to them,
+    if there are any; or else in the names of the folders."""
     notes = []
+    by_split: dict[str, list[Group]] = {split: [] for split in SPLITS}
+    if not lists:
+        paths = [posixpath.join(group.annotations, group.images) for group in groups]
+        found = divided_by_name(paths)
+        by_split = {split: [groups[i] for i in found.by_split[split]] for split in SPLITS}
+        for i in found.unnamed:
+            folder = groups[i].images
+            notes.append(
+                f'{folder} is left out, {len(listing.image_folders[folder])} images: its name says '
+                'no split; if it should be used, add it to train, val or test'
+            )
+        return settings_of_splits(by_split), notes
     for group in groups:
-        above = [f for f in lists if f'{group.images}/'.startswith('' if f == '.' else f'{f}/')]
-        of_group = lists[max(above, key=len)] if above else {}
-        if not above and len(lists) == 1:
-            (of_group,) = lists.values()
+        of_group = lists.get(posixpath.dirname(group.images) or '.', {})
         if not of_group:
-            notes.append(f'{group.images} is left out: no list of ImageSets has its images')
-        annotated = {stem_of(n) for n in listing.names if in_folder(n, str(group.annotations))}
+            raise Undecided(f'no list in ImageSets next to {group.images} divides it into splits')
+        in_folder = by_folder(listing.names)[group.annotations]
+        annotated = set(map(stem_of, in_folder))
         for split, path in of_group.items():
             names = {comparable_stem(posixpath.basename(n)) for n in lines_of(listing.root / path)}
             if split == 'test' and not names & annotated:
@@ -197,8 +177,41 @@ def settings_with_lists(
     return settings_of_splits(by_split), notes
 
 
-def in_folder(name: str, folder: str) -> bool:
-    return (posixpath.dirname(name) or '.') == folder
+def settings_of_splits(by_split: dict[str, list[Group]]) -> dict[str, Any]:
+    """The images of each split, with their annotations and lists."""
+    settings: dict[str, Any] = {}
+    for split, groups in by_split.items():
+        if not groups:
+            continue
+        settings[split] = one_or_many([group.images for group in groups])
+        of_split = settings.setdefault('annotations', {})
+        of_split[split] = one_or_many([group.annotations for group in groups])
+        if groups[0].listed:
+            lists = settings.setdefault('lists', {})
+            lists[split] = one_or_many([group.listed for group in groups])
+    order = {key: settings[key] for key in (*SPLITS, 'annotations', 'lists') if key in settings}
+    return order
+
+
+def one_or_many(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else list(values)
+
+
+def check_that_folders_are_apart(settings: dict[str, Any], others: Sequence[str]) -> None:
+    """Raise `Undecided` if a folder of a split has one of some others below it, which is not of the
+    split and would be read with it."""
+    for split in SPLITS:
+        paths = settings.get(split, [])
+        of_split = [paths] if isinstance(paths, str) else paths
+        for folder in of_split:
+            above = '' if folder == '.' else f'{folder}/'
+            for other in others:
+                if other not in of_split and other.startswith(above):
+                    raise Undecided(
+                        f'{folder} has images, and so has {other} below it; list those for {split} '
+                        'in a text file, a path in each line',
+                        {split: f'{split}.txt'},
+                    )
 
 
 # Images that a file names

@@ -7,7 +7,7 @@ Each file in `layouts` declares one as `LAYOUT`. The name of the file is the `fo
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Optional
 
-from .data import Data
+from .data import DataSet
 from .defects import Defects
 from .description import Description
 from .listing import Listing
@@ -42,6 +42,13 @@ class Undecided(Exception):
         self.known = known or {}
 
 
+EXAMPLE_OF_FILES: dict[str, Any] = {  # of layouts with a file for each image
+    'train': 'FOLDER',
+    'val': 'FOLDER',
+    'annotations': {'train': 'FOLDER', 'val': 'FOLDER'},
+}
+
+
 class Layout(NamedTuple):
     """A row of the table.
 
@@ -57,5 +64,5 @@ class Layout(NamedTuple):
     what: str
     holds: Holds
     recognize: Callable[[Listing], Optional[Recognized]]
-    read: Callable[[Description, Defects], Data]
+    read: Callable[[Description, Defects], DataSet]
     example: dict[str, Any]

@@ -3,15 +3,13 @@
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from ..tooling.command import UserError
-from ..tooling.files import files_below
 from .description import ALIASES, load_yaml
-from .files import comparable, is_image, is_utf8, lines_of, stem_of
+from .files import by_folder, comparable, is_image, lines_of, names_below, stem_of
 
 RESULTS = re.compile(r'(^|/)runs/(detect|segment|pose|obb|classify|train|val)/')  # of Ultralytics
 GENERATED = '_data'  # end of the name of the folder that is written next to a config
@@ -38,10 +36,7 @@ class Listing:
         self.root = root
         if declared:
             self.declared = declared
-        paths = [path for path in files_below(root) if path.is_file()]  # no pipes, no broken links
-        every = [path.relative_to(root).as_posix() for path in paths]
-        self.undecodable = [name for name in every if not is_utf8(name)]
-        names = [name for name in every if is_utf8(name)]
+        names = [*names_below(root)]
         generated = tuple(
             f'{name.removesuffix(".py")}{GENERATED}/'
             for name in names
@@ -103,14 +98,6 @@ class Listing:
                     found['/'.join(parts[-count:])].append(name)
             self._by_last_parts[count] = found
         return self._by_last_parts[count]
-
-
-def by_folder(names: Iterable[str]) -> dict[str, list[str]]:
-    """Files by their folder; that of the data is `.`."""
-    found = defaultdict(list)
-    for name in names:
-        found[posixpath.dirname(name) or '.'].append(name)
-    return dict(found)
 
 
 def with_names_of_splits(settings: dict[str, Any]) -> dict[str, Any]:

@@ -16,10 +16,6 @@ def images_of_part(
     """The images of a part, relative to the folder of the data."""
     if not (description.root / part.images).exists():
         raise UserError(f'{description.source}: {part.images} does not exist in {folder.root}')
-    if part.annotations is not None and not (description.root / part.annotations).is_dir():
-        raise UserError(
-            f'{description.source}: annotations must be a folder, got {part.annotations}'
-        )
     if (description.root / part.images).is_dir():
         images = folder.images_below(part.images)
     else:
@@ -30,7 +26,7 @@ def images_of_part(
             images.append(place or name)  # a missing one is reported when it is opened
     if part.listed is None:
         return images
-    known = ListedFiles(images, part.images)
+    known = ListedImages(images, part.images)
     chosen = []
     for name in lines_of(description.root / part.listed):
         matching = known.matching(name)
@@ -38,16 +34,16 @@ def images_of_part(
         if image is not None:
             chosen.append(image)
         elif not matching:
-            found.add(defects.LOST_NAME, f'{name} ({part.listed})')
+            found.add(defects.MISSING_IMAGE, f'{name} ({part.listed})')
     return list(dict.fromkeys(chosen))
 
 
-class ListedFiles:
-    """Files of a folder by the lines of a list, such as ImageSets/Main/train.txt: names of images
-    with or without their endings, and with or without their folders.
+class ListedImages:
+    """Images of a folder by the lines of a list, such as ImageSets/Main/train.txt: names with or
+    without their endings, and with or without their folders.
 
     Args:
-        paths: of the files, relative to the folder of the data.
+        paths: of the images, relative to the folder of the data.
         place: the folder.
     """
 
@@ -63,7 +59,7 @@ class ListedFiles:
         ]
 
     def matching(self, line: str) -> list[str]:
-        """The files that a line means: one, none, or several between which it does not decide."""
+        """The images that a line means: one, none, or several between which it does not decide."""
         name = as_path(line)
         stem = without_ending(name) if is_image(name) else name
         for paths, names, stems in self._known:

@@ -4,8 +4,7 @@ import difflib
 import json
 import os
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Optional
 
@@ -15,7 +14,6 @@ from mmengine.config import Config
 from ..config.load import load_config
 from ..config.pipelines import pipeline_of
 from ..config.shipped import CONFIG_SUFFIXES, is_config_name, shipped_configs
-from ..predictions.average_precision import COUNTED as COUNTED_IN_AP
 from ..tooling.command import UserError
 from ..tooling.files import (
     atomic_write,
@@ -26,6 +24,7 @@ from ..tooling.files import (
     scratch_folder,
 )
 from ..tooling.report import amount
+from .about import lines_about_data
 from .adapt import (
     HERE,
     Code,
@@ -37,16 +36,15 @@ from .adapt import (
     text_of_settings,
     wrapped,
 )
-from .check import Checked
-from .data import Data, Masks, Objects, Pair, Split, coco_of_split, divided, objects_by_class
+from .data import DataImage, DataSet, Split, coco_of_split, divided
 from .defects import Defects
-from .describe import checked_source
 from .description import SPLITS
 from .images import ALL, HEADERS
 from .layout import Holds
 from .layouts import formats_with
-from .layouts.masks import are_indices, palette_of, write_indices, zero_is_ignored
 from .listing import GENERATED, WRITTEN
+from .mask_values import are_indices, palette_of, write_indices, zero_is_ignored
+from .read import checked_source
 from .recipes import Scales, adapted_recipe
 
 LABELS = 'labels'  # folder of converted masks
@@ -76,11 +74,11 @@ class DataSettings(NamedTuple):
 
     datasets: dict[str, dict]  # of train, val and test, without the settings they share
     metainfo: dict[str, Any]
-    lines: list[str]  # what was found, for people
     sizes: np.ndarray  # (N, 2) heights and widths of the training images
     # (M, 3) of objects that are not ignored: root of the area, size of the image
     objects: np.ndarray = np.zeros((0, 3))
     has_ignored: bool = False  # training images have objects that do not count (`iscrowd`)
+    lines: Sequence[str] = ()  # what was found, for people
     reduces_zero: bool = False  # masks are read with mmseg's `reduce_zero_label`, in all splits
 
 
@@ -114,12 +112,12 @@ def new_config(
     # The header of a truncated image is complete. What is left out must be found here.
     how = ALL if skip_bad else HEADERS
     formats = formats_with(HOLDS[task])
-    _, checked = checked_source(source, formats, how, found, lambda data: check_task(data, task))
+    data = checked_source(source, formats, how, found, lambda data: check_task(data, task)).data
     found.stop()
     with scratch_folder(folder.resolve().parent) as scratch:
         target = Generated(scratch / folder.name, f'{HERE}/{folder.name}')
-        settings = data_settings(checked, target)
-        text, lines = config_text(cfg, checked.data, settings, task, base, out, epochs)
+        settings = data_settings(data, target)
+        text, lines = config_text(cfg, data, settings, task, base, out, epochs)
         with atomic_write(out) as config:
             config.write_text(text, encoding='utf-8')
             if target.path.exists():
@@ -180,40 +178,26 @@ def check_output(out: Path, folder: Path, base: Path, overwrite: bool) -> None:
     check_new(out, folder, overwrite=overwrite)
 
 
-def check_task(data: Data, task: str) -> None:
-    """Check that a data set is one for a task."""
-    source = data.description.source
-    if isinstance(data, Masks):
-        if task != 'segmentation':
-            raise UserError(
-                f'{source} has segmentation masks, but the base detects objects; choose a '
-                'segmentor as the base, such as semantic_fpn_cpvt_s.py'
-            )
-        return
-    if task == 'segmentation':
-        raise UserError(
-            f'{source} has objects ({data.description.format}), but the base segments images; '
-            'choose a detector as the base, such as retinanet_cpvt_s.py'
-        )
+def check_task(data: DataSet, task: str) -> None:
+    """Check that a data set of objects has masks if the base trains them."""
     every = [item for split in data.splits.values() for item in split.objects]
     if task == 'instance' and not any(item.has_mask or item.has_bad_mask for item in every):
+        source, format = data.description.source, data.description.format
         raise UserError(
-            f'the base trains masks, but {source} has boxes only ({data.description.format}); '
-            'choose a base such as retinanet_cpvt_s.py'
+            f'the base trains masks, but {source} has boxes only ({format}); choose a base such as '
+            'retinanet_cpvt_s.py'
         )
 
 
 # Data sets
 
 
-def data_settings(checked: Checked, target: Generated) -> DataSettings:
+def data_settings(data: DataSet, target: Generated) -> DataSettings:
     """The settings of the data sets; writes to `target` what mm cannot read as it is."""
-    data = checked.data
-    splits: dict[str, Any] = {k: split for k, split in data.splits.items() if images_of(split)}
-    notes = list(data.notes)
     source = data.description.source
-    test = splits.get('test')
-    if isinstance(test, Split) and not test.objects:
+    splits = {key: split for key, split in data.splits.items() if split.images}
+    notes = list(data.notes)
+    if 'test' in splits and not splits['test'].is_annotated:
         del splits['test']
         notes.append('the test data have no annotations: cpvt test uses the validation data')
     if 'train' not in splits:
@@ -221,52 +205,38 @@ def data_settings(checked: Checked, target: Generated) -> DataSettings:
         raise UserError(f'{source} has no training data without errors, only {others}')
     if 'val' not in splits:
         train, val = without_validation(splits.pop('train'))
-        chosen = amount(len(images_of(val)), 'training image')
+        chosen = amount(len(val.images), 'training image')
         notes.append(
             f'no validation data: {chosen}, chosen at random with seed 0, will be used for it. '
             'Divide frames of a video or views of one scene yourself'
         )
         splits = {'train': train, 'val': val, **splits}
-    if isinstance(data, Masks):
-        found = settings_of_masks(data._replace(splits=splits), checked, target)
-    else:
-        found = settings_of_objects(data._replace(splits=splits), target)
-    names = ', '.join(data.classes[:12]) + (' ...' if len(data.classes) > 12 else '')
-    classes = amount(len(data.classes), 'class', 'classes')
-    head = f'{source}: {data.description.format}, {classes}: {names}'
-    return found._replace(lines=[head, *found.lines, *(f'note: {note}' for note in notes)])
+    used = data._replace(splits=splits, notes=notes)
+    found = settings_of_masks(used, target) if data.masks else settings_of_objects(used, target)
+    first, *rest = lines_about_data(used)
+    return found._replace(lines=[f'{source}: {data.description.format}, {first}', *rest])
 
 
-def images_of(split: Any) -> list:
-    return split.images if isinstance(split, Split) else split
-
-
-def without_validation(train: Any) -> tuple[Any, Any]:
+def without_validation(train: Split) -> tuple[Split, Split]:
     """Training and validation data where there are no validation data: of these a fifth, at most
     2,000."""
-    images = images_of(train)
+    images = train.images
     if len(images) < 2:
         raise UserError('there must be at least 2 training images, one of them for validation')
     count = min(max(len(images) // 5, 1), 2000)
     chosen = np.zeros(len(images), bool)
     chosen[np.random.default_rng(SEED).permutation(len(images))[:count]] = True
-    parts = divided(images, chosen)
-    if not isinstance(train, Split):
-        return parts
-    first, second = (train._replace(images=part, path=None) for part in parts)
+    first, second = (train._replace(images=part, path=None) for part in divided(images, chosen))
     return first, second
 
 
-def settings_of_objects(data: Objects, target: Generated) -> DataSettings:
+def settings_of_objects(data: DataSet, target: Generated) -> DataSettings:
     """The settings of a detector's data; writes annotations that are no COCO file as they are."""
     root = data.description.root
     classes = data.classes
     datasets = {
         key: coco_dataset(key, split, classes, root, target) for key, split in data.splits.items()
     }
-    lines = [
-        line for key, split in data.splits.items() for line in lines_about(key, split, classes)
-    ]
     train = data.splits['train']
     objects = []
     for image in train.images:
@@ -277,11 +247,15 @@ def settings_of_objects(data: Objects, target: Generated) -> DataSettings:
     return DataSettings(
         datasets,
         dict(classes=tuple(data.classes)),
-        lines,
-        np.array([image.size for image in train.images], float),
+        sizes_of_images(train),
         np.array(objects).reshape(-1, 3),
         has_ignored=len(objects) < len(train.objects),
     )
+
+
+def sizes_of_images(split: Split) -> np.ndarray:
+    """(N, 2) heights and widths."""
+    return np.array([image.size for image in split.images], float)
 
 
 def coco_dataset(
@@ -302,56 +276,30 @@ def coco_dataset(
     return dataset
 
 
-def lines_about(key: str, split: Split, classes: Sequence[str]) -> Iterator[str]:
-    """Lines about the images and objects of a split."""
-    images = split.images
-    every = split.objects
-    objects = [item for item in every if not item.is_ignored]
-    common = objects_by_class(objects, classes).most_common()
-    counts = [sum(not item.is_ignored for item in image.objects) for image in images]
-    empty = counts.count(0)
-    line = f'{key}: {amount(len(images), "image")}'
-    if objects and empty:
-        line += f' ({empty} without objects)'
-    line += f', {amount(len(objects), "object")}' if objects else ' without objects'
-    if common:
-        line += ': ' + ', '.join(f'{name} {count}' for name, count in common[:8])
-    if len(common) > 8:
-        line += ' ... {} {}'.format(*common[-1])
-    if len(objects) < len(every):
-        line += f'; {len(every) - len(objects)} more are ignored'
-    yield line
-    most = max(counts, default=0)
-    if key != 'train' and most > COUNTED_IN_AP:
-        yield (
-            f"note: an image of the {key} data has {most} objects, and COCO's AP counts "
-            f'{COUNTED_IN_AP} detections of an image; consider tiles of it'
-        )
-
-
-def settings_of_masks(data: Masks, checked: Checked, target: Generated) -> DataSettings:
+def settings_of_masks(data: DataSet, target: Generated) -> DataSettings:
     """The settings of a segmentor's data; writes lists of images. Writes the masks of all splits as
     indices if mmseg does not read the values of the files, or if the files of a split are not as
     BaseSegDataset expects them: one reading serves all splits, as their pipelines share it."""
-    root = data.description.root
-    places = {key: [place_of(pair) for pair in pairs] for key, pairs in data.splits.items()}
+    assert data.masks is not None
+    places = {
+        key: [place_of(image) for image in split.images] for key, split in data.splits.items()
+    }
     has_one_end = all(len({end for _, end in of_split}) == 1 for of_split in places.values())
-    is_reduced = zero_is_ignored(data)
-    converts = not has_one_end or not (is_reduced or are_indices(data))
+    is_reduced = zero_is_ignored(data.masks)
+    converts = not has_one_end or not (is_reduced or are_indices(data.masks))
     reduces_zero = is_reduced and not converts
+    palette = palette_of(data)
     datasets = {}
-    lines = []
-    for key, pairs in data.splits.items():
+    for key, split in data.splits.items():
+        names = [name for name, _ in places[key]]
+        end = places[key][0][1]
         if converts:
-            names = [pair.image for pair in pairs]
-            end = Ends('', '', f'{target.name}/{LABELS}', '.png')
-            for pair in pairs:
-                path = target.path / f'{LABELS}/{pair.image}.png'
+            names = [image.name for image in split.images]
+            end = EndsOfNames('', '', f'{target.name}/{LABELS}', '.png')
+            for image in split.images:
+                path = target.path / f'{LABELS}/{image.name}.png'
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_indices(root / str(pair.mask), path, data)
-        else:
-            names = [name for name, _ in places[key]]
-            end = places[key][0][1]
+                write_indices(split.folder / str(image.mask), path, data.masks, palette)
         datasets[key] = dict(
             type='BaseSegDataset',
             ann_file=target.write(f'{key}.txt', ''.join(f'{name}\n' for name in names)),
@@ -360,25 +308,12 @@ def settings_of_masks(data: Masks, checked: Checked, target: Generated) -> DataS
             data_prefix=dict(img_path=end.images, seg_map_path=end.masks),
             reduce_zero_label=reduces_zero,
         )
-        lines.append(f'{key}: {amount(len(names), "image")}')
-    lines.append(line_about_pixels(data, checked.counts))
-    sizes = np.array([checked.sizes[pair.image] for pair in data.splits['train']], float)
-    metainfo = dict(classes=tuple(data.classes), palette=list(palette_of(data)))
-    return DataSettings(datasets, metainfo, lines, sizes, reduces_zero=reduces_zero)
+    metainfo = dict(classes=tuple(data.classes), palette=list(palette))
+    sizes = sizes_of_images(data.splits['train'])
+    return DataSettings(datasets, metainfo, sizes, reduces_zero=reduces_zero)
 
 
-def line_about_pixels(data: Masks, counts: Counter) -> str:
-    """A line about the shares of classes, and of what is ignored."""
-    pixels = {name: counts[value] for name, value in zip(data.classes, data.values)}
-    labelled = sum(pixels.values())
-    common = Counter(pixels).most_common(8)
-    shares = [f'{name} {count / max(labelled, 1):.1%}' for name, count in common]
-    line = f'pixels: {", ".join(shares)}' + (' ...' if len(pixels) > 8 else '')
-    ignored = 1 - labelled / max(sum(counts.values()), 1)
-    return f'{line}; {ignored:.1%} of all are ignored' if ignored else line
-
-
-class Ends(NamedTuple):
+class EndsOfNames(NamedTuple):
     """What BaseSegDataset adds to the name of an image and its mask."""
 
     images: str  # folder
@@ -387,11 +322,11 @@ class Ends(NamedTuple):
     mask_suffix: str
 
 
-def place_of(pair: Pair) -> tuple[str, Ends]:
+def place_of(entry: DataImage) -> tuple[str, EndsOfNames]:
     """The name that an image and its mask share, with the last folders if they share them, and what
     is added to it."""
-    image = PurePosixPath(pair.image)
-    mask = PurePosixPath(str(pair.mask))
+    image = PurePosixPath(entry.name)
+    mask = PurePosixPath(str(entry.mask))
     name = os.path.commonprefix([image.stem, mask.stem])
     if name not in (image.stem, mask.stem):
         name = re.sub('[ _.-]?[A-Za-z]*$', '', name)
@@ -403,7 +338,7 @@ def place_of(pair: Pair) -> tuple[str, Ends]:
         name = f'{images.name}/{name}'
         images = images.parent
         masks = masks.parent
-    return name, Ends(str(images), image_suffix, str(masks), mask_suffix)
+    return name, EndsOfNames(str(images), image_suffix, str(masks), mask_suffix)
 
 
 # The config
@@ -411,7 +346,7 @@ def place_of(pair: Pair) -> tuple[str, Ends]:
 
 def config_text(
     cfg: Config,
-    data: Data,
+    data: DataSet,
     settings: DataSettings,
     task: str,
     base: Path,

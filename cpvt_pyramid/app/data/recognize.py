@@ -7,34 +7,65 @@ error has a template of a `data.yaml`, in which a person writes it.
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Union
+from typing import Any, NamedTuple, NoReturn, Optional, Union
 
+from ..config.shipped import is_config_name, shipped_configs, where_configs_are
 from ..tooling.command import UserError
 from ..tooling.files import full_if_current
+from ..tooling.names import did_you_mean
 from .declared import check_number_of_names, folder_of
-from .description import SPLITS, load_yaml, text_of_description
-from .folders import SHOWN
+from .description import SPLITS, Description, description_of, load_yaml, text_of_description
 from .layout import Recognized, Undecided
 from .layouts import every_layout, layout_named
 from .listing import DeclaredLists, Listing, with_names_of_splits
 
 OWN = 'data.yaml', 'data.yml'  # in a folder, where they have a format
+ENDINGS = '.yaml', '.yml'
+SHOWN = 4  # paths in a line
 
 
-class Declared(NamedTuple):
-    """What a source has.
+class Described(NamedTuple):
+    """What a source declares, or is recognized as.
 
     Attributes:
-        settings: of a `data.yaml`, without `path`.
+        settings: those of its `data.yaml`, without `path`.
         root: the folder that paths are relative to.
         notes: what a person should know, one line each.
-        is_declared: by a file, and not by the names of files and folders.
+        source: the folder or file.
     """
 
     settings: dict[str, Any]
     root: Path
     notes: list[str]
-    is_declared: bool
+    source: str
+
+    @property
+    def description(self) -> Description:
+        return description_of(self.settings, self.root, self.source)
+
+    def print(self) -> None:
+        """Print what was taken for what."""
+        print(f'{self.source}: {self.settings["format"]}')
+        for split in SPLITS:
+            if split not in self.settings:
+                continue
+            line = f'{split}: images in {shown_paths(self.settings[split])}'
+            for key, what in (('annotations', 'annotations in'), ('lists', 'listed in')):
+                value = self.settings.get(key)
+                of_split = value.get(split) if isinstance(value, dict) else value
+                if of_split:
+                    line += f', {what} {shown_paths(of_split)}'
+            print(line)
+        for note in self.notes:
+            print(f'note: {note}')
+
+
+def shown_paths(value: object) -> str:
+    """The first paths of a setting, which are relative to the folder."""
+    values = list(map(str, value)) if isinstance(value, list) else [str(value)]
+    values = ['the folder itself' if path == os.curdir else path for path in values]
+    more = f' and {len(values) - SHOWN} more' if len(values) > SHOWN else ''
+    return ', '.join(values[:SHOWN]) + more
 
 
 class NotDeclared(UserError):
@@ -58,24 +89,43 @@ class NotDeclared(UserError):
         self.details = text_of_description(template, self.comments)
 
 
-def found_in_folder(root: Path, formats: Sequence[str]) -> Declared:
-    """What a folder has.
-
-    Args:
-        root: the folder.
-        formats: that it may have.
+def describe(source: Path, formats: Optional[Sequence[str]] = None) -> Described:
+    """Describe a data.yaml or a folder; `formats` are those that are asked for, by default all.
 
     Raises:
-        NotDeclared: it has none of them, or its files do not say how they belong together.
-        UserError: it has data of other formats, or of several.
+        NotDeclared: a folder has none of them, or its files do not say how they belong together.
+        UserError: it has data of other formats, or of several; or a data.yaml has mistakes.
     """
+    asked = formats or list(every_layout())
+    if source.is_dir():
+        return found_in_folder(source, asked)
+    if not source.exists():
+        raise UserError(f'no folder or file {source}{hint_about(source)}')
+    if source.suffix.lower() not in ENDINGS:
+        raise UserError(f'the data must be a folder or a data.yaml, got the file {source}')
+    return found_in_file(source, asked)
+
+
+def hint_about(source: Path) -> str:
+    """What may be meant by a path at which there is nothing."""
+    is_config = is_config_name(source) and source.suffix.lower() not in ENDINGS
+    if is_config or source.name in shipped_configs():
+        return f'; {where_configs_are(source)}'
+    neighbours = [
+        p.name for p in source.parent.glob('*') if p.is_dir() or p.suffix.lower() in ENDINGS
+    ]
+    return did_you_mean(source.name, neighbours)
+
+
+def found_in_folder(root: Path, formats: Sequence[str]) -> Described:
+    """What a folder has, of some formats."""
     listing = Listing(root)
     shown = full_if_current(root)
     if not listing.names:
         raise UserError(f'{shown} is empty')
     for name in OWN:
         if name in listing.names and has_format(listing.settings(name)):
-            return own_data(listing.settings(name), root / name, formats)
+            return own_data(listing.settings(name), root / name, formats, shown)
     found = recognized(listing, formats)
     if not found:
         check_other_formats(listing, formats, shown)
@@ -83,7 +133,8 @@ def found_in_folder(root: Path, formats: Sequence[str]) -> Declared:
         reason = f'{shown} has no data in a known layout ({names}; other programs can export these)'
         stop(reason, root, formats[0], {})
     declared = {kind: result for kind, result in found.items() if is_declared(result)}
-    chosen = declared or found
+    decided = {kind: result for kind, result in found.items() if isinstance(result, Recognized)}
+    chosen = declared or decided or found
     if len(chosen) > 1:
         raise UserError(
             f'{shown} has data in several formats, {" and ".join(chosen)}; choose one, and write '
@@ -95,10 +146,7 @@ def found_in_folder(root: Path, formats: Sequence[str]) -> Declared:
     notes = [*result.notes]
     if others := [name for name in found if name != kind]:
         notes.append(f'the folder has data in {" and ".join(others)}, too: not used')
-    for name in listing.undecodable[:SHOWN]:
-        readable = name.encode('utf-8', 'backslashreplace').decode()
-        notes.append(f'left out, its name is not UTF-8: {readable}')
-    return Declared({'format': kind, **result.settings}, root, notes, result.is_declared)
+    return Described({'format': kind, **result.settings}, root, notes, shown)
 
 
 def recognized(listing: Listing, formats: Iterable[str]) -> dict[str, Union[Recognized, Undecided]]:
@@ -141,11 +189,11 @@ def stop(reason: str, root: Path, kind: str, known: Mapping[str, Any]) -> NoRetu
     raise NotDeclared(reason, settings, root)
 
 
-def found_in_file(path: Path, formats: Sequence[str]) -> Declared:
+def found_in_file(path: Path, formats: Sequence[str]) -> Described:
     """What a `data.yaml` declares. One of Ultralytics is read as where its folder is named."""
     settings = load_yaml(path)
     if has_format(settings):
-        return own_data(settings, path, formats)
+        return own_data(settings, path, formats, str(path))
     settings = with_names_of_splits(settings)
     folder = path.parent / folder_of(settings, path)
     root = folder if folder.is_dir() else path.parent
@@ -154,7 +202,7 @@ def found_in_file(path: Path, formats: Sequence[str]) -> Declared:
         result = every_layout()[kind].recognize(listing)
         if result and result.is_declared:
             check_format(kind, path, formats)
-            return Declared({'format': kind, **result.settings}, root, result.notes, True)
+            return Described({'format': kind, **result.settings}, root, result.notes, str(path))
     raise UserError(f'{path} must have train, val or test, a folder or list of images')
 
 
@@ -163,7 +211,9 @@ def has_format(settings: Mapping[str, Any]) -> bool:
     return bool(settings.get('format')) and isinstance(settings['format'], str)
 
 
-def own_data(settings: dict[str, Any], path: Path, formats: Sequence[str]) -> Declared:
+def own_data(
+    settings: dict[str, Any], path: Path, formats: Sequence[str], source: str
+) -> Described:
     """What a `data.yaml` of our own declares: one that cpvt check-data wrote, or a person."""
     kind = settings['format']
     layout_named(kind, str(path))
@@ -175,7 +225,7 @@ def own_data(settings: dict[str, Any], path: Path, formats: Sequence[str]) -> De
         raise UserError(f'{path}: path must be a text')
     root = Path(os.path.normpath(path.parent / place))
     kept = {key: value for key, value in settings.items() if key != 'path'}
-    return Declared(kept, root, notes, True)
+    return Described(kept, root, notes, source)
 
 
 def check_format(kind: str, path: Path, formats: Sequence[str]) -> None:

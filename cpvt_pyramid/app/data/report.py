@@ -1,6 +1,5 @@
 """`cpvt check-data`: what a source has, what is wrong with it, and its description."""
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
@@ -12,16 +11,14 @@ from ..config.schedules import schedule_problems
 from ..config.shipped import is_config_name
 from ..tooling.command import UserError
 from ..tooling.files import check_file, check_folder, check_new, make_folder
-from ..tooling.report import amount
+from .about import lines_about_data
 from .config_data import check_contents, write_data_report
-from .data import Data, Masks
 from .defects import Defects, Problem
-from .describe import ENDINGS, checked_source, write_described
 from .description import load_yaml, write_description
 from .images import ALL
 from .layouts import layout_named
-from .new_config import line_about_pixels, lines_about
-from .recognize import NotDeclared
+from .read import checked_source, write_described
+from .recognize import ENDINGS, NotDeclared
 
 
 def check_config(path: str, splits: Sequence[str], folder: Path, options: Sequence[str]) -> int:
@@ -56,7 +53,7 @@ def check_source(source: Path, format: Optional[str], folder: Path, out: Optiona
         layout_named(format, '--format')
     found = Defects()
     try:
-        described, checked = checked_source(source, [format] if format else None, ALL, found)
+        checked = checked_source(source, [format] if format else None, ALL, found)
     except NotDeclared as error:
         if out is None:
             raise
@@ -64,27 +61,14 @@ def check_source(source: Path, format: Optional[str], folder: Path, out: Optiona
         raise UserError(
             f'{error.reason}; complete {out}, a template, and give it instead of the folder'
         ) from error
-    for line in lines_about_data(checked.data, checked.counts):
+    for line in lines_about_data(checked.data):
         print(line)
     problems: list[tuple[str, Problem]] = [('', problem) for problem in found.problems()]
     write_data_report(problems, folder)
     if out is not None:
-        write_described(described, checked.data, out)
+        write_described(checked, out)
         print(f'wrote {out}')
     return sum(problem.is_error for _, problem in problems)
-
-
-def lines_about_data(data: Data, counts: Counter) -> list[str]:
-    """Lines about the classes, images and objects of a data set."""
-    names = ', '.join(data.classes[:12]) + (' ...' if len(data.classes) > 12 else '')
-    lines = [f'{amount(len(data.classes), "class", "classes")}: {names}']
-    if isinstance(data, Masks):
-        lines += [f'{split}: {amount(len(pairs), "image")}' for split, pairs in data.splits.items()]
-        lines.append(line_about_pixels(data, counts))
-    else:
-        for key, split in data.splits.items():
-            lines += lines_about(key, split, data.classes)
-    return [*lines, *(f'note: {note}' for note in data.notes)]
 
 
 def is_config(path: Path) -> bool:

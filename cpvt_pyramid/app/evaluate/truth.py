@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from ..data.data import Masks, Objects, coco_of_split
+from ..data.data import DataSet, MaskValues, Split, coco_of_split
 from ..data.defects import Defects
-from ..data.describe import checked_source
 from ..data.description import SPLITS
 from ..data.images import HEADERS
 from ..data.layouts import formats_with
-from ..data.layouts.masks import indices_of
+from ..data.mask_values import indices_of
+from ..data.read import checked_source
 from ..images.label_maps import IGNORED, ious_of_classes, pixel_confusion
 from ..predictions.average_precision import coco_with_index, evaluate_coco
 from ..predictions.kinds import Detections, Kind, LabelMap, Prediction
@@ -116,8 +116,9 @@ class MaskTruth(Truth):
     """The class of each pixel.
 
     Args:
-        data: segmentation masks.
-        split: which of its splits.
+        split: images with segmentation masks.
+        masks: what their pixels mean.
+        known: the classes of the data.
         classes: of the model. Pixels of other classes do not count.
         palette: the colours of the classes.
         about: see `Truth`.
@@ -127,29 +128,30 @@ class MaskTruth(Truth):
 
     def __init__(
         self,
-        data: Masks,
-        split: str,
+        split: Split,
+        masks: MaskValues,
+        known: Sequence[str],
         classes: Sequence[str],
         palette: Sequence[tuple[int, int, int]],
         about: Sequence[str],
     ) -> None:
-        self.data = data
+        self.values = masks
         self.classes = list(classes)
         self.palette = palette
         self.about = about
-        root = data.description.root
-        self.masks = {root / pair.image: root / str(pair.mask) for pair in data.splits[split]}
+        folder = split.folder
+        self.masks = {folder / image.name: folder / str(image.mask) for image in split.images}
         self.images = list(self.masks)
         # The label of the model for each class of the data
         self.labels = np.full(IGNORED + 1, IGNORED)
-        for index, name in enumerate(data.classes):
+        for index, name in enumerate(known):
             if name in self.classes:
                 self.labels[index] = self.classes.index(name)
         self.known = sorted(label for label in self.labels.tolist() if label != IGNORED)
 
     def truth_of(self, path: Path) -> np.ndarray:
         """The label (H, W) of each pixel of an image, or `IGNORED`."""
-        return self.labels[indices_of(self.masks[path], self.data)]
+        return self.labels[indices_of(self.masks[path], self.values)]
 
     def summary(self, path: Path, prediction: Prediction) -> np.ndarray:
         """Pixels by true and predicted class."""
@@ -200,33 +202,21 @@ def read_truth(
     """
     found = Defects()
     formats = formats_with('masks' if kind == 'labels' else 'objects')
-    _, checked = checked_source(source, formats, HEADERS, found)
+    data = checked_source(source, formats, HEADERS, found).data
     found.stop()
-    data = checked.data
-    chosen = chosen_split(data, split, source)
+    key = chosen_split(data, split, source)
+    chosen = data.splits[key]
     shared = classes_in_common(classes, data.classes, source)
-    images = amount(len(images_in(data, chosen)), 'image')
-    about = [f'{source}: the {chosen} data, {images}', *shared.lines]
-    if isinstance(data, Masks):
-        return MaskTruth(data, chosen, classes, palette, about)
-    objects = data.splits[chosen]
-    content = coco_of_split(objects, data.classes)
-    return ObjectTruth(content, objects.folder, classes, about)
+    about = [f'{source}: the {key} data, {amount(len(chosen.images), "image")}', *shared.lines]
+    if data.masks:
+        return MaskTruth(chosen, data.masks, data.classes, classes, palette, about)
+    content = coco_of_split(chosen, data.classes)
+    return ObjectTruth(content, chosen.folder, classes, about)
 
 
-def images_in(data: Any, split: str) -> list:
-    """The images of a split that have annotations, or may have."""
-    if split not in data.splits:
-        return []
-    if isinstance(data, Objects):
-        objects = data.splits[split]
-        return objects.images if objects.objects else []
-    return data.splits[split]
-
-
-def chosen_split(data: Any, split: Optional[str], source: Path) -> str:
+def chosen_split(data: DataSet, split: Optional[str], source: Path) -> str:
     """The split that is evaluated."""
-    usable = [name for name in PREFERRED if images_in(data, name)]
+    usable = [name for name in PREFERRED if name in data.splits and data.splits[name].is_annotated]
     if split is None and usable:
         return usable[0]
     if split in usable:

@@ -88,7 +88,7 @@ def ground_truth(dataset: dict) -> COCO:
     content = read_coco(path)
     check_categories(content, path)
     classes = [category['name'] for category in content['categories']]
-    defects = Defects()
+    defects = Defects(as_it_is=True)
     parse_coco(content, Split([], image_folder(dataset)), classes, defects)
     if problems := [problem for problem in defects.problems() if problem.is_error]:
         raise UserError(f'{path} has {problems[0]}; see cpvt check-data')

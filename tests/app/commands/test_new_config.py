@@ -26,11 +26,10 @@ from cpvt_pyramid.app.config.shipped import shipped_configs
 from cpvt_pyramid.app.data.adapt import Code, set_classes, text_of_settings
 from cpvt_pyramid.app.data.data import coco_of_split
 from cpvt_pyramid.app.data.defects import Defects
-from cpvt_pyramid.app.data.describe import describe
 from cpvt_pyramid.app.data.new_config import find_base, new_config
 from cpvt_pyramid.app.data.read import read_data
 from cpvt_pyramid.app.data.recipes import Scales, adapted_recipe
-from cpvt_pyramid.app.data.recognize import found_in_folder
+from cpvt_pyramid.app.data.recognize import describe, found_in_folder
 from cpvt_pyramid.app.data.splits import split_of
 from cpvt_pyramid.app.tooling.command import UserError
 

@@ -21,7 +21,7 @@ from cpvt_pyramid.app.config.check import check_classes
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.config.parts import dataset_meta
 from cpvt_pyramid.app.data import config_data, defects
-from cpvt_pyramid.app.data.check import check_split
+from cpvt_pyramid.app.data.check import checked_split
 from cpvt_pyramid.app.data.config_data import check_dataset
 from cpvt_pyramid.app.data.data import Split, coco_of_split
 from cpvt_pyramid.app.data.defects import Defects, Problem
@@ -54,10 +54,11 @@ def check_file(
     """The content of a COCO file without what has errors, and the problems."""
     content = read_coco(path)
     check_categories(content, path)
-    found = Defects(masks=masks)
+    found = Defects(masks=masks, as_it_is=True)
     classes = [category['name'] for category in content['categories']]
     split = parse_coco(content, Split([], folder, path), classes, found)
-    return coco_of_split(check_split(split, how, found), classes), found.problems()
+    good = checked_split('train', split, classes, None, how, found)
+    return coco_of_split(good, classes), found.problems()
 
 
 def found(folder: Path, content: object, **options) -> tuple[dict, list[Problem]]:
@@ -105,31 +106,37 @@ def cut(name: str):
 
 
 DEFECTS = [  # what is done, the problem, its item, and how many images and annotations are left
-    (change('annotations', 2, bbox=None), 'a bbox of 4 finite numbers', 'annotation 3 of b', 4, 7),
-    (change('annotations', 2, bbox=[1, 2, 3]), 'a bbox of 4 finite numbers', 'b.jpg', 4, 7),
-    (change('annotations', 2, bbox=[3, 3, 10**400, 9]), 'a bbox of 4 finite', 'b.jpg', 4, 7),
-    (change('annotations', 2, bbox=[1, 2, math.nan, 3]), 'a bbox of 4 finite', 'b.jpg', 4, 7),
-    (change('annotations', 2, category_id=8), 'categories that are not listed', 'b.jpg', 4, 7),
-    (change('annotations', 2, category_id=[1]), 'categories that are not listed', 'b.jpg', 4, 7),
-    (change('annotations', 2, image_id=99), 'images that are not listed', 'annotation 3', 4, 7),
-    (change('annotations', 2, id=1), 'id of another annotation', 'annotation 1 of b.jpg', 4, 7),
-    (change('annotations', 2, id=...), 'without a number as id', 'annotation 2 of b', 4, 7),
-    (change('annotations', 2, area=...), 'annotations without area', 'annotation 3', 4, 8),
-    (change('annotations', 2, iscrowd=-1), 'iscrowd is missing or not', 'annotation 3', 4, 8),
-    (change('images', 1, width=...), 'without width and height', 'b.jpg', 3, 6),
-    (change('images', 1, height=0), 'without width and height', 'b.jpg', 3, 6),
+    (change('annotations', 2, bbox=None), 'no bbox of 4 finite', 'annotation 3 of b', 4, 7),
+    (change('annotations', 2, bbox=[1, 2, 3]), 'no bbox of 4 finite', 'b.jpg', 4, 7),
+    (change('annotations', 2, bbox=[3, 3, 10**400, 9]), 'no bbox of 4 finite', 'b.jpg', 4, 7),
+    (change('annotations', 2, bbox=[1, 2, math.nan, 3]), 'no bbox of 4 finite', 'b.jpg', 4, 7),
+    (change('annotations', 2, category_id=8), 'its category is not listed', 'b.jpg', 4, 7),
+    (change('annotations', 2, category_id=[1]), 'its category is not listed', 'b.jpg', 4, 7),
+    (change('annotations', 2, image_id=99), 'its image is not listed', 'annotation 3', 4, 7),
+    (change('annotations', 2, id=1), 'an id of their own', 'annotation 1 of b.jpg', 4, 8),
+    (change('annotations', 2, id=...), 'an id of their own', 'annotation 2 of b', 4, 8),
+    (change('annotations', 2, area=...), '(an area)', 'annotation 3', 4, 8),
+    (change('annotations', 2, iscrowd=-1), '(an iscrowd of 0 or 1)', 'annotation 3', 4, 8),
+    (change('images', 1, width=...), 'no width and height', 'b.jpg', 3, 6),
+    (change('images', 1, height=0), 'no width and height', 'b.jpg', 3, 6),
     (change('images', 1, width=81), 'another size than the width and height of', 'b.jpg', 3, 6),
-    (change('images', 1, file_name=...), 'images without file_name', 'image 1', 3, 6),
+    (change('images', 1, file_name=...), 'no file_name', 'image 1', 3, 6),
     (change('images', 1, id=0), 'id of another image', 'b.jpg', 3, 6),
-    (change('images', 1, id='1'), 'without an id of the type of', 'b.jpg', 3, 6),
-    (change('images', 1, id=2**70), 'without an id of the type of', 'b.jpg', 3, 6),
+    (change('images', 1, id='1'), 'no id of the type of', 'b.jpg', 3, 6),
+    (change('images', 1, id=2**70), 'no id of the type of', 'b.jpg', 3, 6),
     (change('images', 1, file_name='x.jpg'), 'images that are missing', 'x.jpg', 3, 6),
     (lambda folder, _: os.truncate(folder / 'b.jpg', 0), 'not complete images', 'b.jpg', 3, 6),
     (cut('c ä.jpg'), 'images that are not complete', 'c ä.jpg', 3, 6),
     # mm turns the image, but not its boxes.
     (lambda folder, _: picture(folder / 'b.jpg', exif=TURNED), 'another size than', 'b.jpg', 3, 6),
     (change('annotations', 2, bbox=[3, 3, 0.5, 9]), 'warning: boxes narrower', 'b.jpg', 4, 8),
-    (change('annotations', 2, bbox=[90, 3, 5, 9]), 'warning: boxes outside', 'b.jpg', 4, 8),
+    (
+        change('annotations', 2, bbox=[90, 3, 5, 9]),
+        'warning: objects without an area',
+        'b.jpg',
+        4,
+        8,
+    ),
     (
         lambda _, content: content['annotations'].append({**content['annotations'][0], 'id': 9}),
         'warning: boxes that are there twice',
@@ -174,17 +181,19 @@ def test_defects(coco, apply, problem, item, images, annotations):
     ],
 )
 def test_masks_that_training_cannot_use(coco, mask, is_error):
-    """They are errors where masks are trained, else warnings; none at all is no defect there. A
-    good file has no problems; its iscrowd may be a boolean."""
+    """They are errors where masks are trained, else warnings; none at all is no defect there, and
+    a short polygon after the first is left out by all. A good file has no problems; its iscrowd may
+    be a boolean."""
     folder, content = coco
     rle = {'size': [60, 80], 'counts': [4792, 8]}
     content['annotations'][2].update(segmentation=rle, bbox=[79, 52, 1, 8], iscrowd=True)
     assert not found(folder, content, masks=True)[1]
     content['annotations'][3]['segmentation'] = mask
     _, problems = found(folder, content)
-    assert [problem.is_error for problem in problems] == ([False] if mask else [])
-    good, (problem,) = found(folder, content, masks=True)
-    assert problem.is_error == is_error and 'annotation 4 of b' in str(problem)
+    assert [problem.is_error for problem in problems] == ([False] if mask and is_error else [])
+    good, problems = found(folder, content, masks=True)
+    assert [problem.is_error for problem in problems] == [True] * is_error
+    assert all('annotation 4 of b' in str(problem) for problem in problems)
     assert len(good['annotations']) == 8 - is_error
 
 
@@ -233,7 +242,7 @@ def test_masks_of_validation_data_in_a_new_config(tmp_path, capsys):
     base, out = str(ROOT / 'configs/mask_rcnn_cpvt_s.py'), str(tmp_path / 'my.py')
     command = [str(tmp_path / 'data'), '--base', base, '--out', out]
     assert load_tool('new_config').main(command) == 2
-    assert 'error: masks with a polygon that is no list of pairs' in capsys.readouterr().out
+    assert 'that cannot be read (a polygon that is no list of pairs' in capsys.readouterr().out
     assert load_tool('new_config').main([*command, '--skip-bad']) == 0
     assert load_tool('check_data').main([out]) == 0
 
@@ -272,7 +281,7 @@ MAP = 'labels/b.png'
         (lambda root: (root / MAP).unlink(), 'images without a segmentation mask'),
         (lambda root: picture(root / MAP, 'L', (60, 79)), 'of another size'),
         (lambda root: picture(root / MAP, 'RGBA'), 'several channels'),
-        (cut(MAP), 'segmentation masks that are not complete'),
+        (cut(MAP), 'segmentation masks that training cannot read'),
         (cut('images/b.jpg'), 'images that are not complete'),
         (lambda root: Image.new('L', (80, 60), 4).save(root / MAP), 'values that have no name'),
     ],
@@ -371,11 +380,11 @@ def test_check_data(configs, sample_dataset, tmp_path, capsys):
     for problem, item in (
         ('warning: images that an EXIF tag turns', turned['file_name']),
         ('error: images that are not complete images', torn['file_name']),
-        ('error: annotations without a bbox of 4 finite numbers', 'annotation '),
+        ('error: objects that cannot be used .no bbox of 4 finite numbers.', 'annotation '),
     ):
         assert re.search(rf'{problem}.*: {re.escape(item)}', said)
-        assert said.count(problem) == 1
-        assert problem in report and f'    {item}' in report
+        assert len(re.findall(problem, said)) == 1
+        assert re.search(problem, report) and f'    {item}' in report
     command = [str(configs['segmentor']), '--splits', 'train', '--out-dir', 'maps']
     assert load_tool('check_data').main(command) == 0
     assert ' data: ' not in capsys.readouterr().out

@@ -25,8 +25,8 @@ from PIL import Image
 from support import load_tool
 
 from cpvt_pyramid.app.data.defects import Defects
-from cpvt_pyramid.app.data.describe import describe
 from cpvt_pyramid.app.data.read import read_data
+from cpvt_pyramid.app.data.recognize import describe
 from cpvt_pyramid.app.tooling.command import UserError
 
 NAMES = '\n'.join(CLASSES)
@@ -311,16 +311,6 @@ def coco_2017(root: Path) -> None:
         picture.write(root / f'test2017/test_{picture.name}.png')
 
 
-def coco_file_of_doubtful_name(root: Path) -> None:
-    fill(root, SCENES, 'images/{}.png')
-    coco(root / 'crash_val.json', SCENES)
-
-
-def folder_of_doubtful_name(root: Path) -> None:
-    fill(root, SCENES, 'train/images/{}.png', yolo, 'train/labels/{}.txt')
-    fill(root, MORE, 'crash test/images/{}.png', yolo, 'crash test/labels/{}.txt')
-
-
 def images_of_one_name(root: Path) -> None:
     for folder in ('first', 'second'):
         fill(root, SCENES, f'images/{folder}/{{}}.png')
@@ -481,9 +471,7 @@ def test_a_template_is_complete_but_for_names(build, tmp_path, capsys):
     'build, key, value',
     [
         ('two_json_files', 'annotations', {'train': 'first.json'}),
-        ('coco_file_of_doubtful_name', 'annotations', {'train': 'crash_val.json'}),
         ('coco_of_images_of_one_name', 'train', 'images/second'),
-        ('folder_of_doubtful_name', 'train', ['train/images', 'crash test/images']),
         ('labels_in_two_folders', 'annotations', 'second'),
         ('yolo_of_images_of_one_name', 'train', 'images/first'),
         ('voc_of_images_of_one_name', 'train', 'images/first'),
@@ -494,9 +482,7 @@ def test_what_a_person_declares_is_read(build, key, value, tmp_path, capsys):
     """Whatever names leave open."""
     declared = {
         'two_json_files': 'format: coco\ntrain: images',
-        'coco_file_of_doubtful_name': 'format: coco\ntrain: images',
         'coco_of_images_of_one_name': 'format: coco\nannotations: {train: train.json}',
-        'folder_of_doubtful_name': f'format: yolo\n{YAML}',
         'labels_in_two_folders': f'format: yolo\ntrain: pictures\n{YAML}',
         'yolo_of_images_of_one_name': f'format: yolo\nannotations: labels\n{YAML}',
         'voc_of_images_of_one_name': 'format: voc\nannotations: xml',
@@ -562,7 +548,7 @@ LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
     (cvat_table_of_indices, 1, 'colours that are in no list'),
     (labelme_in_a_folder, 0, 'train: 4 images, 8 objects'),
     (labelme_of_windows, 0, 'train: 4 images, 8 objects'),
-    (labelme_without_shapes, 2, 'no .json file has an image and objects'),
+    (labelme_without_shapes, 2, 'has no objects and no names of classes'),
     (via, 2, 'has no data in a known layout'),
     (via_table, 2, 'has no data in a known layout'),
     (capital_classes, 0, '3 classes: cat, dog, owl'),

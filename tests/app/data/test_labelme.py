@@ -19,11 +19,11 @@ from support import ROOT, load_tool
 from cpvt_pyramid.app.data.check import checked_data
 from cpvt_pyramid.app.data.data import coco_of_split
 from cpvt_pyramid.app.data.defects import Defects
-from cpvt_pyramid.app.data.describe import describe
 from cpvt_pyramid.app.data.images import HEADERS
 from cpvt_pyramid.app.data.layouts.labelme import parse_labelme
 from cpvt_pyramid.app.data.new_config import new_config
 from cpvt_pyramid.app.data.read import read_data
+from cpvt_pyramid.app.data.recognize import describe
 from cpvt_pyramid.app.tooling.command import UserError
 
 SQUARE = [[10, 10], [30, 10], [30, 30], [10, 30]]
@@ -46,7 +46,7 @@ def read(root: Path, shapes: list, **more: Any) -> tuple[list[dict], list[str]]:
     size = {'imageHeight': SIZE[0], 'imageWidth': SIZE[1]}
     write(root / 'a.json', json.dumps({'shapes': shapes, 'imagePath': 'a.png', **size, **more}))
     found = Defects()
-    data = checked_data(read_data(describe(root).description, found), HEADERS, found).data
+    data = checked_data(read_data(describe(root).description, found), HEADERS, found)
     content = coco_of_split(data.splits['train'], data.classes)
     ids = {image['file_name']: image['id'] for image in content['images']}
     own = [a for a in content['annotations'] if a['image_id'] == ids.get('a.png')]
@@ -125,39 +125,49 @@ def test_masks_have_holes(tmp_path):
     assert not problems
 
 
+NO_SHAPE = (
+    'error: objects that cannot be used (no polygon, rectangle, circle or mask with '
+    'the points of one)'
+)
 BAD = {
-    'unknown': (shape(SQUARE, 'spline'), 'error: shapes of an unknown type: a.json shape 1'),
+    'unknown': (shape(SQUARE, 'spline'), f'{NO_SHAPE}: a.json shape 1 (spline)'),
     'line': (shape(SQUARE, 'linestrip'), 'warning: shapes without an area'),
-    'two points': (shape(SQUARE[:2]), 'error: shapes whose points or mask do not fit their type'),
-    'no points': (shape(None), 'error: shapes whose points'),
-    'texts': (shape([['1', '2']] * 3), 'error: shapes whose points'),
-    'uneven': (shape([[1, 2], [3], [4, 5]]), 'error: shapes whose points'),
-    'endless': (shape([[1, 2], [float('inf'), 3], [4, 5]]), 'error: shapes whose points'),
-    'huge': (shape([[1, 2], [10**400, 3], [4, 5]]), 'error: shapes whose points'),
-    'far': (shape([[1, 2], [1e300, 3], [4, 5]]), 'error: shapes whose points'),
-    'no label': (shape(SQUARE, label=' '), 'error: objects without a name: a.json shape 1'),
-    'another label': (shape(SQUARE, label=3), 'error: objects without a name'),
+    'two points': (shape(SQUARE[:2]), NO_SHAPE),
+    'no points': (shape(None), NO_SHAPE),
+    'texts': (shape([['1', '2']] * 3), NO_SHAPE),
+    'uneven': (shape([[1, 2], [3], [4, 5]]), NO_SHAPE),
+    'endless': (shape([[1, 2], [float('inf'), 3], [4, 5]]), NO_SHAPE),
+    'huge': (shape([[1, 2], [10**400, 3], [4, 5]]), NO_SHAPE),
+    'far': (shape([[1, 2], [1e300, 3], [4, 5]]), NO_SHAPE),
+    'no label': (
+        shape(SQUARE, label=' '),
+        'error: objects that cannot be used (no label)',
+    ),
+    'another label': (
+        shape(SQUARE, label=3),
+        'error: objects that cannot be used (no label)',
+    ),
     'outside': (
         shape([[90, 70], [95, 70], [95, 75]]),
-        'error: objects outside their image: a.json shape 1',
+        'warning: objects without an area inside their image',
     ),
     'beyond': (
         shape([[60, 50], [95, 50], [95, 55]]),
         'warning: objects that reach beyond their image: cut off: a.json shape 1',
     ),
-    'flat': (shape([[60, 50], [70, 50], [65, 50]]), 'warning: objects without width or height'),
-    'torn mask': (shape([[1, 1], [4, 4]], 'mask', mask='iVBORw0K'), 'error: shapes whose points'),
+    'flat': (shape([[60, 50], [70, 50], [65, 50]]), 'warning: objects without an area inside'),
+    'torn mask': (shape([[1, 1], [4, 4]], 'mask', mask='iVBORw0K'), NO_SHAPE),
     'other mask': (
         shape([[1, 1], [4, 4]], 'mask', mask=png(np.ones((9, 9)))),
-        'error: shapes whose points',
+        NO_SHAPE,
     ),
     'mask outside': (
         shape([[78, 1], [81, 4]], 'mask', mask=png(np.ones((4, 4)))),
-        'error: shapes whose points',
+        'error: objects that cannot be used (an empty mask, or one beyond',
     ),
     'empty mask': (
         shape([[1, 1], [4, 4]], 'mask', mask=png(np.zeros((4, 4)))),
-        'warning: objects without width or height: a.json shape 1',
+        'error: objects that cannot be used (an empty mask, or one beyond',
     ),
 }
 
@@ -174,12 +184,24 @@ def test_shapes_that_cannot_be_used(name, tmp_path):
 @pytest.mark.parametrize(
     'text, said',
     [
-        ('{"shapes": [', 'error: annotation files that are not complete JSON: a.json'),
-        ('{"shapes": {}}', 'error: JSON files without a list of shapes: a.json'),
-        ('[' * 100_000, 'error: annotation files that are not complete JSON: a.json'),
-        ('[1]', 'error: JSON files without a list of shapes: a.json'),
-        ('{"shapes": [3]}', 'error: JSON files without a list of shapes: a.json'),
-        ('{"shapes": [], "imagePath": "b.png"}', 'warning: annotation files that name another'),
+        (
+            '{"shapes": [',
+            'that cannot be read (not complete JSON): a.json',
+        ),
+        (
+            '{"shapes": {}}',
+            'that cannot be read (no list of shapes): a.json',
+        ),
+        (
+            '[' * 100_000,
+            'that cannot be read (not complete JSON): a.json',
+        ),
+        ('[1]', 'that cannot be read (no list of shapes): a.json'),
+        (
+            '{"shapes": [3]}',
+            'that cannot be read (no list of shapes): a.json',
+        ),
+        ('{"shapes": [], "imagePath": "b.png"}', 'warning: files of annotations that name another'),
         ('{"shapes": [], "imageHeight": 9, "imageWidth": 9}', 'with another size than their'),
         ('{"shapes": [], "imagePath": 3, "imageHeight": "9"}', 'warning: images without annot'),
         ('\ufeff{"shapes": []}', 'warning: images without annotations'),
@@ -202,16 +224,17 @@ def test_missing_images_and_files(tmp_path):
     data = read_data(describe(tmp_path).description, found)
     assert [image.name for image in data.splits['train'].images] == ['002.png', 'a.png']
     assert list(map(str, found.problems())) == [
-        'error: annotation files without an image: 001.json',
-        'warning: images without an annotation file: left out: new.png',
+        'warning: files of annotations without an image: 001.json',
+        'warning: images without a file of annotations: left out: new.png',
     ]
 
 
 def test_a_size_that_would_need_gigabytes(tmp_path):
+    """Masks have the size of their image."""
     sides = {'imageHeight': 10**9, 'imageWidth': 10**9}
     ring = shape([[1, 1], [4, 4]], 'mask', mask=png(np.ones((4, 4))))
     _, problems = read(tmp_path, [ring, shape(SQUARE)], **sides)
-    assert any('do not fit their type' in problem for problem in problems)
+    assert any('with another size than their image' in problem for problem in problems)
 
 
 VALUES = st.one_of(
@@ -240,11 +263,11 @@ def test_any_values(tmp_path_factory, shapes, key, value):
     objects = [{**shape(SQUARE), **changes} for changes in shapes]
     size = {'imageHeight': SIZE[0], 'imageWidth': SIZE[1]}
     path.write_text(json.dumps({'shapes': objects, 'imagePath': 'a.png', **size, key: value}))
-    file = parse_labelme(path, 'a.json', Defects())
-    if file is not None:
-        assert len(file.objects) <= len(shapes)
-        for name, outline in file.objects:
-            assert name and all(np.isfinite(part).all() for part in outline.parts)
+    outlines = parse_labelme(path, 'a.json', SIZE, Defects())
+    if outlines is not None:
+        assert len(outlines) <= len(shapes)
+        for outline in outlines:
+            assert outline.label and all(np.isfinite(part).all() for part in outline.parts)
 
 
 def test_masks_of_objects_are_trained(tmp_path):
@@ -292,5 +315,5 @@ def test_classes_are_those_that_are_declared(tmp_path):
     found = Defects()
     data = read_data(describe(tmp_path).description, found)
     assert data.classes == ['dog', 'cat']
-    assert 'categories that are not among the classes' in str(found.problems()[0])
+    assert 'classes: left out: owl (2 objects)' in str(found.problems()[0])
     assert layouts.CLASSES == CLASSES

@@ -155,10 +155,6 @@ def coco_same_names(root: Path) -> None:
     fill(root, MORE, 'b/{}.png')
 
 
-def voc_shared_image(root: Path) -> None:
-    layouts.voc(root / 'more/000.xml', MORE[0], '000.png')
-
-
 def voc_that_names_images(root: Path) -> None:
     layouts.voc_of_two_years(root)
     for path in root.glob('*/Annotations/*.xml'):
@@ -255,47 +251,40 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
         1,
         [
             'images that are not complete images: images/train/000.png',
-            'lines that are neither',
+            'neither a class and a box nor a polygon',
             'the names are 0 to 2',
-            'objects beyond the image',
+            'beyond the image; values must be shares',
         ],
     ),
     (
         changed(layouts.voc_of_2007, replaced('*/ImageSets/Main/train.txt', LISTED)),
-        ALL,
-        ['names in a list for which there is no image: 0077 '],
+        2,
+        ['images that are missing: 0077 '],
     ),
     # There is a label map of this name.
     (
         changed(layouts.voc_of_2007, lambda root: (root / 'VOC2007/JPEGImages/000.png').unlink()),
         1,
-        ['annotation files without an image: VOC2007/Annotations/000.xml'],
+        ['images that are missing: 000 (VOC2007/ImageSets/Main/train.txt)'],
     ),
     (
-        changed(
-            layouts.voc_of_folders, lambda root: layouts.voc(root / 'c/lost.xml', MORE[0], 'x.png')
-        ),
-        8,
-        ['annotation files without an image: c/lost.xml'],
-    ),
-    (
-        changed(layouts.voc_of_2007, voc_shared_image),
+        changed(layouts.voc_of_folders, lambda root: layouts.voc(root / 'xml/a/lost.xml', MORE[0])),
         ALL,
-        ['images with several annotation files, whose objects are all used'],
+        ['files of annotations without an image: xml/a/lost.xml'],
     ),
     # The other year has another image of this name.
     *(
         (
             changed(layout, lambda root: (root / 'VOC2007/JPEGImages/000.png').unlink()),
             3,
-            ['annotation files without an image: VOC2007/Annotations/000.xml'],
+            ['images that are missing: 000 (VOC2007/ImageSets/Main/train.txt)'],
         )
         for layout in (layouts.voc_of_two_years, voc_that_names_images)
     ),
     (
         changed(layouts.voc_of_two_years, spoil_voc),
         1,
-        ['not complete XML', 'annotation files without an image', 'without a bndbox'],
+        ['not complete XML', 'images that are missing', 'no bndbox'],
     ),
     (maps_as_jpeg, ALL, ['segmentation masks that are JPEGs']),
     (
@@ -313,15 +302,15 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
     ),
     (
         changed(layouts.maps_of_voc, replaced('ImageSets/Segmentation/train.txt', LISTED)),
-        ALL,
-        ['names in a list for which there is no image: 0077 '],
+        2,
+        ['images that are missing: 0077 '],
     ),
     (
         maps_spoiled,
         3,
         [
             'images without a segmentation mask',
-            'segmentation masks that are not complete',
+            'segmentation masks that training cannot read',
             'images that are not complete',
         ],
     ),

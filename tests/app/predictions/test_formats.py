@@ -14,7 +14,7 @@ from rasterio.features import rasterize
 from rasterio.transform import Affine, from_origin
 from support import load_tool, save_tiff
 
-from cpvt_pyramid.app.data.check import check_split
+from cpvt_pyramid.app.data.check import checked_split
 from cpvt_pyramid.app.data.data import Split
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.images import ALL
@@ -99,7 +99,8 @@ def test_coco(kind, masks):
     found = Defects()
     content = read_coco(Path('out/coco.json'))
     classes = [category['name'] for category in content['categories']]
-    check_split(parse_coco(content, Split([], Path()), classes, found), ALL, found)
+    split = parse_coco(content, Split([], Path()), classes, found)
+    checked_split('train', split, classes, None, ALL, found)
     assert not [problem for problem in found.problems() if problem.is_error]
 
 

@@ -10,7 +10,8 @@ import posixpath
 import re
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -19,22 +20,14 @@ import numpy as np
 from ...tooling.command import UserError
 from ...tooling.report import amount
 from .. import defects
-from ..data import (
-    ENOUGH,
-    ImageObject,
-    ObjectImage,
-    Objects,
-    Split,
-    are_corners,
-    place_in,
-)
-from ..defects import Defects, Kind
+from ..data import ENOUGH, DataImage, DataSet, ImageObject, Split, are_corners, place_in
+from ..defects import Defects
 from ..description import Description, SplitPart
-from ..files import Folder, join
+from ..files import Folder, by_folder, join
 from ..folders import SHOWN, Places, image_places, place_of_split
 from ..images import Size
 from ..layout import Layout, Recognized, Undecided
-from ..listing import Listing, by_folder
+from ..listing import Listing
 from ..lists import without_prefix
 from ..splits import divided_by_name, split_of
 
@@ -88,8 +81,8 @@ def recognize_coco(listing: Listing) -> Optional[Recognized]:
             continue
         file = file_of_split(split, [files[i] for i in indices])
         places = image_places(listing, file.images) if file.images else None
-        if places and is_list_of_others(file, split, places):
-            notes.append(f'{file.path} is left out: its images are those of other splits')
+        if split == 'test' and not file.has_annotations and has_no_folder(split, places):
+            notes.append(f'{file.path} is left out: there is no folder of its images')
             continue
         annotations[split] = file.path
         settings[split] = '.'
@@ -105,18 +98,12 @@ def recognize_coco(listing: Listing) -> Optional[Recognized]:
         raise Undecided(f'the names of images begin with different folders, {shown}', settings)
     if prefixes - {''}:
         settings['strip_prefix'] = prefixes.pop()
-    names = without_supercategory(listing.root, annotations.values())
-    if names:
-        settings['names'] = names
     return Recognized(settings, notes)
 
 
-def is_list_of_others(file: CocoFile, split: str, places: Places) -> bool:
-    """Whether a file of test images without annotations names those of other splits alone: COCO has
-    such a list, and the images may not be there."""
-    if split != 'test' or file.has_annotations:
-        return False
-    return all(split_of(folder) not in (None, split) for folder in places.counts)
+def has_no_folder(split: str, places: Optional[Places]) -> bool:
+    """Whether the images of a split are nowhere, or only in the folders of other splits."""
+    return not places or all(split_of(folder) not in (None, split) for folder in places.counts)
 
 
 def coco_files(listing: Listing) -> list[CocoFile]:
@@ -164,58 +151,35 @@ def file_of_split(split: str, files: Sequence[CocoFile]) -> CocoFile:
     raise Undecided(f'several files can have the {split} data: {shown}')
 
 
-def without_supercategory(root: Path, paths: Iterable[str]) -> Optional[list[str]]:
-    """The names of categories without one that has no objects and is the super-category of the
-    others, as Roboflow writes them; None if there is no such category."""
-    names: dict[str, None] = {}
-    left_out = set()
-    for path in paths:
-        text = (root / path).read_text(encoding='utf-8-sig', errors='replace')
-        start = re.search(r'"categories"\s*:\s*', text)
-        try:
-            categories, _ = json.JSONDecoder().raw_decode(text, start.end() if start else 0)
-            parents = {
-                c.get('supercategory') for c in categories if c['supercategory'] != c['name']
-            }
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return None
-        for category in categories:
-            used = re.search(rf'"category_id"\s*:\s*{re.escape(str(category.get("id")))}\b', text)
-            if category['name'] in parents and not used:
-                left_out.add(category['name'])
-            else:
-                names[category['name']] = None
-    kept = [name for name in names if name not in left_out]
-    return kept if left_out - {*names} and kept else None
-
-
 # Reading
 
 
-def read_coco_data(description: Description, found: Defects) -> Objects:
+def read_coco_data(description: Description, found: Defects) -> DataSet:
     """The objects of the COCO files that a description names."""
     contents = {}
     splits = {}
-    notes = []
-    for split, part in parts_of_files(description).items():
+    for key, part in parts_of_files(description).items():
         name = str(part.annotations)
         path = description.root / name
         content = read_coco(path, with_mark=True)
-        changes = complete_records(content)
-        if has_byte_order_mark(path):
-            changes.append('no byte order mark')
-        if name_images(content, description, part.images, name, found):
-            changes.append('names as those of the files')
-        folder = description.root / part.images
-        if changes:
-            notes.append(f'{name} is copied, with {", ".join(changes)}')
-        contents[split] = content
-        splits[split] = Split([], folder, None if changes else path, name)
-    classes = classes_of_files(description, contents, splits)
-    parsed = {
-        key: parse_coco(contents[key], split, classes, found) for key, split in splits.items()
-    }
-    return Objects(description, parsed, classes, notes)
+        check_categories(content, path)
+        contents[key] = content
+        splits[key] = Split([], description.root / part.images, path, name)
+    notes: list[str] = []
+    classes = classes_of_files(description, contents, notes)
+    parsed = {}
+    for key, split in splits.items():
+        folder = Folder(description.root)
+        images = description.splits[key][0].images
+        file_of = partial(file_of_name, folder, images, description.strip_prefix)
+        parsed[key] = parse_coco(contents[key], split, classes, found, file_of)
+        folder.report(found)
+        if parsed[key].path is None or has_byte_order_mark(description.root / split.name):
+            parsed[key] = parsed[key]._replace(path=None)
+            notes.append(
+                f'OpenMMLab does not read {split.name} as it is: cpvt new-config copies it'
+            )
+    return DataSet(description, parsed, classes, notes)
 
 
 def parts_of_files(description: Description) -> dict[str, SplitPart]:
@@ -233,49 +197,35 @@ def parts_of_files(description: Description) -> dict[str, SplitPart]:
     return found
 
 
-def name_images(
-    content: dict[str, Any], description: Description, images: str, file: str, found: Defects
-) -> bool:
-    """Set the names of images in a content to those of files in a folder, without the prefix of
-    another machine; returns whether a name changes. A missing image keeps its name.
-
-    Args:
-        content: of the COCO file.
-        description: what declares it.
-        images: the folder.
-        file: the name of the COCO file, for messages.
-        found: gets names between which the files do not decide, and files of several names.
-    """
-    folder = Folder(description.root)
-    given: dict[str, str] = {}  # the name in the COCO file, by that of the image
-    is_changed = False
-    for image in content['images']:
-        name = image.get('file_name')
-        if not isinstance(name, str) or not name:
-            continue
-        place = folder.find(join(images, without_prefix(name, description.strip_prefix)))
-        if place is None:
-            continue
-        place = place if images == '.' else place.removeprefix(f'{images}/')
-        if given.setdefault(place, name) != name:
-            found.add(defects.NAMED_TWICE, f'{place} ({given[place]} and {name} in {file})')
-        if place != name:
-            image['file_name'] = place
-            is_changed = True
-    folder.report(found)
-    return is_changed
+def file_of_name(folder: Folder, images: str, prefix: str, name: str) -> str:
+    """The file that a record names, relative to the folder of images; a missing one keeps its
+    name."""
+    place = folder.find(join(images, without_prefix(name, prefix)))
+    if place is None:
+        return name
+    return place if images == '.' else place.removeprefix(f'{images}/')
 
 
 def classes_of_files(
-    description: Description, contents: dict[str, dict], splits: dict[str, Split]
+    description: Description, contents: Mapping[str, dict], notes: list[str]
 ) -> list[str]:
-    """The classes: as declared, or all categories in the order of the files."""
+    """The classes: as declared, or all categories in the order of the files, without one that has
+    no objects and is the super-category of others, as Roboflow writes it."""
     names: dict[str, None] = {}
-    for key, content in contents.items():
-        check_categories(content, description.root / splits[key].name)
-        names.update(dict.fromkeys(c['name'] for c in content['categories']))
+    parents = set()
+    used = set()
+    for content in contents.values():
+        categories = {category['id']: category['name'] for category in content['categories']}
+        names.update(dict.fromkeys(categories.values()))
+        used |= {categories.get(key) for key in map(category_of, content['annotations'])}
+        for category in content['categories']:
+            parent = category.get('supercategory')
+            if isinstance(parent, str) and parent != category['name']:
+                parents.add(parent)
     if description.names is None:
-        return list(names)
+        groups = [name for name in names if name in parents and name not in used]
+        notes += [f'{name} is no class: it has no objects and has other classes' for name in groups]
+        return [name for name in names if name not in groups] or list(names)
     for name in description.names.values():
         if name not in names:
             raise UserError(
@@ -285,50 +235,68 @@ def classes_of_files(
     return list(description.names.values())
 
 
+def category_of(annotation: dict) -> Optional[int]:
+    return annotation['category_id'] if is_key(annotation, 'category_id') else None
+
+
 def parse_coco(
-    content: dict[str, Any], split: Split, classes: Sequence[str], found: Defects
+    content: dict[str, Any],
+    split: Split,
+    classes: Sequence[str],
+    found: Defects,
+    file_of: Callable[[str], str] = str,
 ) -> Split:
     """A split with the images and objects of a COCO file, whose lists and categories are checked.
 
     It keeps its path if OpenMMLab reads the same from that: if no record is left out or completed,
-    and the file has the classes in their order, which is that of mmdet's labels.
+    the names of images are those of their files, and the file has the classes in their order, which
+    is that of mmdet's labels.
 
     Args:
         content: of the file.
         split: where it belongs, without images.
         classes: that count.
         found: gets what is wrong with single records.
+        file_of: the file of the name of an image.
     """
     names = {category['id']: category['name'] for category in content['categories']}
     labels = {key: classes.index(name) for key, name in names.items() if name in classes}
     is_same = [name for name in names.values() if name in classes] == list(classes)
-    images = images_in_records(content['images'], split, found)
-    is_same = is_same and len(images) == len(content['images'])
-    seen: set[int] = set()  # ids of annotations
+    images = images_in_records(content['images'], split, found, file_of)
+    given = [record.get('file_name') for record in content['images']]
+    is_same = is_same and [image.name for image in images.values()] == given
+    lacking = Lacking(content['annotations'])
     others: Counter = Counter()
     for index, record in enumerate(content['annotations']):
-        category = record.get('category_id') if is_key(record, 'category_id') else None
+        category = category_of(record)
         if category in names and category not in labels:
             others[names[category]] += 1
             continue
         key = record.get('image_id')
         image = images.get(key) if isinstance(key, (int, str)) else None
         at = f'annotation {record.get("id", index)}'
-        problem = annotation_problem(record, image is not None, labels, seen, images)
-        if problem or image is None:
-            place = f'{at} of {image.name}' if image else at
-            found.add(problem or defects.UNKNOWN_IMAGE, place_in(split, place))
+        place = place_in(split, f'{at} of {image.name}' if image else at)
+        reason = why_unusable(record, image, category in labels, images)
+        if reason or image is None or category is None:
+            found.add(defects.BAD_OBJECT, place, reason)
             is_same = False
             continue
-        seen.add(record['id'])
-        flaws = flaws_of(record, image.size)
-        for kind in flaws:
-            found.add(kind, place_in(split, f'{at} of {image.name}'))
-        if any(kind.left_out == defects.OBJECT and found.is_error(kind) for kind in flaws):
-            is_same = False
-            continue
-        is_same = is_same and defects.NO_AREA not in flaws and defects.NO_CROWD not in flaws
-        image.objects.append(object_in_record(record, labels[category], at, flaws))
+        is_complete = lacking.note(record, place)
+        mask_problem = why_no_mask(record.get('segmentation'), image.size)
+        if mask_problem:
+            found.add(defects.BAD_MASK, place, mask_problem)
+        if record.get('ignore'):
+            found.add(defects.LEFT_OUT, place)
+        if found.as_it_is and record.get('id') == 0:  # a copy counts from 1
+            found.add(defects.ID_0, place)
+        is_kept = not (mask_problem and found.is_error(defects.BAD_MASK))
+        if is_kept:
+            item = object_in_record(record, labels[category], at, bool(mask_problem))
+            if not lacking.has_areas:
+                item = item._replace(area=item.box[2] * item.box[3])
+            image.objects.append(item)
+        is_same = is_same and is_kept and is_complete and record.get('id') != 0
+    lacking.report(found)
     for name, count in others.items():
         found.add(defects.OTHER_CLASS, f'{name} ({amount(count, "object")} in {split.name})')
     parsed = split._replace(images=list(images.values()), path=split.path if is_same else None)
@@ -337,50 +305,82 @@ def parse_coco(
     return parsed
 
 
+class Lacking:
+    """Collects what annotations lack that OpenMMLab needs: an id of their own, area and iscrowd. An
+    area of 0 is one, unless all are 0."""
+
+    def __init__(self, annotations: Sequence[dict]) -> None:
+        areas: list[Any] = [annotation.get('area') for annotation in annotations]
+        self.has_areas = any(is_number(area) and area > 0 for area in areas)
+        self._ids: set[int] = set()
+        self._places: dict[str, list[str]] = {}  # by what is lacking
+
+    def note(self, annotation: dict, place: str) -> bool:
+        """Note what an annotation lacks; returns whether it is complete."""
+        is_own = is_key(annotation, 'id') and annotation['id'] not in self._ids
+        if is_own:
+            self._ids.add(annotation['id'])
+        has = {
+            'an id of their own': is_own,
+            'an area': self.has_areas and is_number(annotation.get('area')),
+            'an iscrowd of 0 or 1': annotation.get('iscrowd') in (0, 1),
+        }
+        for field in [field for field, is_there in has.items() if not is_there]:
+            self._places.setdefault(field, []).append(place)
+        return all(has.values())
+
+    def report(self, found: Defects) -> None:
+        """Report each field that is lacking, with the first annotation: there can be millions."""
+        for field, places in self._places.items():
+            more = f' and {len(places) - 1} more' if len(places) > 1 else ''
+            found.add(defects.INCOMPLETE, f'{places[0]}{more}', field)
+
+
 def images_in_records(
-    records: Sequence[dict], split: Split, found: Defects
-) -> dict[Any, ObjectImage]:
+    records: Sequence[dict], split: Split, found: Defects, file_of: Callable[[str], str]
+) -> dict[Any, DataImage]:
     """The images of a COCO file by their ids, without objects; reports those that are unusable."""
-    images: dict[Any, ObjectImage] = {}
+    images: dict[Any, DataImage] = {}
     key_kind = str if isinstance(records[0].get('id'), str) else int
     for index, record in enumerate(records):
-        problem = image_record_problem(record, key_kind, images)
-        if problem is None:
-            size = record['height'], record['width']
-            images[record['id']] = ObjectImage(record['file_name'], size, [])
-            continue
-        name: Any = record.get('file_name')
-        is_named = isinstance(name, str) and name
-        found.add(problem, place_in(split, name if is_named else f'image {index}'))
+        name = name_in_record(record)
+        sides: list[Any] = [record.get('height'), record.get('width')]
+        reason = ''
+        if not name:
+            reason = 'no file_name'
+        elif not is_key(record, 'id', key_kind):
+            reason = 'no id of the type of the others'
+        elif not all(is_number(side) and side >= 1 for side in sides):
+            reason = 'no width and height'
+        elif record['id'] in images:
+            reason = 'the id of another image'
+        if reason:
+            found.add(defects.BAD_IMAGE, place_in(split, name or f'image {index}'), reason)
+        else:
+            images[record['id']] = DataImage(file_of(name), (sides[0], sides[1]), [])
     return images
 
 
-def image_record_problem(image: dict, key_kind: type, known: Collection) -> Optional[Kind]:
-    if not isinstance(image.get('file_name'), str) or not image['file_name']:
-        return defects.NO_FILE_NAME
-    if not is_key(image, 'id', key_kind):
-        return defects.NO_IMAGE_ID
-    sides: list[Any] = [image.get('width'), image.get('height')]
-    if not all(is_number(side) and side >= 1 for side in sides):
-        return defects.NO_SIZE
-    return defects.SAME_IMAGE_ID if image['id'] in known else None
+def name_in_record(image: dict) -> str:
+    """The name of an image's file; LVIS has its URL instead. Empty if it has none."""
+    name = image.get('file_name')
+    url = image.get('coco_url')
+    if 'file_name' not in image and isinstance(url, str):
+        return '/'.join(url.split('/')[-2:])
+    return name if isinstance(name, str) else ''
 
 
-def annotation_problem(
-    annotation: dict, has_image: bool, categories: Collection, seen: set, images: dict
-) -> Optional[Kind]:
-    """What makes an annotation unusable, or None. `has_image` tells whether its image is listed,
-    and `seen` are the ids of annotations before it."""
-    if not is_key(annotation, 'id'):
-        return defects.NO_ID
-    if not has_image:
-        is_other_type = other_type(annotation.get('image_id')) in images
-        return defects.ID_OF_OTHER_TYPE if is_other_type else defects.UNKNOWN_IMAGE
-    if not is_key(annotation, 'category_id') or annotation['category_id'] not in categories:
-        return defects.UNKNOWN_CATEGORY
-    if not has_box(annotation):
-        return defects.NO_BOX
-    return defects.SAME_ID if annotation['id'] in seen else None
+def why_unusable(
+    annotation: dict, image: Optional[DataImage], has_category: bool, images: Collection
+) -> str:
+    """What makes an annotation unusable; empty: nothing."""
+    if image is None:
+        if other_type(annotation.get('image_id')) in images:
+            return 'its image_id is a string where the ids of images are numbers, or the reverse'
+        return 'its image is not listed'
+    if not has_category:
+        return 'its category is not listed'
+    return '' if has_box(annotation) else 'no bbox of 4 finite numbers'
 
 
 def other_type(key: Any) -> Any:
@@ -390,72 +390,40 @@ def other_type(key: Any) -> Any:
     return str(key) if isinstance(key, int) else None
 
 
-def flaws_of(annotation: dict, size: Size) -> list[Kind]:
-    """What is odd about an annotation in an image of a size; what it lacks is completed."""
-    found = []
-    if not is_number(annotation.get('area')):
-        found.append(defects.NO_AREA)
-    if annotation.get('iscrowd') not in (0, 1):
-        found.append(defects.NO_CROWD)
-    if annotation['id'] == 0:
-        found.append(defects.ID_0)
-    if annotation.get('ignore'):
-        found.append(defects.IGNORED_OBJECT)
-    mask = mask_problem(annotation.get('segmentation'), size)
-    if mask not in (None, defects.NO_MASK):
-        found.append(mask)
-    return found
-
-
-BAD_MASKS = {
-    defects.BAD_POLYGON,
-    defects.SHORT_POLYGON,
-    defects.MASK_SIZE,
-    defects.BAD_RUNS,
-}
-
-
-def object_in_record(annotation: dict, label: int, at: str, flaws: Collection[Kind]) -> ImageObject:
+def object_in_record(annotation: dict, label: int, at: str, has_bad_mask: bool) -> ImageObject:
     """The object in an annotation; without an area that of its box counts, and a crowd is what
     mmdet takes for one."""
     left, top, width, height = annotation['bbox']
     area: Any = annotation.get('area')
     crowd = annotation.get('iscrowd')
-    mask = annotation.get('segmentation')
-    has_bad_mask = not BAD_MASKS.isdisjoint(flaws)
-    polygons: Sequence[list[float]] = ()
-    if isinstance(mask, list) and not has_bad_mask:
-        polygons = [part for part in mask if len(part) >= 6]
+    mask = None if has_bad_mask else annotation.get('segmentation')
     return ImageObject(
         label,
         (left, top, width, height),
         area if is_number(area) else width * height,
         at,
         is_ignored=bool(crowd) if crowd in (0, 1) else is_number(crowd),
-        polygons=polygons,
-        runs=mask if mask and isinstance(mask, dict) and not has_bad_mask else None,
+        polygons=[part for part in mask if len(part) >= 6] if isinstance(mask, list) else (),
+        runs=mask if mask and isinstance(mask, dict) else None,
         has_bad_mask=has_bad_mask,
     )
 
 
-def mask_problem(mask: Any, size: Size) -> Optional[Kind]:
-    """What is wrong with a mask as pycocotools reads it, or None."""
+def why_no_mask(mask: Any, size: Size) -> str:
+    """Why pycocotools does not read a mask; empty: it does, or there is none."""
     if not isinstance(mask, (list, dict)) or not mask:
-        return defects.NO_MASK
+        return ''
     if isinstance(mask, list):
         points = [p for p in mask if isinstance(p, list) and len(p) % 2 == 0]
         if len(points) < len(mask) or not all(is_number(n) for p in points for n in p):
-            return defects.BAD_POLYGON
+            return 'a polygon that is no list of pairs of finite numbers'
         # mmdet leaves short polygons out, and pycocotools if they are not the first.
-        if len(mask[0]) < 6:
-            return defects.SHORT_POLYGON
-        return defects.SHORT_PART if any(len(polygon) < 6 for polygon in mask) else None
+        return 'a polygon of less than 3 points' if len(mask[0]) < 6 else ''
     if mask.get('size') != list(size):
-        return defects.MASK_SIZE
+        return 'another size than its image'
     counts = lengths_of_runs(mask)
-    if not isinstance(counts, list) or not all(isinstance(n, int) and n >= 0 for n in counts):
-        return defects.BAD_RUNS
-    return None if sum(counts) == math.prod(mask['size']) else defects.BAD_RUNS
+    are_counts = isinstance(counts, list) and all(isinstance(n, int) and n >= 0 for n in counts)
+    return '' if are_counts and sum(counts) == math.prod(size) else 'damaged run lengths'
 
 
 def lengths_of_runs(mask: dict) -> Any:
@@ -506,45 +474,6 @@ def check_that_boxes_are_pixels(split: Split) -> None:
             f'{split.name or split.folder}: each bbox must be x, y, width and height in pixels, '
             'but no number is above 1; multiply them by the width and height of the image'
         )
-
-
-def complete_records(content: dict[str, Any]) -> list[str]:
-    """Add what some tools leave out of a COCO file, but mm needs; returns what was added.
-
-    LVIS has URLs for images, and no crowds. Many files count objects from 0, which pycocotools
-    takes for no object: what is found of it then counts as wrong.
-    """
-    changes = []
-    unnamed = [image for image in content['images'] if 'file_name' not in image]
-    with_url = [image for image in unnamed if isinstance(image.get('coco_url'), str)]
-    for image in with_url:
-        image['file_name'] = '/'.join(image['coco_url'].split('/')[-2:])
-    if with_url:
-        changes.append('file names from coco_url')
-    annotations = content['annotations']
-    fields = {field for annotation in annotations for field in annotation}
-    if not annotations:
-        return changes
-    if 'iscrowd' not in fields:
-        for annotation in annotations:
-            annotation['iscrowd'] = 0
-        changes.append('iscrowd 0')
-    areas = [annotation.get('area') for annotation in annotations]
-    if not any(is_number(area) and area > 0 for area in areas):
-        for annotation in annotations:
-            if has_box(annotation):
-                annotation['area'] = annotation['bbox'][2] * annotation['bbox'][3]
-        changes.append('the areas of boxes')
-    if 'id' not in fields:
-        for number, annotation in enumerate(annotations, 1):
-            annotation['id'] = number
-        changes.append('ids for objects')
-    elif any(is_key(annotation, 'id') and annotation['id'] == 0 for annotation in annotations):
-        for annotation in annotations:
-            if is_key(annotation, 'id'):
-                annotation['id'] += 1
-        changes.append('ids of objects from 1')
-    return changes
 
 
 # Files

@@ -9,7 +9,7 @@ import base64
 import io
 import json
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import cv2
 import numpy as np
@@ -17,22 +17,18 @@ import numpy as np
 from ...images.formats import open_image
 from ...predictions.records import bounding_box, run_lengths
 from .. import defects
-from ..annotation_files import (
-    AnnotationFile,
-    objects_of_files,
-    read_annotation_files,
-    recognized_files,
-)
-from ..data import Objects, Outline
-from ..defects import Defects, Kind
+from ..annotation_files import data_of_outlines, outlines_in_files
+from ..data import DataSet, Outline
+from ..defects import Defects
 from ..description import Description
+from ..files import as_path, stem_of
+from ..folders import recognized_files
 from ..images import Size
-from ..layout import Layout, Recognized
+from ..layout import EXAMPLE_OF_FILES, Layout, Recognized
 from ..listing import Listing
 
 ENDING = '.json'
 LARGEST = 1e6  # coordinate in pixels
-MOST_PIXELS = 2**30  # of an image with masks
 WITHOUT_AREA = 'line', 'linestrip', 'point', 'points'
 CIRCLE = np.linspace(0, 2 * np.pi, 64, endpoint=False)  # the corners by which circles are written
 
@@ -59,32 +55,34 @@ def begins_with_shapes(listing: Listing, name: str) -> bool:
     return b'"shapes"' in listing.head(name)
 
 
-def read_labelme(description: Description, found: Defects) -> Objects:
-    annotated = read_annotation_files(description, ENDING, parse_labelme, found)
-    return objects_of_files(description, annotated, found)
+def read_labelme(description: Description, found: Defects) -> DataSet:
+    outlined = outlines_in_files(description, ENDING, parse_labelme, found)
+    return data_of_outlines(description, outlined, found)
 
 
-def parse_labelme(path: Path, name: str, found: Defects) -> Optional[AnnotationFile]:
+def parse_labelme(path: Path, name: str, size: Size, found: Defects) -> Optional[list[Outline]]:
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        found.add(defects.TORN_JSON, name)
+        found.add(defects.TORN_FILE, name, 'not complete JSON')
         return None
     shapes = content.get('shapes') if isinstance(content, dict) else None
     if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
-        found.add(defects.OTHER_JSON, name)
+        found.add(defects.TORN_FILE, name, 'no list of shapes')
         return None
     image = content.get('imagePath')
+    if isinstance(image, str) and image and stem_of(as_path(image)) != stem_of(name):
+        found.add(defects.FILE_OF_OTHER, f'{name} ({image[:200]})')
     sides = content.get('imageHeight'), content.get('imageWidth')
-    size = sides if all(type(side) is int and side > 0 for side in sides) else None
-    objects = objects_of_shapes(shapes, size, name, found)
-    return AnnotationFile(image if isinstance(image, str) else '', size, objects)
+    if None not in sides and sides != size:
+        found.add(defects.SIZE_IN_FILE, name)
+    return objects_of_shapes(shapes, size, name, found)
 
 
 def objects_of_shapes(
-    shapes: list[dict[str, Any]], size: Optional[Size], name: str, found: Defects
-) -> list[tuple[str, Outline]]:
-    """The classes and outlines of objects, each of one or several shapes.
+    shapes: list[dict[str, Any]], size: Size, name: str, found: Defects
+) -> list[Outline]:
+    """The outlines of objects, each of one or several shapes.
 
     Args:
         shapes: of a file.
@@ -97,12 +95,17 @@ def objects_of_shapes(
     for number, shape in enumerate(shapes, 1):
         at = f'{name} shape {number}'
         label = shape.get('label')
+        kind = shape.get('shape_type') or 'polygon'  # which old files do not say
         if not isinstance(label, str) or not label.strip():
-            found.add(defects.NO_NAME, at)
+            found.add(defects.BAD_OBJECT, at, 'no label')
             continue
-        parsed = area_of_shape(shape)
-        if isinstance(parsed, Kind):
-            found.add(parsed, f'{at} ({str(shape.get("shape_type"))[:40]})')
+        if kind in WITHOUT_AREA:
+            found.add(defects.LINES_OR_POINTS, f'{at} ({kind})')
+            continue
+        parsed = shape_with_area(shape, kind)
+        if parsed is None:
+            reason = 'no polygon, rectangle, circle or mask with the points of one'
+            found.add(defects.BAD_OBJECT, f'{at} ({str(kind)[:40]})', reason)
             continue
         group = shape.get('group_id')
         key = label.strip(), repr(group), None if group is not None else number
@@ -110,21 +113,16 @@ def objects_of_shapes(
         places.setdefault(key, at)
     objects = []
     for key, parts in groups.items():
-        outline = outline_of(parts, size, places[key])
-        if isinstance(outline, Kind):
-            found.add(outline, places[key])
+        outline = outline_of(key[0], parts, size, places[key])
+        if outline is None:
+            found.add(defects.BAD_OBJECT, places[key], 'an empty mask, or one beyond the image')
         else:
-            objects.append((key[0], outline))
+            objects.append(outline)
     return objects
 
 
-def area_of_shape(shape: dict[str, Any]) -> Union[Shape, Kind]:
-    """A shape, or the kind of defect that it has."""
-    kind = shape.get('shape_type') or 'polygon'  # which old files do not say
-    if kind in WITHOUT_AREA:
-        return defects.LINES_OR_POINTS
-    if kind not in ('polygon', 'rectangle', 'circle', 'mask'):
-        return defects.UNKNOWN_SHAPE
+def shape_with_area(shape: dict[str, Any], kind: str) -> Optional[Shape]:
+    """A shape; None if its kind is unknown, or its points do not fit the kind."""
     points = points_of(shape.get('points'))
     count = len(points)
     if kind == 'polygon' and count >= 3:
@@ -141,7 +139,7 @@ def area_of_shape(shape: dict[str, Any]) -> Union[Shape, Kind]:
         mask = decoded_mask(shape.get('mask'), corners)
         if mask is not None:
             return Shape(corners, mask=mask)
-    return defects.BAD_SHAPE
+    return None
 
 
 def points_of(value: Any) -> np.ndarray:
@@ -168,15 +166,13 @@ def decoded_mask(text: Any, corners: np.ndarray) -> Optional[np.ndarray]:
     return None
 
 
-def outline_of(parts: list[Shape], size: Optional[Size], at: str) -> Union[Outline, Kind]:
-    """The outline of an object, or the kind of defect that it has."""
+def outline_of(label: str, parts: list[Shape], size: Size, at: str) -> Optional[Outline]:
+    """The outline of an object; None if it has a mask that is empty or reaches beyond its image."""
     if all(part.mask is None for part in parts):
         is_polygon = all(part.is_polygon for part in parts)
         if not is_polygon:  # a rectangle tells no mask
             parts = [Shape(np.stack([p.points.min(0), p.points.max(0)])) for p in parts]
-        return Outline(0, [part.points for part in parts], at, is_polygon)
-    if size is None or size[0] * size[1] > MOST_PIXELS:
-        return defects.BAD_SHAPE
+        return Outline(label, [part.points for part in parts], at, is_polygon)
     pixels = np.zeros(size, np.uint8)
     for part in parts:
         if part.mask is None:
@@ -186,13 +182,13 @@ def outline_of(parts: list[Shape], size: Optional[Size], at: str) -> Union[Outli
             continue
         (left, top), (right, bottom) = part.points
         if left < 0 or top < 0 or right >= size[1] or bottom >= size[0]:
-            return defects.BAD_SHAPE
+            return None
         pixels[top : bottom + 1, left : right + 1] |= part.mask
     if not pixels.any():
-        return defects.WITHOUT_AREA
+        return None
     left, top, right, bottom = bounding_box(pixels)
     box = np.array([(left, top), (right, bottom)], float)
-    return Outline(0, [box], at, runs=run_lengths(pixels))
+    return Outline(label, [box], at, runs=run_lengths(pixels))
 
 
 def corners_of_box(low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -204,9 +200,5 @@ LAYOUT = Layout(
     holds='objects',
     recognize=recognize_labelme,
     read=read_labelme,
-    example={
-        'train': 'FOLDER',
-        'val': 'FOLDER',
-        'annotations': {'train': 'FOLDER', 'val': 'FOLDER'},
-    },
+    example=EXAMPLE_OF_FILES,
 )

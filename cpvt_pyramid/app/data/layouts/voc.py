@@ -5,7 +5,6 @@ reads no difficult objects and no lists. So the files are read here.
 """
 
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 from xml.etree import ElementTree
@@ -13,17 +12,14 @@ from xml.etree import ElementTree
 import numpy as np
 
 from .. import defects
-from ..annotation_files import (
-    AnnotationFile,
-    objects_of_files,
-    read_annotation_files,
-    recognized_files,
-)
-from ..data import Objects, Outline
+from ..annotation_files import data_of_outlines, outlines_in_files
+from ..data import DataSet, Outline
 from ..defects import Defects
 from ..description import Description
+from ..files import stem_of
+from ..folders import recognized_files
 from ..images import Size
-from ..layout import Layout, Recognized
+from ..layout import EXAMPLE_OF_FILES, Layout, Recognized
 from ..listing import Listing
 
 ENDING = '.xml'
@@ -31,7 +27,7 @@ ROOT_TAG = 'annotation'
 
 
 def recognize_voc(listing: Listing) -> Optional[Recognized]:
-    return recognized_files(listing, ENDING, has_root_tag)
+    return recognized_files(listing, ENDING, has_root_tag, lists='Main')
 
 
 def has_root_tag(listing: Listing, name: str) -> bool:
@@ -40,14 +36,13 @@ def has_root_tag(listing: Listing, name: str) -> bool:
     return match is not None and match[1].decode().lower() == ROOT_TAG
 
 
-def read_voc(description: Description, found: Defects) -> Objects:
+def read_voc(description: Description, found: Defects) -> DataSet:
     """The objects of the XML files of a description; masks are not read."""
-    annotated = read_annotation_files(description, ENDING, parse_xml, found)
-    every = [item for of_split in annotated.values() for item in of_split]
-    if all(o.parts[0].min() >= 1 for item in every for _, o in item.file.objects):
-        for item in every:
-            item.file.objects[:] = [(name, counted_from_0(o)) for name, o in item.file.objects]
-    return objects_of_files(description, annotated, found)
+    outlined = outlines_in_files(description, ENDING, parse_xml, found)
+    if all(outline.parts[0].min() >= 1 for outline in outlined.objects):
+        counted = {k: list(map(counted_from_0, v)) for k, v in outlined.outlines.items()}
+        outlined = outlined._replace(outlines=counted)
+    return data_of_outlines(description, outlined, found)
 
 
 def counted_from_0(box: Outline) -> Outline:
@@ -55,50 +50,44 @@ def counted_from_0(box: Outline) -> Outline:
     return box._replace(parts=[box.parts[0] - [(1, 1), (0, 0)]])
 
 
-def parse_xml(path: Path, name: str, found: Defects) -> Optional[AnnotationFile]:
+def parse_xml(path: Path, name: str, size: Size, found: Defects) -> Optional[list[Outline]]:
     """The objects in an annotation file, with pixels as in the file."""
     try:
         tree = ElementTree.parse(path).getroot()
     except (ElementTree.ParseError, ValueError, LookupError):
-        found.add(defects.TORN_XML, name)
+        found.add(defects.TORN_FILE, name, 'not complete XML')
         return None
     if tree.tag != ROOT_TAG:
-        found.add(defects.OTHER_ROOT, f'{name} (<{tree.tag}>)'[:300])
+        found.add(defects.TORN_FILE, name, f'the root is <{tree.tag}>, not <{ROOT_TAG}>'[:100])
         return None
-    image = (tree.findtext('filename') or '').strip()
-    return AnnotationFile(image, size_in_xml(tree), boxes_in_xml(tree, name, found))
+    image = stem_of(tree.findtext('filename') or name)
+    if image != stem_of(name):
+        found.add(defects.FILE_OF_OTHER, f'{name} ({image})')
+    sides = [tree.findtext(f'size/{side}', '0').strip() for side in ('height', 'width')]
+    if '0' not in sides and sides != [str(side) for side in size]:
+        found.add(defects.SIZE_IN_FILE, f'{name} ({sides[1]} x {sides[0]})'[:300])
+    return boxes_in_xml(tree, name, found)
 
 
-def size_in_xml(tree: ElementTree.Element) -> Optional[Size]:
-    """The size of the image in an annotation file; None without one, or if it is 0."""
-    with suppress(ValueError):
-        height = int(tree.findtext('size/height', ''))
-        width = int(tree.findtext('size/width', ''))
-        return (height, width) if height and width else None
-    return None
-
-
-def boxes_in_xml(tree: ElementTree.Element, path: str, found: Defects) -> list[tuple[str, Outline]]:
-    """The class and the box of each object."""
+def boxes_in_xml(tree: ElementTree.Element, path: str, found: Defects) -> list[Outline]:
     objects = []
     for element in tree.iter('object'):
         name = (element.findtext('name') or '').strip()
         texts = [element.findtext(f'bndbox/{k}', '') for k in ('xmin', 'ymin', 'xmax', 'ymax')]
         try:
-            corners = [float(text) for text in texts]
+            points = np.reshape([float(text) for text in texts], (2, 2))
         except ValueError:
-            found.add(defects.BAD_BOX, path)
+            found.add(defects.BAD_OBJECT, path, 'no bndbox of 4 numbers')
             continue
-        points = np.reshape(corners, (2, 2))
         if not name:
-            found.add(defects.NO_NAME, path)
+            found.add(defects.BAD_OBJECT, path, 'no name')
         elif not np.isfinite(points).all() or (points[1] < points[0]).any():
-            found.add(defects.REVERSED_BOX, path)
+            found.add(defects.BAD_OBJECT, path, 'xmax or ymax is below xmin or ymin')
         else:
             difficult = (element.findtext('difficult') or '').strip()
             if difficult not in ('', '0', '1'):
                 found.add(defects.ODD_DIFFICULT, f'{path} ({difficult[:40]})')
-            objects.append((name, Outline(0, [points], path, is_ignored=difficult == '1')))
+            objects.append(Outline(name, [points], path, is_ignored=difficult == '1'))
     return objects
 
 
@@ -107,9 +96,5 @@ LAYOUT = Layout(
     holds='objects',
     recognize=recognize_voc,
     read=read_voc,
-    example={
-        'train': 'FOLDER',
-        'val': 'FOLDER',
-        'annotations': {'train': 'FOLDER', 'val': 'FOLDER'},
-    },
+    example=EXAMPLE_OF_FILES,
 )

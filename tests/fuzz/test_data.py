@@ -21,7 +21,7 @@ from cpvt_pyramid.app.data.config_data import check_dataset
 from cpvt_pyramid.app.data.data import Split, coco_of_split
 from cpvt_pyramid.app.data.defects import NOTHING_COUNTS, Defects, Problem
 from cpvt_pyramid.app.data.images import ALL
-from cpvt_pyramid.app.data.layouts.coco import check_categories, parse_coco, read_coco
+from cpvt_pyramid.app.data.layouts.coco import parse_coco, read_coco
 from cpvt_pyramid.app.tooling.command import UserError
 
 FUZZ = settings.get_profile('fuzz')
@@ -76,7 +76,6 @@ def annotations(draw) -> bytes:
 def check_file(path: Path, folder: Path) -> tuple[dict, list[Problem]]:
     """The content of a COCO file without what has errors, and the errors."""
     content = read_coco(path)
-    check_categories(content, path)
     found = Defects(as_it_is=True)
     classes = [category['name'] for category in content['categories']]
     split = parse_coco(content, Split([], folder, path), classes, found)

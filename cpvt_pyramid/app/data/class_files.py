@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..tooling.command import UserError
 from .description import load_yaml, repeated_in
-from .files import lines_of, names_in, text_of
+from .files import names_in, text_of
 
 # A class name in each line, as tools for YOLO and masks write them
 NAME_FILES = (
@@ -44,23 +44,15 @@ def classes_from_files(root: Path, names: list[str], for_masks: bool = False) ->
     listed = [name for name in names if posixpath.basename(name).lower() in NAME_FILES]
     if not listed:
         return classes_of_yaml(root, names)
-    first = listed[0]
-    used = distinct_names(root / first)
-    for name in listed[1:]:
-        others = lines_of(root / name)
-        is_reordered = others != used and sorted(others) == sorted(used)
-        is_of_equal_rank = name.count('/') == first.count('/') and (
-            posixpath.basename(name) == posixpath.basename(first)
-        )
-        common = min(len(others), len(used))
-        if is_reordered or is_of_equal_rank and others[:common] != used[:common]:
+    classes = {name: distinct_names(root / name) for name in listed}
+    longest = max(listed, key=lambda name: len(classes[name]))  # the first of them
+    for name in listed:
+        if classes[name] != classes[longest][: len(classes[name])]:
             raise UserError(
-                f'{first} and {name} in {root} number the classes differently; they must list the '
-                'same names in the same order'
+                f'{longest} and {name} in {root} number the classes differently; they must have '
+                'the same names in one order'
             )
-        if is_of_equal_rank and len(others) > len(used):
-            used = distinct_names(root / name)
-    return Classes({'names': used}, [f'{first} names the classes'])
+    return Classes({'names': classes[longest]}, [f'{longest} names the classes'])
 
 
 def classes_of_yaml(root: Path, names: list[str]) -> Classes:

@@ -4,8 +4,6 @@ mm finds most defects in the middle of an epoch, as a traceback of a worker proc
 objects of an unknown category or with NaN coordinates train silently.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,16 +17,14 @@ from ...checkpoints.reading import listed
 from ..config.parts import as_list, classes_of, data_of, dataset_class, is_local, kind_of
 from ..config.pipelines import keeps_ratio, loads_annotations, scales_of, transforms_in
 from ..tooling.command import UserError, one_line
-from ..tooling.files import files_below, make_folder, write_text
+from ..tooling.files import make_folder, write_text
 from ..training.processes import of_first_process
 from .check import checked_split
 from .data import UNREAD, DataImage, MaskValues, Split
 from .defects import Defects, Problem, stop_message
 from .description import IGNORED
 from .images import ALL, NAMES, Reading
-from .layouts.coco import check_categories, parse_coco, read_coco
-
-STAMPS = Path('work_dirs/check_data/checked.json')  # what cpvt check-data found without errors
+from .layouts.coco import parse_coco, read_coco
 
 
 def check_dataset(
@@ -128,7 +124,6 @@ def coco_split(cfg: Config, split: str, dataset: dict, found: Defects) -> Split:
     """The images and objects of a `CocoDataset`, with those of its classes alone."""
     path = annotation_file(dataset)
     content = read_coco(path)
-    check_categories(content, path)
     classes = [category['name'] for category in content['categories']]
     if cfg.get('check_classes', True):
         classes = list(classes_of(dataset, cfg.default_scope))
@@ -235,8 +230,7 @@ def mask_reader(dataset: dict, scope: str) -> tuple[dict[Path, dict], Any]:
 
 
 def check_before_run(cfg: Config, *splits: str, folder: Path) -> None:
-    """Check the annotations of a run in its first process, unless `cpvt check-data` found no errors
-    in them and they have not changed. Images only have to exist.
+    """Check the annotations of a run in its first process. Images only have to exist.
 
     Args:
         cfg: the config.
@@ -256,34 +250,25 @@ def check_before_run(cfg: Config, *splits: str, folder: Path) -> None:
 
 def check_contents(cfg: Config, *splits: str, folder: Path, how: Reading = ALL) -> int:
     """Check the data sets of a config, and print a line for each problem; `folder` gets a report
-    with all items of all problems. Data sets that were checked completely are not read again,
-    unless images are asked for.
+    with all items of all problems.
 
     Returns:
         The number of kinds of errors.
     """
     every: list[tuple[str, Problem]] = []
-    stamps = read_stamps()
     for split in splits:
         check_evaluators(cfg, split)
     for split, number, dataset in distinct_data(cfg, splits):
         if not is_known(cfg, dataset):
-            continue
-        stamp = stamp_of(cfg, split, dataset)
-        if not how.pixels and stamp in stamps:
             continue
         name = f'{split}{number or ""} data'
         problems = check_dataset(cfg, split, dataset, how) or []
         for problem in problems:
             print(f'{name}: {problem}')
             every.append((f'{name}: ', problem))
-        if how.pixels and not any(problem.is_error for problem in problems):
-            stamps.add(stamp)
-        elif not how.pixels:
+        if not how.pixels:
             print(f'{name}: only annotations were checked; cpvt check-data CONFIG reads all images')
     write_data_report([(name, problem) for name, problem in every], folder)
-    if how.pixels:
-        write_stamps(stamps)
     return sum(problem.is_error for _, problem in every)
 
 
@@ -307,46 +292,3 @@ def distinct_data(cfg: Config, splits: Sequence[str]) -> Iterator[tuple[str, int
             if contents not in seen:
                 yield split, number, dataset
             seen.append(contents)
-
-
-# Stamps: what was checked
-
-
-def stamp_of(cfg: Config, split: str, dataset: dict) -> str:
-    """A hash of what a data set and its run ask, and of the sizes and times of its annotations."""
-    files = []
-    for path in annotation_files(dataset, cfg.default_scope):
-        state = path.stat() if path.exists() else None
-        files.append([str(path.resolve()), state and state.st_size, state and state.st_mtime_ns])
-    pipeline = dataset.get('pipeline') or []
-    asked = [
-        str(dataset.get('type')),
-        str(image_folder(dataset).resolve()),
-        [*classes_of(dataset, cfg.default_scope)],
-        needs_masks(cfg, split, pipeline),
-        smallest_scales(pipeline),
-    ]
-    return hashlib.sha256(json.dumps([files, asked]).encode()).hexdigest()
-
-
-def annotation_files(dataset: dict, scope: str) -> list[Path]:
-    """The file of annotations of a data set, or its list and its masks."""
-    path = annotation_file(dataset)
-    if is_coco(dataset):
-        return [path]
-    masks = Path(
-        dataset.get('data_root') or '', (dataset.get('data_prefix') or {}).get('seg_map_path') or ''
-    )
-    return [*([path] if path.is_file() else []), *sorted(files_below(masks))]
-
-
-def read_stamps() -> set[str]:
-    try:
-        return set(json.loads(STAMPS.read_text(encoding='utf-8')))
-    except (OSError, ValueError, TypeError):
-        return set()
-
-
-def write_stamps(stamps: set[str]) -> None:
-    make_folder(STAMPS.parent)
-    write_text(STAMPS, json.dumps(sorted(stamps)))

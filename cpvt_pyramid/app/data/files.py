@@ -9,7 +9,7 @@ import os
 import posixpath
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Optional
 
@@ -72,30 +72,9 @@ def names_below(root: Path, folder: str = '.') -> Iterator[str]:
             yield name
 
 
-class Names:
-    """Names or paths of files, found as described at the top of this file.
-
-    Args:
-        names: of the files.
-        with_endings: whether they are asked for with their endings.
-    """
-
-    def __init__(self, names: Iterable[str], with_endings: bool = True) -> None:
-        self._asked_as: Callable[[str], str] = str if with_endings else without_ending
-        self._compared_as = comparable if with_endings else comparable_stem
-        self._names: dict[str, list[str]] = {}
-        for name in sorted(names):
-            self._names.setdefault(self._compared_as(self._asked_as(name)), []).append(name)
-
-    def matching(self, name: str) -> list[str]:
-        """The files that a name means: one, none, or several between which it does not decide."""
-        alike = self._names.get(self._compared_as(name), [])
-        exact = [known for known in alike if self._asked_as(known) == name]
-        return exact or alike
-
-
 class Folder:
-    """A folder with data, in which files are found by their names; see `Names`.
+    """A folder with data, in which files are found by their names, as described at the top of this
+    file.
 
     Names are relative to the folder, may lead out of it with `../`, or be absolute.
 
@@ -107,31 +86,33 @@ class Folder:
         self.root = root
         self.ambiguous: dict[str, list[str]] = {}
         self._listed: dict[str, list[str]] = {}  # by folder
-        self._names: dict[tuple[str, bool], Names] = {}  # by folder, and whether with endings
+        self._alike: dict[tuple[str, bool], dict[str, list[str]]] = {}  # by folder
 
     def find(self, name: str) -> Optional[str]:
         """The file of a name as the file system writes it, or None."""
-        return self.only(name, self._matching(name, with_endings=True))
+        return self._found(name, with_ending=True)
 
     def find_image(self, stem: str) -> Optional[str]:
         """The image whose path without ending is `stem`, or None."""
-        return self.only(stem, self._matching(stem, with_endings=False))
+        return self._found(stem, with_ending=False)
 
-    def only(self, name: str, found: list[str]) -> Optional[str]:
-        """The file that a name means, if it is one; several are noted as ambiguous."""
-        if len(found) > 1:
-            self.ambiguous[name] = found
-        return found[0] if len(found) == 1 else None
-
-    def _matching(self, name: str, with_endings: bool) -> list[str]:
+    def _found(self, name: str, with_ending: bool) -> Optional[str]:
         folder, base = posixpath.split(as_path(name))
-        key = folder, with_endings
-        if key not in self._names:
-            names = self.files_in(folder)
-            if not with_endings:
-                names = [name for name in names if is_image(name)]
-            self._names[key] = Names(names, with_endings)
-        return [posixpath.join(folder, found) for found in self._names[key].matching(base)]
+        compared_as = comparable if with_ending else comparable_stem
+        asked_as = str if with_ending else without_ending
+        key = folder, with_ending
+        if key not in self._alike:
+            alike: dict[str, list[str]] = {}
+            for file in self.files_in(folder):
+                if with_ending or is_image(file):
+                    alike.setdefault(compared_as(asked_as(file)), []).append(file)
+            self._alike[key] = alike
+        matching = self._alike[key].get(compared_as(base), [])
+        found = [file for file in matching if asked_as(file) == base] or matching
+        paths = [posixpath.join(folder, file) for file in found]
+        if len(paths) > 1:
+            self.ambiguous[name] = paths
+        return paths[0] if len(paths) == 1 else None
 
     def files_in(self, folder: str) -> list[str]:
         """The names in a folder itself; none if it does not exist."""

@@ -1,72 +1,38 @@
 """The images of a part of a split: those in a folder, or those that a text file lists."""
 
 import posixpath
-from collections.abc import Sequence
 
 from ..tooling.command import UserError
 from . import defects
 from .defects import Defects
 from .description import Description, SplitPart
-from .files import Folder, Names, as_path, comparable, is_image, join, lines_of, without_ending
+from .files import Folder, as_path, comparable, is_image, join, lines_of
 
 
 def images_of_part(
     folder: Folder, part: SplitPart, description: Description, found: Defects
 ) -> list[str]:
-    """The images of a part, relative to the folder of the data."""
+    """The images of a part, relative to the folder of the data. Lines of a list such as
+    ImageSets/Main/train.txt are paths in the folder of the images, with or without endings."""
     if not (description.root / part.images).exists():
         raise UserError(f'{description.source}: {part.images} does not exist in {folder.root}')
-    if (description.root / part.images).is_dir():
-        images = folder.images_below(part.images)
-    else:
-        images = []
-        for line in lines_of(description.root / part.images):
-            name = listed_name(line, part.images, description)
-            place = folder.find(name)
-            images.append(place or name)  # a missing one is reported when it is opened
+    if part.listed is None and (description.root / part.images).is_dir():
+        return folder.images_below(part.images)
     if part.listed is None:
-        return images
-    known = ListedImages(images, part.images)
+        names = [
+            listed_name(line, part.images, description)
+            for line in lines_of(description.root / part.images)
+        ]
+        return [folder.find(name) or name for name in names]  # opening reports missing ones
     chosen = []
-    for name in lines_of(description.root / part.listed):
-        matching = known.matching(name)
-        image = folder.only(f'{name} ({part.listed})', matching)
+    for line in lines_of(description.root / part.listed):
+        name = join(part.images, as_path(line))
+        image = folder.find(name) if is_image(name) else folder.find_image(name)
         if image is not None:
             chosen.append(image)
-        elif not matching:
-            found.add(defects.MISSING_IMAGE, f'{name} ({part.listed})')
+        elif name not in folder.ambiguous:
+            found.add(defects.MISSING_IMAGE, f'{line} ({part.listed})')
     return list(dict.fromkeys(chosen))
-
-
-class ListedImages:
-    """Images of a folder by the lines of a list, such as ImageSets/Main/train.txt: names with or
-    without their endings, and with or without their folders.
-
-    Args:
-        paths: of the images, relative to the folder of the data.
-        place: the folder.
-    """
-
-    def __init__(self, paths: Sequence[str], place: str) -> None:
-        inside: dict[str, list[str]] = {}
-        alone: dict[str, list[str]] = {}
-        for path in paths:
-            inside[posixpath.relpath(path, place)] = [path]
-            alone.setdefault(posixpath.basename(path), []).append(path)
-        # The paths by their names with and without folders, and these by how a line has them
-        self._known = [
-            (known, Names(known), Names(known, with_endings=False)) for known in (inside, alone)
-        ]
-
-    def matching(self, line: str) -> list[str]:
-        """The images that a line means: one, none, or several between which it does not decide."""
-        name = as_path(line)
-        stem = without_ending(name) if is_image(name) else name
-        for paths, names, stems in self._known:
-            found = names.matching(name) or stems.matching(stem)
-            if found:
-                return [path for match in found for path in paths[match]]
-        return []
 
 
 def listed_name(line: str, path: str, description: Description) -> str:

@@ -14,7 +14,7 @@ from ..config.parts import as_list, data_of, dataset_meta, kind_of
 from ..data.config_data import annotation_file, image_folder, mask_reader
 from ..data.data import Split
 from ..data.defects import Defects
-from ..data.layouts.coco import check_categories, parse_coco, read_coco
+from ..data.layouts.coco import parse_coco, read_coco
 from ..evaluate.report.common import WORST, Analysis
 from ..evaluate.report.detections import analyse_detections
 from ..evaluate.report.label_maps import ComparedImage, analyse_label_maps, compared_label_map
@@ -86,7 +86,6 @@ def as_coco(sample: dict, categories: Sequence[int]) -> Iterator[dict[str, Any]]
 def ground_truth(dataset: dict) -> COCO:
     path = annotation_file(dataset)
     content = read_coco(path)
-    check_categories(content, path)
     classes = [category['name'] for category in content['categories']]
     defects = Defects(as_it_is=True)
     parse_coco(content, Split([], image_folder(dataset)), classes, defects)

@@ -20,13 +20,13 @@ from support import ROOT, load_tool, save_tiff
 from cpvt_pyramid.app.config.check import check_classes
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.config.parts import dataset_meta
-from cpvt_pyramid.app.data import config_data, defects
+from cpvt_pyramid.app.data import defects
 from cpvt_pyramid.app.data.check import checked_split
 from cpvt_pyramid.app.data.config_data import check_dataset
 from cpvt_pyramid.app.data.data import Split, coco_of_split
 from cpvt_pyramid.app.data.defects import Defects, Problem
 from cpvt_pyramid.app.data.images import ALL, HEADERS, NAMES, inspect, shown_image
-from cpvt_pyramid.app.data.layouts.coco import check_categories, parse_coco, read_coco
+from cpvt_pyramid.app.data.layouts.coco import parse_coco, read_coco
 from cpvt_pyramid.app.images.rasters import ReadError
 from cpvt_pyramid.app.predictions.average_precision import coco_with_index
 from cpvt_pyramid.app.tooling.command import UserError
@@ -53,7 +53,6 @@ def check_file(
 ) -> tuple[dict, list[Problem]]:
     """The content of a COCO file without what has errors, and the problems."""
     content = read_coco(path)
-    check_categories(content, path)
     found = Defects(masks=masks, as_it_is=True)
     classes = [category['name'] for category in content['categories']]
     split = parse_coco(content, Split([], folder, path), classes, found)
@@ -461,20 +460,6 @@ def test_objects_without_masks_where_others_have_one(tmp_path, capsys):
     assert load_tool('check_data').main([str(tmp_path)]) == 0
     said = 'warning: objects without a mask; an error for models of masks: annotation 3 of'
     assert said in capsys.readouterr().out
-
-
-def test_what_was_checked_is_not_read_again(configs, monkeypatch, capsys):
-    """Until the annotations change."""
-    cfg = load_config(configs['detector'])
-    assert config_data.check_contents(cfg, 'train', folder=Path('out')) == 0
-    monkeypatch.setattr(config_data, 'check_dataset', None)  # is not called
-    assert config_data.check_contents(cfg, 'train', folder=Path('out'), how=NAMES) == 0
-    path = Path(cfg.train_dataloader.dataset.data_root, cfg.train_dataloader.dataset.ann_file)
-    changed = Path('changed.json').resolve()
-    changed.write_bytes(path.read_bytes())
-    cfg.train_dataloader.dataset.ann_file = str(changed)
-    with pytest.raises(TypeError):
-        config_data.check_contents(cfg, 'train', folder=Path('out'), how=NAMES)
 
 
 @pytest.mark.parametrize('evaluator, is_error', [(dict(format_only=True), False), ({}, True)])

@@ -561,7 +561,7 @@ LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
     (roboflow_coco, 0, '3 classes: cat, dog, owl'),
     (roboflow_masks, 0, 'val: 4 images'),
     (two_json_files, 2, 'several files can have the train data: first.json, second.json'),
-    (list_of_test_images, 0, 'test: 4 images without objects'),
+    (list_of_test_images, 0, 'val: 4 images, 8 objects'),
     (coco_and_yolo, 2, 'has data in several formats, coco and yolo; choose one'),
     (binary, 2, 'no file names the values or colours of the masks'),
     (colors, 2, 'no file names the values or colours of the masks'),

@@ -24,53 +24,37 @@ from ..data import ENOUGH, DataImage, DataSet, ImageObject, Split, are_corners, 
 from ..defects import Defects
 from ..description import Description, SplitPart
 from ..files import Folder, by_folder, join
-from ..folders import SHOWN, Places, image_places, place_of_split
+from ..folders import SHOWN, image_places, place_of_split
 from ..images import Size
 from ..layout import Layout, Recognized, Undecided
 from ..listing import Listing
 from ..lists import without_prefix
-from ..splits import divided_by_name, split_of
+from ..splits import divided_by_name
 
-SURROGATE = re.compile(rb'\\u[dD][89a-fA-F]')  # a character in two parts, as JSON writes it
 ID_FIELDS = {
     'images': ['id'],
     'categories': ['id'],
     'annotations': ['id', 'image_id', 'category_id'],
 }
-LIST = re.compile(rb'"(images|annotations)"\s*:\s*\[')
-FILE_NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")')
-COCO_URL = re.compile(rb'"coco_url"\s*:\s*("(?:[^"\\]|\\.)*")')
 MOST_FILES = 100  # JSON files in a folder
-# COCO's files without objects that detectors are trained on, next to instances_train2017.json
-OTHER_FILES = (
-    'person_keypoints_',
-    'stuff_',
-    'panoptic_',
-    'captions_',
-    'image_info_test-dev',
-    'image_info_unlabeled',
-)
+SURROGATE = re.compile(rb'\\u[dD][89a-fA-F]')  # a character in two parts, as JSON writes it
 
 
 class CocoFile(NamedTuple):
-    """What the text of a COCO file shows without being parsed."""
+    """A file that may have the objects of a split."""
 
     path: str
     images: list[str]  # names
     has_boxes: bool
-    has_annotations: bool
 
 
 def recognize_coco(listing: Listing) -> Optional[Recognized]:
     """A file for each split, whose images are below one folder."""
-    files = [file for file in coco_files(listing) if file.has_boxes or not file.has_annotations]
-    if not files:
+    every = coco_files(listing)
+    if not every:
         return None
-    notes: list[str] = []
-    if any(posixpath.basename(file.path).startswith('instances_') for file in files):
-        others = [f for f in files if posixpath.basename(f.path).startswith(OTHER_FILES)]
-        notes += [f'{f.path} is left out: COCO has the objects in other files' for f in others]
-        files = [file for file in files if file not in others]
+    files = [file for file in every if file.has_boxes] or every
+    notes = [f'{file.path} is left out: it has no boxes' for file in every if file not in files]
     found = divided_by_name([file.path for file in files])
     notes += [f'{files[i].path} is left out: its name says no split' for i in found.unnamed]
     settings: dict[str, Any] = {}
@@ -80,12 +64,9 @@ def recognize_coco(listing: Listing) -> Optional[Recognized]:
         if not indices:
             continue
         file = file_of_split(split, [files[i] for i in indices])
-        places = image_places(listing, file.images) if file.images else None
-        if split == 'test' and not file.has_annotations and has_no_folder(split, places):
-            notes.append(f'{file.path} is left out: there is no folder of its images')
-            continue
         annotations[split] = file.path
         settings[split] = '.'
+        places = image_places(listing, file.images) if file.images else None
         if places:
             settings[split] = place_of_split(places, split, posixpath.dirname(file.path) or '.')
             prefixes.add(places.prefix)
@@ -101,50 +82,38 @@ def recognize_coco(listing: Listing) -> Optional[Recognized]:
     return Recognized(settings, notes)
 
 
-def has_no_folder(split: str, places: Optional[Places]) -> bool:
-    """Whether the images of a split are nowhere, or only in the folders of other splits."""
-    return not places or all(split_of(folder) not in (None, split) for folder in places.counts)
-
-
 def coco_files(listing: Listing) -> list[CocoFile]:
-    """The JSON files that have lists of images and annotations, or one of these, if they are
-    torn. COCO's lists of test images have categories instead of annotations. Folders with a JSON
-    file for each image are not searched."""
+    """The JSON files with lists of images and of objects, which may be empty, and those that are
+    torn. Captions and panoptic segments are no objects. Folders with a JSON file for each image are
+    not searched."""
     found = []
-    folders = by_folder(listing.ending('.json')).values()
-    few = [names for names in folders if len(names) <= MOST_FILES]
-    for name in [name for names in few for name in names]:
-        text = (listing.root / name).read_bytes()
-        lists = {*LIST.findall(text)}
-        is_torn = not text.rstrip().endswith(b'}')
-        is_object = not text.lstrip().startswith(b'[')  # CreateML, for example
-        is_list_of_images = b'images' in lists and b'"categories"' in text
-        if is_object and (len(lists) == 2 or lists and is_torn or is_list_of_images):
-            is_empty = re.search(rb'"annotations"\s*:\s*\[\s*\]', text) is not None
-            has_annotations = b'annotations' in lists and not is_empty
-            is_panoptic = b'"segments_info"' in text and b'instances' not in name.encode()
-            has_boxes = b'"bbox"' in text and not is_panoptic
-            found.append(CocoFile(name, names_of_images(text), has_boxes, has_annotations))
+    for names in by_folder(listing.ending('.json')).values():
+        for name in names if len(names) <= MOST_FILES else ():
+            try:
+                content = read_json(listing.root / name)
+            except UserError:  # the reader says what is wrong
+                if b'"images"' in (listing.root / name).read_bytes():
+                    found.append(CocoFile(name, [], has_boxes=True))
+                continue
+            images = content.get('images') if isinstance(content, dict) else None
+            if not isinstance(images, list) or not {'annotations', 'categories'} & {*content}:
+                continue
+            objects = content.get('annotations') or []
+            has_boxes = isinstance(objects, list) and any('bbox' in dict_of(o) for o in objects)
+            if has_boxes or not objects:
+                paths = [name_in_record(dict_of(image)) for image in images]
+                found.append(CocoFile(name, [path for path in paths if path], has_boxes))
     return found
 
 
-def names_of_images(text: bytes) -> list[str]:
-    names = []
-    for quoted in FILE_NAME.findall(text) or COCO_URL.findall(text):
-        try:
-            names.append(json.loads(quoted))
-        except ValueError:  # no UTF-8: the reader says so
-            continue
-    if not FILE_NAME.search(text):  # LVIS
-        names = ['/'.join(name.split('/')[-2:]) for name in names]
-    return names
+def dict_of(value: Any) -> dict:
+    return value if isinstance(value, dict) else {}
 
 
 def file_of_split(split: str, files: Sequence[CocoFile]) -> CocoFile:
-    """The COCO file of a split: of several, that with the instances in COCO's own names, or else
-    the only one with boxes."""
+    """The COCO file of a split: of several, that with the instances in COCO's own names."""
     instances = [f for f in files if 'instances' in posixpath.basename(f.path).lower()]
-    for chosen in (files, instances, [f for f in files if f.has_boxes]):
+    for chosen in (files, instances):
         if len(chosen) == 1:
             return chosen[0]
     shown = ', '.join(file.path for file in files[:SHOWN])
@@ -161,9 +130,7 @@ def read_coco_data(description: Description, found: Defects) -> DataSet:
     for key, part in parts_of_files(description).items():
         name = str(part.annotations)
         path = description.root / name
-        content = read_coco(path, with_mark=True)
-        check_categories(content, path)
-        contents[key] = content
+        contents[key] = read_coco(path)
         splits[key] = Split([], description.root / part.images, path, name)
     notes: list[str] = []
     classes = classes_of_files(description, contents, notes)
@@ -174,8 +141,7 @@ def read_coco_data(description: Description, found: Defects) -> DataSet:
         file_of = partial(file_of_name, folder, images, description.strip_prefix)
         parsed[key] = parse_coco(contents[key], split, classes, found, file_of)
         folder.report(found)
-        if parsed[key].path is None or has_byte_order_mark(description.root / split.name):
-            parsed[key] = parsed[key]._replace(path=None)
+        if parsed[key].path is None:
             notes.append(
                 f'OpenMMLab does not read {split.name} as it is: cpvt new-config copies it'
             )
@@ -479,32 +445,26 @@ def check_that_boxes_are_pixels(split: Split) -> None:
 # Files
 
 
-def read_coco(path: Path, with_mark: bool = False) -> dict[str, Any]:
+def read_coco(path: Path) -> dict[str, Any]:
     """The JSON object in a COCO file, whose lists hold objects; without `annotations`, as in COCO's
     lists of test images, there are none.
 
     Raises:
-        UserError: says what is wrong with the file as a whole, which includes a byte order mark
-            unless `with_mark`.
+        UserError: says what is wrong with the file as a whole.
     """
     content = coco_of_json(read_json(path), path)
-    if not with_mark and has_byte_order_mark(path):
-        raise UserError(
-            f'{path} begins with a byte order mark, which OpenMMLab does not read; write it as '
-            'UTF-8 without one'
-        )
+    check_categories(content, path)
     return content
-
-
-def has_byte_order_mark(path: Path) -> bool:
-    """Whether a text begins as some programs on Windows write UTF-8."""
-    with path.open('rb') as file:
-        return file.read(len(BOM_UTF8)) == BOM_UTF8
 
 
 def read_json(path: Path) -> Any:
     try:
         text = path.read_bytes()
+        if text.startswith(BOM_UTF8):
+            raise UserError(
+                f'{path} begins with a byte order mark, which OpenMMLab does not read; write it as '
+                'UTF-8 without one'
+            )
         content = json.loads(text)
         if SURROGATE.search(text):  # Python takes a half of a character for one
             json.dumps(content, ensure_ascii=False).encode()

@@ -22,7 +22,7 @@ from .data import (
 )
 from .defects import Defects, Kind
 from .description import IGNORED, in_one_line
-from .images import Finding, Reading, Size, flat_findings, in_threads, inspect
+from .images import Finding, Reading, Size, in_threads, inspect
 from .mask_values import Values, value_findings, values_in
 
 SHIFTED, FURTHER = 3, 0.05  # pixels and share of a box by which it may differ from its polygons
@@ -114,8 +114,6 @@ def inspected_file(image: DataImage, split: Split, how: Reading) -> Inspected:
     if size and size != image.size:
         height, width = image.size
         seen.append((defects.OTHER_SIZE, f' ({size[1]} x {size[0]}, not {width} x {height})'))
-    if not how.files:
-        seen += flat_findings(image.size, how.scales)
     return Inspected(image, seen)
 
 

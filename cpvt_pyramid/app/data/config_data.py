@@ -15,7 +15,7 @@ from mmengine.registry import TRANSFORMS
 
 from ...checkpoints.reading import listed
 from ..config.parts import as_list, classes_of, data_of, dataset_class, is_local, kind_of
-from ..config.pipelines import keeps_ratio, loads_annotations, scales_of, transforms_in
+from ..config.pipelines import loads_annotations, transforms_in
 from ..tooling.command import UserError, one_line
 from ..tooling.files import make_folder, write_text
 from ..training.processes import of_first_process
@@ -43,7 +43,6 @@ def check_dataset(
     how = how._replace(
         by_opencv=are_read_by_opencv(pipeline),
         masks_by_pillow='LoadTileAnnotations' not in steps,
-        scales=smallest_scales(pipeline),
     )
     found = Defects(masks=needs_masks(cfg, split, pipeline), as_it_is=True)
     classes = list(classes_of(dataset, cfg.default_scope))
@@ -105,16 +104,6 @@ def are_read_by_opencv(pipeline: Sequence) -> bool:
         return True
     backend = loads[0].get('imdecode_backend', 'cv2')
     return kind_of(loads[0]) == 'LoadImageFromFile' and backend == 'cv2'
-
-
-def smallest_scales(pipeline: Sequence) -> list[tuple[float, float]]:
-    """The smallest scales, (long, short), to which a pipeline resizes with the aspect ratio."""
-    found = []
-    for step in transforms_in(pipeline):
-        if keeps_ratio(step):
-            ratio = min(step.get('ratio_range') or (1,))
-            found += [(long * ratio, short * ratio) for long, short in scales_of(step)]
-    return found
 
 
 # Data sets of objects

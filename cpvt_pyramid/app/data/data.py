@@ -10,6 +10,7 @@ import numpy as np
 
 from ..images.coco import CocoImage, coco_of
 from ..predictions.records import mask_of
+from ..tooling.command import UserError
 from . import defects
 from .defects import Defects
 from .description import IGNORED, Description
@@ -17,6 +18,7 @@ from .images import Size
 
 ROUNDING = 1  # pixels by which a box may reach beyond its image
 ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
+BEYOND = 0.05  # share of an image by which such boxes reach beyond it
 UNREAD = 0, 0  # size of an image that has not been read
 Color = tuple[int, int, int]
 
@@ -243,8 +245,26 @@ def divided(items: Sequence, chosen: np.ndarray) -> tuple[list, list]:
     return list(compress(items, ~chosen)), list(compress(items, chosen))
 
 
-def are_corners(boxes: np.ndarray, sides: np.ndarray) -> bool:
-    """Whether (N, 2, 2) numbers are all upper left and lower right corners in images of some (N, 2)
-    widths and heights."""
-    low, high = boxes[:, 0], boxes[:, 1]
-    return bool((low <= high).all() and (high <= sides + ROUNDING).all())
+def check_that_boxes_are_no_corners(
+    given: np.ndarray, corners: np.ndarray, sizes: Sequence[Size], where: str
+) -> None:
+    """Raise a UserError if all boxes fit their images as x1 y1 x2 y2, and many do not as what they
+    must be.
+
+    Args:
+        given: (N, 2, 2) the four numbers of each box, in pixels.
+        corners: (N, 2, 2) its upper left and lower right corners, if they are what they must be.
+        sizes: of the image of each box.
+        where: begins the message with a place and what a box must be.
+    """
+    if not len(given):
+        return
+    sides = np.array(sizes, float)[:, ::-1]
+    (low, high), (first, second) = corners.swapaxes(0, 1), given.swapaxes(0, 1)
+    beyond = ((low < -BEYOND * sides) | (high > (1 + BEYOND) * sides)).any(1).sum()
+    are_corners = (first <= second).all() and (second <= sides + ROUNDING).all()
+    if beyond >= ENOUGH and are_corners:
+        raise UserError(
+            f'{where}, but these are x1, y1, x2, y2: {beyond} of {len(given)} would reach beyond '
+            'their image'
+        )

@@ -37,14 +37,9 @@ OTHER_IMAGE = Kind(
     'images that readers do not agree on; they must have 8 bits a channel, be grey or RGB, and '
     'hide nothing (docs/predict.md)'
 )
-LARGE_IMAGE = Kind('images too large for OpenCV, with which training reads them')
-LARGE_FOR_INFER = Kind('images too large for cpvt infer without --tile', WARNING, NOTHING)
+LARGE_IMAGE = Kind('images that are too large to be read as a whole; cut them into tiles')
 TURNED_IMAGE = Kind(
     'images that an EXIF tag turns; their annotations must be upright, too', WARNING, NOTHING
-)
-FLAT_IMAGE = Kind('images so narrow that resizing leaves a side of 0 pixels')
-NARROW_IMAGE = Kind(
-    'images so narrow that resizing to 1333 pixels would leave a side of 0', WARNING, NOTHING
 )
 OTHER_SIZE = Kind('images that have another size than the width and height of their records')
 SAME_IMAGE = Kind('images that are in the training data, too', WARNING, NOTHING)

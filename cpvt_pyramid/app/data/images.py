@@ -1,4 +1,4 @@
-"""Images as training reads them: complete, upright, of the recorded size, and not too flat.
+"""Images as training reads them: complete, upright, and of the recorded size.
 
 The gate of `..images.gate` says which are taken, as for predictions.
 """
@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-import cv2
 import numpy as np
 from tqdm.contrib.concurrent import thread_map
 
@@ -21,7 +20,6 @@ from . import defects
 from .defects import Kind
 
 CHECKERS = min(usable_cores(), 16)  # threads that read images
-NOMINAL_SCALE = (1333, 800)  # of most detectors, where no pipeline is known
 Size = tuple[int, int]  # height and width of an upright image
 Finding = tuple[Kind, str]  # a kind of defect, and what to add to the name of the image
 
@@ -35,15 +33,12 @@ class Reading(NamedTuple):
         by_opencv: training decodes them with OpenCV. Otherwise it reads bands with GDAL.
         masks_by_pillow: training reads segmentation masks with Pillow. Otherwise it reads the first
             band with GDAL.
-        scales: to which training and tests resize, with their aspect ratio, as (long, short). None:
-            that is not known.
     """
 
     files: bool = True
     pixels: bool = True
     by_opencv: bool = True
     masks_by_pillow: bool = True
-    scales: Optional[Sequence[tuple[float, float]]] = None
 
 
 ALL, HEADERS, NAMES = Reading(), Reading(pixels=False), Reading(files=False, pixels=False)
@@ -60,57 +55,24 @@ def inspect(path: Path, how: Reading = ALL) -> tuple[Optional[Size], list[Findin
     try:
         header = read_header(path)
         check_for_training(path, header)
+        if math.prod(header.size) > pixel_limit():
+            raise TooManyPixels()
         if how.pixels:
             check_whole_file(path, header)
             decode(path, header)
     except TooManyPixels:
-        return inspect_large(path)
+        return None, [(defects.LARGE_IMAGE, f' (above {pixel_limit() // 10**6} million pixels)')]
     except OtherImage as error:
         return None, [(defects.OTHER_IMAGE, f': {error.what}; {conversion_of(path)}')]
     except (OSError, MemoryError) as error:
         return None, [(defects.TORN_IMAGE, f': {one_line(error)}')]
-    found: list[Finding] = []
-    if header.is_turned:
-        found.append((defects.TURNED_IMAGE, ''))
-    if math.prod(header.size) > pixel_limit():
-        found.append(large_for_infer())
-    found += flat_findings(header.size, how.scales)
-    return header.size, found
-
-
-def large_for_infer() -> Finding:
-    return defects.LARGE_FOR_INFER, f' (above {pixel_limit() // 10**6} million pixels)'
+    return header.size, [(defects.TURNED_IMAGE, '')] if header.is_turned else []
 
 
 def inspect_raster(path: Path) -> tuple[Optional[Size], list[Finding]]:
     """As `inspect`, of a file whose bands training reads with GDAL."""
     size = size_of_raster(path)
     return size, [] if size else [(defects.TORN_IMAGE, '')]
-
-
-def inspect_large(path: Path) -> tuple[Optional[Size], list[Finding]]:
-    """As `inspect`, of a file whose header Pillow does not read for its size: OpenCV's limit is
-    higher, and decides."""
-    try:
-        image = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR)
-    except (cv2.error, OSError, MemoryError):
-        image = None
-    if image is None:
-        return None, [(defects.LARGE_IMAGE, '')]
-    return image.shape[:2], [large_for_infer()]
-
-
-def flat_findings(size: Size, scales: Optional[Sequence[tuple[float, float]]]) -> list[Finding]:
-    """Whether an image loses a side when it is resized to one of some scales."""
-    kind = defects.FLAT_IMAGE
-    if scales is None:
-        scales = [NOMINAL_SCALE]
-        kind = defects.NARROW_IMAGE
-    for long, short in scales:
-        scale = min(long / max(size), short / min(size))
-        if int(min(size) * scale + 0.5) < 1:  # as mmcv's `rescale_size` computes it
-            return [(kind, f' ({size[1]} x {size[0]})')]
-    return []
 
 
 def sizes_of(root: Path, names: Sequence[str], found: defects.Defects) -> dict[str, Size]:

@@ -18,7 +18,7 @@ from cpvt_pyramid.app.config.pipelines import (
     pipeline_of,
     scales_of,
 )
-from cpvt_pyramid.app.data.config_data import mask_reader, needs_masks, smallest_scales
+from cpvt_pyramid.app.data.config_data import mask_reader, needs_masks
 from cpvt_pyramid.app.data.recipes import Scales, has_fixed_input
 from cpvt_pyramid.app.predict.openmmlab.model import image_pipeline
 from cpvt_pyramid.app.tooling.command import UserError
@@ -79,15 +79,6 @@ def test_pipeline_of_a_split():
     cfg = Config(dict(train_dataloader=loader, val_dataloader=dict(dataset=dict(type='X'))))
     assert pipeline_of(cfg, 'train') == inner['pipeline']
     assert pipeline_of(cfg, 'val') == pipeline_of(cfg, 'test') == []
-
-
-def test_the_smallest_scales_of_a_pipeline():
-    """They tell cpvt check-data which images lose a side."""
-    larger = dict(type='RandomResize', scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True)
-    choice = dict(type='RandomChoice', transforms=[[larger], [SHORT_EDGES]])
-    distorting = dict(type='RandomResize', scale=(640, 640))
-    found = smallest_scales([dict(type='LoadImageFromFile'), choice, distorting])
-    assert found == [(1024, 256), (2048, 320), (2048, 640)]
 
 
 def test_masks_of_a_transform_inside_another():

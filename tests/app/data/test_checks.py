@@ -432,25 +432,6 @@ def test_images_that_exif_data_turn(tmp_path):
         assert kind in dict(inspect(tmp_path / name)[1])
 
 
-def test_images_that_resizing_leaves_without_a_side():
-    """In a config, for its scales: also before a training, which reads no images."""
-    Path('data').mkdir()
-    for name, size in (('a.png', (1, 3000)), ('b.png', SIZE)):
-        picture(Path('data', name), size=size)
-    content = coco_content([scene(0, 'a'), scene(1, 'b')])
-    content['images'][0].update(width=3000, height=1)
-    Path('data/a.json').write_text(json.dumps(content))
-    dataset = dict(type='CocoDataset', data_root='data', ann_file='a.json')
-    dataset |= dict(metainfo=dict(classes=CLASSES))
-    for scale, is_flat in (((1333, 800), True), ((6000, 3000), False)):
-        resize = dict(type='Resize', scale=scale, keep_ratio=True)
-        dataset['pipeline'] = [dict(type='LoadImageFromFile'), resize]
-        cfg = Config(dict(default_scope='mmdet', train_dataloader=dict(dataset=dataset)))
-        for how in (ALL, NAMES):
-            problems = check_dataset(cfg, 'train', cfg.train_dataloader.dataset, how)
-            assert (defects.FLAT_IMAGE in [p.kind for p in problems]) == is_flat
-
-
 def test_objects_without_masks_where_others_have_one(tmp_path, capsys):
     layouts.coco_of_splits(tmp_path)
     path = tmp_path / 'annotations/instances_train2017.json'

@@ -20,7 +20,15 @@ import numpy as np
 from ...tooling.command import UserError
 from ...tooling.report import amount
 from .. import defects
-from ..data import ENOUGH, DataImage, DataSet, ImageObject, Split, are_corners, place_in
+from ..data import (
+    ENOUGH,
+    DataImage,
+    DataSet,
+    ImageObject,
+    Split,
+    check_that_boxes_are_no_corners,
+    place_in,
+)
 from ..defects import Defects
 from ..description import Description, SplitPart
 from ..files import Folder, by_folder, join
@@ -31,11 +39,6 @@ from ..listing import Listing
 from ..lists import without_prefix
 from ..splits import divided_by_name
 
-ID_FIELDS = {
-    'images': ['id'],
-    'categories': ['id'],
-    'annotations': ['id', 'image_id', 'category_id'],
-}
 MOST_FILES = 100  # JSON files in a folder
 SURROGATE = re.compile(rb'\\u[dD][89a-fA-F]')  # a character in two parts, as JSON writes it
 
@@ -239,7 +242,7 @@ def parse_coco(
             others[names[category]] += 1
             continue
         key = record.get('image_id')
-        image = images.get(key) if isinstance(key, (int, str)) else None
+        image = images.get(key) if isinstance(key, (int, float, str)) else None
         at = f'annotation {record.get("id", index)}'
         place = place_in(split, f'{at} of {image.name}' if image else at)
         reason = why_unusable(record, image, category in labels, images)
@@ -266,8 +269,7 @@ def parse_coco(
     for name, count in others.items():
         found.add(defects.OTHER_CLASS, f'{name} ({amount(count, "object")} in {split.name})')
     parsed = split._replace(images=list(images.values()), path=split.path if is_same else None)
-    check_that_boxes_are_no_corners(parsed)
-    check_that_boxes_are_pixels(parsed)
+    check_boxes(parsed)
     return parsed
 
 
@@ -418,27 +420,18 @@ def counts_of(text: str) -> list[int]:
     return counts
 
 
-def check_that_boxes_are_no_corners(split: Split) -> None:
-    """Raise a UserError if all boxes of a file fit their images as x1 y1 x2 y2, and many do not as
-    x y width height."""
-    found = [(item.box, image.size[::-1]) for image in split.images for item in image.objects]
-    sides = np.array([side for _, side in found], float).reshape(-1, 2)
+def check_boxes(split: Split) -> None:
+    """Raise a UserError if all boxes of a file are x1 y1 x2 y2, or if no box of many has a number
+    above 1."""
+    where = f'{split.name or split.folder}: each bbox must be x, y, width and height'
+    found = [(item.box, image.size) for image in split.images for item in image.objects]
     boxes = np.array([box for box, _ in found], float).reshape(-1, 2, 2)
-    beyond = (boxes.sum(1) > 1.05 * sides).any(1).sum()
-    if beyond >= ENOUGH and are_corners(boxes, sides):
+    corners = np.stack([boxes[:, 0], boxes.sum(1)], 1)
+    check_that_boxes_are_no_corners(boxes, corners, [size for _, size in found], where)
+    if len(boxes) >= ENOUGH and boxes.max() <= 1:
         raise UserError(
-            f'{split.name or split.folder}: each bbox must be x, y, width and height, but these '
-            f'are x1, y1, x2, y2: {beyond} of {len(boxes)} would reach beyond their image'
-        )
-
-
-def check_that_boxes_are_pixels(split: Split) -> None:
-    """Raise a UserError if no box of many has a number above 1."""
-    boxes = [item.box for item in split.objects]
-    if len(boxes) >= ENOUGH and max(map(max, boxes)) <= 1:
-        raise UserError(
-            f'{split.name or split.folder}: each bbox must be x, y, width and height in pixels, '
-            'but no number is above 1; multiply them by the width and height of the image'
+            f'{where} in pixels, but no number is above 1; multiply them by the width and height '
+            'of the image'
         )
 
 
@@ -487,11 +480,6 @@ def coco_of_json(content: Any, path: Path) -> dict[str, Any]:
             raise UserError(f'{path} must have a list {name!r} of objects')
         if not records and name != 'annotations':
             raise UserError(f'{path} has no {name}')
-        for record in records:
-            for field in ID_FIELDS[name]:
-                value = record.get(field)
-                if isinstance(value, float) and value.is_integer():  # pandas writes 1.0
-                    record[field] = int(value)
     return content
 
 
@@ -519,10 +507,12 @@ def is_number(value: Any) -> bool:
 
 
 def is_key(record: dict, field: str, kind: type = int) -> bool:
-    """Whether a record has an id, which pycocotools sorts and puts into arrays."""
-    value = record.get(field)
-    in_range = not isinstance(value, int) or abs(value) < 2**63
-    return isinstance(value, kind) and not isinstance(value, bool) and in_range
+    """Whether a record has an id, which pycocotools sorts and puts into arrays. Whole numbers may
+    be floats, as pandas writes them."""
+    value: Any = record.get(field)
+    if kind is str or isinstance(value, bool):
+        return kind is str and isinstance(value, str)
+    return is_number(value) and value % 1 == 0 and abs(value) < 2**63
 
 
 def has_box(annotation: dict) -> bool:

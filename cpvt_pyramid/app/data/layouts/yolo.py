@@ -17,7 +17,7 @@ from ...tooling.command import UserError
 from .. import defects
 from ..annotation_files import OutlinedImages, data_of_outlines, outlines_in_files
 from ..class_files import classes_from_files
-from ..data import ENOUGH, DataSet, Outline, are_corners
+from ..data import DataSet, Outline, check_that_boxes_are_no_corners
 from ..declared import declared_data
 from ..defects import Defects
 from ..description import MOST_CLASSES, Description
@@ -55,7 +55,7 @@ def read_yolo(description: Description, found: Defects) -> DataSet:
     """The objects of the label files of a description's images."""
     parse = partial(parse_labels, boxes_only=description.has_keypoints)
     outlined = outlines_in_files(description, ENDING, parse, found, may_lack_files=True)
-    check_that_boxes_have_centers(description, outlined)
+    check_boxes(description, outlined)
     notes = []
     if description.has_keypoints:
         notes.append('the lines have keypoints after a box: only the boxes are used')
@@ -108,30 +108,23 @@ def parse_labels(
     return objects
 
 
-def check_that_boxes_have_centers(description: Description, outlined: OutlinedImages) -> None:
-    """Raise a UserError if all boxes are x1 y1 x2 y2, and many do not fit their images as a center
-    with width and height."""
-    boxes = []
-    sides = []
-    for image, outlines in outlined.outlines.items():
-        for outline in outlines:
-            if not outline.is_polygon:
-                boxes.append(outline.parts[0])
-                sides.append(outlined.sizes[image][::-1])
-    if not boxes:
-        return
-    corners = np.array(boxes)
-    limits = np.array(sides, float)
-    tolerance = 0.05 * limits
-    low, high = corners[:, 0], corners[:, 1]
-    beyond = ((low < -tolerance) | (high > limits + tolerance)).any(1).sum()
-    as_written = np.stack([(low + high) / 2, high - low], 1)
-    if beyond >= ENOUGH and are_corners(as_written, limits):
-        raise UserError(
-            f'{description.root}: each line must be a class and the center x, center y, width and '
-            f'height of a box, but these are x1, y1, x2, y2: {beyond} of {len(boxes)} would reach '
-            'beyond their image'
-        )
+def check_boxes(description: Description, outlined: OutlinedImages) -> None:
+    """Raise a UserError if all boxes are x1 y1 x2 y2."""
+    boxes = [
+        (outline.parts[0], outlined.sizes[image])
+        for image, outlines in outlined.outlines.items()
+        for outline in outlines
+        if not outline.is_polygon
+    ]
+    corners = np.array([box for box, _ in boxes]).reshape(-1, 2, 2)
+    as_written = np.stack([corners.mean(1), corners[:, 1] - corners[:, 0]], 1)
+    check_that_boxes_are_no_corners(
+        as_written,
+        corners,
+        [size for _, size in boxes],
+        f'{description.root}: each line must be a class and the center x, center y, width and '
+        'height of a box',
+    )
 
 
 def numbered_classes(description: Description, outlined: OutlinedImages) -> dict[int, str]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 
 from pycocotools import mask as coco_mask
 
+from ..tooling.command import UserError
 from . import defects
 from .data import (
     ROUNDING,
@@ -35,7 +36,17 @@ def checked_data(data: DataSet, how: Reading, found: Defects) -> DataSet:
         data: as a reader returns it.
         how: how far images are read, and how training reads them.
         found: gets what is wrong.
+
+    Raises:
+        UserError: masks of objects are used, and no object has one.
     """
+    every = [item for split in data.splits.values() for item in split.objects]
+    if found.masks and all(map(lacks_mask, every)):
+        source, layout = data.description.source, data.description.format
+        raise UserError(
+            f'masks are trained, but {source} has boxes only ({layout}); choose a base such as '
+            'retinanet_cpvt_s.py'
+        )
     splits = {}
     for key, split in data.splits.items():
         if split.images:

@@ -1,7 +1,7 @@
 """The one way to data of all commands: a folder or a `data.yaml` is described, which is printed;
 then what the description declares is read and checked."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -40,7 +40,6 @@ def checked_source(
     formats: Optional[Sequence[str]],
     how: Reading,
     found: Defects,
-    fits: Optional[Callable[[DataSet], None]] = None,
 ) -> Checked:
     """Describe, read and check a data.yaml or a folder; prints the description and all problems,
     also where reading ends with an error, which they may be the cause of.
@@ -50,7 +49,6 @@ def checked_source(
         formats: that are asked for; None: all.
         how: how far images are read.
         found: gets what is wrong.
-        fits: raises a UserError if the data are of no use.
 
     Raises:
         UserError: the source has no such data, or they are broken as a whole.
@@ -58,10 +56,7 @@ def checked_source(
     described = describe(source, formats)
     described.print()
     try:
-        data = read_data(described.description, found)
-        if fits:
-            fits(data)
-        data = checked_data(data, how, found)
+        data = checked_data(read_data(described.description, found), how, found)
     finally:
         for problem in found.problems():
             print(problem)

@@ -185,7 +185,7 @@ def test_nothing_is_overwritten_without_being_told(tmp_path):
     layouts.voc_of_folders(root)
     out, files = root / 'my.py', {*root.iterdir()}  # what is written to the folder is no data
     for base, complaint in (
-        (BASES / 'mask_rcnn_cpvt_s.py', 'trains masks, but .* has boxes only'),
+        (BASES / 'mask_rcnn_cpvt_s.py', 'masks are trained, but .* has boxes only'),
         (SEGMENTOR, 'has data in the format voc, but masks is asked for'),
     ):
         with pytest.raises(UserError, match=complaint):

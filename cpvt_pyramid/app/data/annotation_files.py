@@ -165,9 +165,9 @@ class OutlinedImages(NamedTuple):
     """What files say of images.
 
     Attributes:
-        splits: the names of the images that are used.
-        sizes: of all images.
-        outlines: of the objects in each image.
+        splits: the names of the images, relative to the folder of the data.
+        sizes: of the images that can be read.
+        outlines: of the objects in each image whose file can be read.
     """
 
     splits: dict[str, list[str]]
@@ -209,10 +209,7 @@ def outlines_in_files(
         parsed = parse(description.root / file, file, sizes[image], found) if file else []
         if parsed is not None:
             outlines[image] = parsed
-    splits = {
-        split: [image for image in images if image in outlines]
-        for split, images in annotated.splits.items()
-    }
+    splits = {split: list(images) for split, images in annotated.splits.items()}
     return OutlinedImages(splits, sizes, outlines)
 
 
@@ -222,7 +219,7 @@ def data_of_outlines(
     found: Defects,
     numbered: Optional[Mapping[int, str]] = None,
 ) -> DataSet:
-    """The data set of images with outlines.
+    """The data set of images with outlines. Images without a size or outlines are left out.
 
     Args:
         description: what declares it.
@@ -259,12 +256,12 @@ def data_of_outlines(
         return DataImage(name, size, objects)
 
     known = labels_text(list(classes))
-    images = {name: image_of(name) for name in outlined.outlines}
+    images = {name: image_of(name) for name in outlined.outlines if name in outlined.sizes}
     for name, count in others.items():
         if count:
             found.add(defects.OTHER_CLASS, f'{name} ({amount(count, "object")})')
     splits = {
-        split: Split([images[name] for name in names], description.root)
+        split: Split([images[name] for name in names if name in images], description.root)
         for split, names in outlined.splits.items()
     }
     return DataSet(description, splits, list(classes.values()), [])

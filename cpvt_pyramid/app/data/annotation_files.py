@@ -76,7 +76,7 @@ def annotated_images(
             'folder of these files'
         )
     parts = [part for of_split in description.splits.values() for part in of_split]
-    if all(part.listed is None and (folder.root / part.images).is_dir() for part in parts):
+    if all(part.listed is None for part in parts):
         warn_about_files_without_image(folder, annotated, description, ending, found)
     return annotated
 
@@ -112,10 +112,10 @@ def file_of_image(
         return folder.find_image(path) if ending is None else folder.find(path + ending)
 
     if part.annotations is not None:
-        inside = posixpath.relpath(stem, part.images)
-        if inside.startswith('../'):  # of a list
-            inside = posixpath.basename(stem)
-        return find(join(part.annotations, inside))
+        file = find(join(part.annotations, posixpath.relpath(stem, part.images)))
+        if file is None and part.listed:
+            file = find(join(part.annotations, posixpath.basename(stem)))
+        return file
     parts = stem.split('/')
     folders = parts[:-1]
     if 'images' in folders:

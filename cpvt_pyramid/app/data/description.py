@@ -52,10 +52,11 @@ class SplitPart(NamedTuple):
     """A part of a split; paths are relative to the folder of the data.
 
     Attributes:
-        images: a folder, or a text file with a path of an image in each line.
+        images: a folder.
         annotations: the file with those of all images, or the folder in which annotations have
             the names of their images. None: none, or where the layout expects them.
-        listed: a text file with the names, without ending, of the images that count.
+        listed: a text file with the images that count, a path in the folder in each line, with or
+            without ending. None: all images in the folder and its subfolders.
     """
 
     images: str
@@ -111,7 +112,7 @@ class Texts(yaml.BaseLoader):
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file, with all scalars as text.
+    """The settings in a YAML file, with all scalars as text, and one name for each split.
 
     Raises:
         UserError: it is no mapping in YAML.
@@ -122,7 +123,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f'{path} is not YAML: {one_line(error, 120)}') from error
     if not isinstance(settings, dict):
         raise UserError(f'{path} must be a mapping in YAML, such as train: images/train')
-    return settings
+    return with_names_of_splits(settings, str(path))
 
 
 def description_of(settings: dict[str, Any], folder: Path, source: str) -> Description:
@@ -133,7 +134,6 @@ def description_of(settings: dict[str, Any], folder: Path, source: str) -> Descr
     Raises:
         UserError: a setting is wrong, or missing.
     """
-    settings = without_aliases(settings, source)
     settings = {key: value for key, value in settings.items() if value not in NULL}
     unknown = [str(key)[:40] for key in settings if key not in KEYS]
     if unknown:
@@ -143,7 +143,7 @@ def description_of(settings: dict[str, Any], folder: Path, source: str) -> Descr
         raise UserError(f'{source}: path must be a folder, got {root}; it is relative to the file')
     for key in ('annotations', 'lists'):
         if isinstance(settings.get(key), dict):
-            settings[key] = without_aliases(settings[key], f'{source}: {key}')
+            settings[key] = with_names_of_splits(settings[key], f'{source}: {key}')
             check_split_keys(settings[key], f'{source}: {key}')
     splits = {}
     for split in SPLITS:
@@ -175,7 +175,7 @@ def description_of(settings: dict[str, Any], folder: Path, source: str) -> Descr
     )
 
 
-def without_aliases(settings: dict[str, Any], source: str) -> dict[str, Any]:
+def with_names_of_splits(settings: dict[str, Any], source: str) -> dict[str, Any]:
     """Settings with one name for each split."""
     for alias, split in ALIASES.items():
         if alias in settings and split in settings:
@@ -191,16 +191,16 @@ def check_split_keys(settings: dict[str, Any], source: str) -> None:
 
 
 def relative_part(root: Path, part: SplitPart) -> SplitPart:
-    """A part with all paths relative to a folder, and written in one way."""
+    """A part with all paths relative to a folder, and written in one way. A list in the place of
+    the images is one of images in that folder."""
 
-    def written(path: str) -> str:
-        return posixpath.relpath(root / path, root)
+    def written(path: Optional[str]) -> Optional[str]:
+        return posixpath.relpath(root / path, root) if path else None
 
-    return SplitPart(
-        written(part.images),
-        written(part.annotations) if part.annotations else None,
-        written(part.listed) if part.listed else None,
-    )
+    images, annotations, listed = map(written, part)
+    if images and listed is None and (root / images).is_file():
+        return SplitPart(posixpath.curdir, annotations, listed=images)
+    return SplitPart(str(images), annotations, listed)
 
 
 def text_setting(settings: dict, key: str, source: str) -> str:

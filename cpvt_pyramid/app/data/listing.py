@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from ..tooling.command import UserError
-from .description import ALIASES, load_yaml
+from .description import load_yaml, with_names_of_splits
 from .files import by_folder, comparable, is_image, lines_of, names_below, stem_of
 
 RESULTS = re.compile(r'(^|/)runs/(detect|segment|pose|obb|classify|train|val)/')  # of Ultralytics
@@ -57,7 +57,7 @@ class Listing:
         for name in self.ending('.yaml', '.yml'):
             is_expected = stem_of(name) in ('data', 'dataset')
             try:
-                settings = with_names_of_splits(self.settings(name))
+                settings = self.settings(name)
             except UserError:
                 if is_expected:
                     raise
@@ -66,7 +66,9 @@ class Listing:
                 return DeclaredLists(self.root / name, settings)
         for name in self.ending('.data'):
             pairs = [line.partition('=') for line in lines_of(self.root / name)]
-            settings = with_names_of_splits({k.strip().lower(): v.strip() for k, _, v in pairs})
+            settings = with_names_of_splits(
+                {key.strip().lower(): value.strip() for key, _, value in pairs}, name
+            )
             if settings.get('train'):
                 return DeclaredLists(self.root / name, settings)
         return None
@@ -98,11 +100,6 @@ class Listing:
                     found['/'.join(parts[-count:])].append(name)
             self._by_last_parts[count] = found
         return self._by_last_parts[count]
-
-
-def with_names_of_splits(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with one name for each split."""
-    return {ALIASES.get(key, key): value for key, value in settings.items()}
 
 
 def is_path(value: Any) -> bool:

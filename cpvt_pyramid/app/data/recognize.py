@@ -17,7 +17,7 @@ from .declared import check_number_of_names, folder_of
 from .description import SPLITS, Description, description_of, load_yaml, text_of_description
 from .layout import Recognized, Undecided
 from .layouts import every_layout, layout_named
-from .listing import DeclaredLists, Listing, with_names_of_splits
+from .listing import DeclaredLists, Listing
 
 OWN = 'data.yaml', 'data.yml'  # in a folder, where they have a format
 ENDINGS = '.yaml', '.yml'
@@ -194,7 +194,6 @@ def found_in_file(path: Path, formats: Sequence[str]) -> Described:
     settings = load_yaml(path)
     if has_format(settings):
         return own_data(settings, path, formats, str(path))
-    settings = with_names_of_splits(settings)
     folder = path.parent / folder_of(settings, path)
     root = folder if folder.is_dir() else path.parent
     listing = Listing(root, DeclaredLists(path, settings))

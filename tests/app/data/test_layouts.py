@@ -259,13 +259,13 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
     (
         changed(layouts.voc_of_2007, replaced('*/ImageSets/Main/train.txt', LISTED)),
         2,
-        ['images that are missing: 0077 '],
+        ['JPEGImages/0077 ('],
     ),
     # There is a label map of this name.
     (
         changed(layouts.voc_of_2007, lambda root: (root / 'VOC2007/JPEGImages/000.png').unlink()),
         1,
-        ['images that are missing: 000 (VOC2007/ImageSets/Main/train.txt)'],
+        ['images that are missing: VOC2007/JPEGImages/000 (VOC2007/ImageSets/Main/train.txt)'],
     ),
     (
         changed(layouts.voc_of_folders, lambda root: layouts.voc(root / 'xml/a/lost.xml', MORE[0])),
@@ -277,7 +277,7 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
         (
             changed(layout, lambda root: (root / 'VOC2007/JPEGImages/000.png').unlink()),
             3,
-            ['images that are missing: 000 (VOC2007/ImageSets/Main/train.txt)'],
+            ['images that are missing: VOC2007/JPEGImages/000 (VOC2007/ImageSets/Main/train.txt)'],
         )
         for layout in (layouts.voc_of_two_years, voc_that_names_images)
     ),
@@ -303,7 +303,7 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
     (
         changed(layouts.maps_of_voc, replaced('ImageSets/Segmentation/train.txt', LISTED)),
         2,
-        ['images that are missing: 0077 '],
+        ['JPEGImages/0077 ('],
     ),
     (
         maps_spoiled,

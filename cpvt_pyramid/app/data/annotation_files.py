@@ -35,15 +35,11 @@ is reported."""
 
 
 class AnnotatedImages(NamedTuple):
-    """The images of each split, with the file of each; None: it has none. Paths are relative to the
+    """The images of each split, and the file of each; None: it has none. Paths are relative to the
     folder of the data."""
 
-    splits: dict[str, dict[str, Optional[str]]]
-
-    @property
-    def files(self) -> dict[str, Optional[str]]:
-        """The files of the images of all splits."""
-        return {image: file for images in self.splits.values() for image, file in images.items()}
+    splits: dict[str, list[str]]
+    files: dict[str, Optional[str]]
 
 
 def annotated_images(
@@ -57,19 +53,20 @@ def annotated_images(
         found: gets files that several images share, and those without an image.
     """
     folder = Folder(description.root)
-    splits: dict[str, dict[str, Optional[str]]] = {}
+    splits: dict[str, list[str]] = {}
+    files: dict[str, Optional[str]] = {}
     for split, parts in description.splits.items():
-        splits[split] = {}
+        images: dict[str, None] = {}  # parts may lie in each other
         for part in parts:
-            check_annotations(part, description)
+            check_folder_of_files(part, description)
             for image in images_of_part(folder, part, description, found):
-                if is_mask_beside_images(image, part, description):
-                    continue
-                splits[split][image] = file_of_image(folder, image, part, description, ending)
-    annotated = AnnotatedImages(splits)
+                if not is_mask_beside_images(image, part, description):
+                    images[image] = None
+                    files[image] = file_of_image(folder, image, part, description, ending)
+        splits[split] = list(images)
     folder.report(found)
-    report_shared(annotated.files, found)
-    if not any(annotated.files.values()):
+    report_shared(files, found)
+    if not any(files.values()):
         what = 'segmentation mask' if ending is None else f'{ending} file'
         raise UserError(
             f'{description.source}: no image has a {what} of its name; annotations must be the '
@@ -77,11 +74,11 @@ def annotated_images(
         )
     parts = [part for of_split in description.splits.values() for part in of_split]
     if all(part.listed is None for part in parts):
-        warn_about_files_without_image(folder, annotated, description, ending, found)
-    return annotated
+        warn_about_files_without_image(folder, files, description, ending, found)
+    return AnnotatedImages(splits, files)
 
 
-def check_annotations(part: SplitPart, description: Description) -> None:
+def check_folder_of_files(part: SplitPart, description: Description) -> None:
     if part.annotations is not None and not (description.root / part.annotations).is_dir():
         raise UserError(
             f'{description.source}: annotations must be a folder, got {part.annotations}'
@@ -139,16 +136,16 @@ def report_shared(files: Mapping[str, Optional[str]], found: Defects) -> None:
 
 def warn_about_files_without_image(
     folder: Folder,
-    annotated: AnnotatedImages,
+    files: Mapping[str, Optional[str]],
     description: Description,
     ending: Optional[str],
     found: Defects,
 ) -> None:
     """Warn about files that no image has, in the folders of those that images have."""
-    known = {*annotated.files, *annotated.files.values()}
+    known = {*files, *files.values()}
     for ambiguous in folder.ambiguous.values():  # are reported as such
         known |= {*ambiguous}
-    for place in sorted({posixpath.dirname(file) for file in annotated.files.values() if file}):
+    for place in sorted({posixpath.dirname(file) for file in files.values() if file}):
         for name in folder.files_in(place):
             if ending is None:
                 is_one = is_image(name) and ends_with(name, description.mask_suffix)
@@ -197,7 +194,7 @@ def outlines_in_files(
             and it is left out.
     """
     annotated = annotated_images(description, ending, found)
-    files = annotated.files
+    files = dict(annotated.files)
     if not may_lack_files:
         for image in [image for image, file in files.items() if file is None]:
             found.add(defects.WITHOUT_FILE, image)
@@ -209,8 +206,7 @@ def outlines_in_files(
         parsed = parse(description.root / file, file, sizes[image], found) if file else []
         if parsed is not None:
             outlines[image] = parsed
-    splits = {split: list(images) for split, images in annotated.splits.items()}
-    return OutlinedImages(splits, sizes, outlines)
+    return OutlinedImages(annotated.splits, sizes, outlines)
 
 
 def data_of_outlines(

@@ -281,7 +281,8 @@ class Lacking:
         areas: list[Any] = [annotation.get('area') for annotation in annotations]
         self.has_areas = any(is_number(area) and area > 0 for area in areas)
         self._ids: set[int] = set()
-        self._places: dict[str, list[str]] = {}  # by what is lacking
+        self._first: dict[str, str] = {}  # the place of the first one, by what is lacking
+        self._counts: Counter = Counter()
 
     def note(self, annotation: dict, place: str) -> bool:
         """Note what an annotation lacks; returns whether it is complete."""
@@ -294,14 +295,16 @@ class Lacking:
             'an iscrowd of 0 or 1': annotation.get('iscrowd') in (0, 1),
         }
         for field in [field for field, is_there in has.items() if not is_there]:
-            self._places.setdefault(field, []).append(place)
+            self._first.setdefault(field, place)
+            self._counts[field] += 1
         return all(has.values())
 
     def report(self, found: Defects) -> None:
-        """Report each field that is lacking, with the first annotation: there can be millions."""
-        for field, places in self._places.items():
-            more = f' and {len(places) - 1} more' if len(places) > 1 else ''
-            found.add(defects.INCOMPLETE, f'{places[0]}{more}', field)
+        """Report what is lacking, with the first annotation: there can be millions."""
+        for field, place in self._first.items():
+            others = self._counts[field] - 1
+            more = f' and {others} more' if others else ''
+            found.add(defects.INCOMPLETE, f'{place}{more}', field)
 
 
 def images_in_records(

@@ -192,7 +192,7 @@ def read_masks(description: Description, found: Defects) -> DataSet:
     annotated = annotated_images(description, None, found)
     splits = {}
     for split, images in annotated.splits.items():
-        entries = [DataImage(image, UNREAD, [], mask) for image, mask in images.items()]
+        entries = [DataImage(image, UNREAD, [], annotated.files[image]) for image in images]
         splits[split] = Split(entries, description.root)
     masks = values_of_classes(description)
     return DataSet(description, splits, list(description.names.values()), [], masks)

@@ -9,9 +9,9 @@ from typing import Any, Optional
 from ..tooling.command import UserError
 from ..tooling.files import path_from
 from .class_files import classes_from_files
-from .description import SPLITS, whole_number
+from .description import SPLITS
 from .files import lines_of
-from .folders import SHOWN, image_places, one_or_many
+from .folders import image_places, one_or_many
 from .layout import Recognized
 from .listing import DeclaredLists, Listing, is_path
 
@@ -48,30 +48,21 @@ def declared_data(listing: Listing, declared: DeclaredLists) -> Recognized:
             continue
         if missing:
             raise UserError(f'{path}: {split} is {missing[0]}, which does not exist'[:300])
-        moved = [f'{e} is {p}' for e, p in zip(entries, found) if not is_same_path(e, p, listing)]
-        notes += [f'{split}: {line}' for line in moved[:SHOWN]]
         settings[split] = one_or_many(found)
         lists += [place for place in found if place and (listing.root / place).is_file()]
     add_prefix_of_lists(listing, lists, settings)
-    for key in ('names', 'nc', 'masks_dir', 'kpt_shape'):
+    for key in ('names', 'masks_dir', 'kpt_shape'):
         if key in given:
             settings[key] = given[key]
     if name.endswith('.data'):
         settings['names'] = darknet_names(path, settings)
-    check_number_of_names(settings, name, notes)
     if 'names' not in settings:
         classes = classes_from_files(listing.root, listing.names)
         settings.update(classes.settings)
         notes += classes.notes
     else:
         warn_about_other_orders(listing, settings['names'], name, notes)
-    settings.pop('nc', None)
-    return Recognized({k: v for k, v in settings.items() if v}, notes, is_declared=True)
-
-
-def is_same_path(entry: str, place: Optional[str], listing: Listing) -> bool:
-    path = os.path.normpath(entry.replace('\\', '/'))
-    return path == place or path == os.path.abspath(listing.root / str(place))
+    return Recognized({k: v for k, v in settings.items() if v}, notes)
 
 
 def declared_place(listing: Listing, entry: str, places: Sequence[Path]) -> Optional[str]:
@@ -109,16 +100,6 @@ def darknet_names(path: Path, settings: dict[str, Any]) -> Any:
         if given and place.is_file():
             return lines_of(place)
     return None
-
-
-def check_number_of_names(settings: dict[str, Any], name: str, notes: list[str]) -> None:
-    count = whole_number(settings.get('nc'))
-    names = settings.get('names')
-    if count is not None and isinstance(names, (list, dict)) and names and len(names) != count:
-        notes.append(
-            f'{name} declares another number of classes than it names, and the names count: nc is '
-            f'{count}, and names has {len(names)}'
-        )
 
 
 def warn_about_other_orders(listing: Listing, names: Any, source: str, notes: list[str]) -> None:

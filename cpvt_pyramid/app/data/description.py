@@ -126,8 +126,8 @@ def load_yaml(path: Path) -> dict[str, Any]:
     return with_names_of_splits(settings, str(path))
 
 
-def description_of(settings: dict[str, Any], folder: Path, source: str) -> Description:
-    """The description that settings declare; `path` is relative to a folder.
+def description_of(settings: dict[str, Any], root: Path, source: str) -> Description:
+    """The description that settings declare, with paths relative to `root`.
 
     Messages show no values of settings that are no text: a few lines of YAML can hold gigabytes.
 
@@ -138,7 +138,6 @@ def description_of(settings: dict[str, Any], folder: Path, source: str) -> Descr
     unknown = [str(key)[:40] for key in settings if key not in KEYS]
     if unknown:
         raise UserError(f'{source}: unknown key {unknown[0]}; the keys are {", ".join(KEYS)}')
-    root = Path(os.path.normpath(folder / (text_setting(settings, 'path', source) or '.')))
     if not root.is_dir():
         raise UserError(f'{source}: path must be a folder, got {root}; it is relative to the file')
     for key in ('annotations', 'lists'):

@@ -21,12 +21,10 @@ class Recognized(NamedTuple):
     Attributes:
         settings: of a `data.yaml`, without `path` and `format`.
         notes: what a person should know, one line each.
-        is_declared: by a file, and not by the names of files and folders.
     """
 
     settings: dict[str, Any]
     notes: list[str]
-    is_declared: bool = False
 
 
 class Undecided(Exception):
@@ -59,6 +57,8 @@ class Layout(NamedTuple):
             `Undecided`.
         read: what a `data.yaml` of this format declares; it guesses nothing.
         example: settings of a `data.yaml`, with words in capitals for what a person fills in.
+        is_declared: whether a YAML file of Ultralytics, or Darknet's obj.data, with some settings
+            declares data of this layout.
     """
 
     what: str
@@ -66,3 +66,4 @@ class Layout(NamedTuple):
     recognize: Callable[[Listing], Optional[Recognized]]
     read: Callable[[Description, Defects], DataSet]
     example: dict[str, Any]
+    is_declared: Callable[[Mapping[str, Any]], bool] = lambda settings: False

@@ -25,17 +25,10 @@ class DeclaredLists(NamedTuple):
 
 
 class Listing:
-    """The files below a folder, without hidden ones, results, and what new-config wrote.
+    """The files below a folder, without hidden ones, results, and what new-config wrote."""
 
-    Args:
-        root: the folder.
-        declared: the file that names its images, if a user has named it.
-    """
-
-    def __init__(self, root: Path, declared: Optional[DeclaredLists] = None) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        if declared:
-            self.declared = declared
         names = [*names_below(root)]
         generated = tuple(
             f'{name.removesuffix(".py")}{GENERATED}/'
@@ -62,7 +55,8 @@ class Listing:
                 if is_expected:
                     raise
                 continue
-            if any(is_path(settings.get(split)) for split in ('train', 'val')):
+            is_own = 'format' in settings  # written by cpvt check-data
+            if not is_own and any(is_path(settings.get(split)) for split in ('train', 'val')):
                 return DeclaredLists(self.root / name, settings)
         for name in self.ending('.data'):
             pairs = [line.partition('=') for line in lines_of(self.root / name)]

@@ -13,7 +13,7 @@ from ..config.shipped import is_config_name, shipped_configs, where_configs_are
 from ..tooling.command import UserError
 from ..tooling.files import full_if_current
 from ..tooling.names import did_you_mean
-from .declared import check_number_of_names, folder_of
+from .declared import declared_data, folder_of
 from .description import SPLITS, Description, description_of, load_yaml, text_of_description
 from .layout import Recognized, Undecided
 from .layouts import every_layout, layout_named
@@ -126,15 +126,17 @@ def found_in_folder(root: Path, formats: Sequence[str]) -> Described:
     for name in OWN:
         if name in listing.names and has_format(listing.settings(name)):
             return own_data(listing.settings(name), root / name, formats, shown)
+    declared = listing.declared
+    if declared and layout_of(declared) in formats:
+        return described(layout_of(declared), declared_data(listing, declared), root, shown)
     found = recognized(listing, formats)
     if not found:
         check_other_formats(listing, formats, shown)
         names = ', '.join(formats)
         reason = f'{shown} has no data in a known layout ({names}; other programs can export these)'
         stop(reason, root, formats[0], {})
-    declared = {kind: result for kind, result in found.items() if is_declared(result)}
     decided = {kind: result for kind, result in found.items() if isinstance(result, Recognized)}
-    chosen = declared or decided or found
+    chosen = decided or found
     if len(chosen) > 1:
         raise UserError(
             f'{shown} has data in several formats, {" and ".join(chosen)}; choose one, and write '
@@ -143,10 +145,19 @@ def found_in_folder(root: Path, formats: Sequence[str]) -> Described:
     ((kind, result),) = chosen.items()
     if isinstance(result, Undecided):
         stop(f'{shown}: {result}', root, kind, result.known)
-    notes = [*result.notes]
     if others := [name for name in found if name != kind]:
-        notes.append(f'the folder has data in {" and ".join(others)}, too: not used')
-    return Described({'format': kind, **result.settings}, root, notes, shown)
+        result.notes.append(f'the folder has data in {" and ".join(others)}, too: not used')
+    return described(kind, result, root, shown)
+
+
+def described(kind: str, result: Recognized, root: Path, source: str) -> Described:
+    return Described({'format': kind, **result.settings}, root, result.notes, source)
+
+
+def layout_of(declared: DeclaredLists) -> str:
+    """The layout of the data that a file of Ultralytics or Darknet declares."""
+    rows = every_layout().items()
+    return next(name for name, row in rows if row.is_declared(declared.settings))
 
 
 def recognized(listing: Listing, formats: Iterable[str]) -> dict[str, Union[Recognized, Undecided]]:
@@ -163,13 +174,11 @@ def recognized(listing: Listing, formats: Iterable[str]) -> dict[str, Union[Reco
     return found
 
 
-def is_declared(result: Union[Recognized, Undecided]) -> bool:
-    return isinstance(result, Recognized) and result.is_declared
-
-
 def check_other_formats(listing: Listing, formats: Sequence[str], shown: str) -> None:
     """Raise a UserError if a folder has data of other formats than those that are asked for."""
-    others = recognized(listing, [name for name in every_layout() if name not in formats])
+    others = [*recognized(listing, [name for name in every_layout() if name not in formats])]
+    if not others and listing.declared:
+        others = [layout_of(listing.declared)]
     if others:
         raise UserError(
             f'{shown} has data in the format {" and ".join(others)}, but {" or ".join(formats)} is '
@@ -196,13 +205,13 @@ def found_in_file(path: Path, formats: Sequence[str]) -> Described:
         return own_data(settings, path, formats, str(path))
     folder = path.parent / folder_of(settings, path)
     root = folder if folder.is_dir() else path.parent
-    listing = Listing(root, DeclaredLists(path, settings))
-    for kind in every_layout():
-        result = every_layout()[kind].recognize(listing)
-        if result and result.is_declared:
-            check_format(kind, path, formats)
-            return Described({'format': kind, **result.settings}, root, result.notes, str(path))
-    raise UserError(f'{path} must have train, val or test, a folder or list of images')
+    declared = DeclaredLists(path, settings)
+    kind = layout_of(declared)
+    result = declared_data(Listing(root), declared)
+    if not any(split in result.settings for split in SPLITS):
+        raise UserError(f'{path} must have train, val or test, a folder or list of images')
+    check_format(kind, path, formats)
+    return described(kind, result, root, str(path))
 
 
 def has_format(settings: Mapping[str, Any]) -> bool:
@@ -218,11 +227,7 @@ def own_data(
     layout_named(kind, str(path))
     check_format(kind, path, formats)
     notes = [f'{path.name} declares the data']
-    check_number_of_names(settings, path.name, notes)
-    place = settings.get('path') or '.'
-    if not isinstance(place, str):
-        raise UserError(f'{path}: path must be a text')
-    root = Path(os.path.normpath(path.parent / place))
+    root = Path(os.path.normpath(path.parent / folder_of(settings, path)))
     kept = {key: value for key, value in settings.items() if key != 'path'}
     return Described(kept, root, notes, source)
 

@@ -197,7 +197,6 @@ TEN_OF_CORNERS = [
     s._replace(boxes=[(c, x, y, x + w, y + h) for c, x, y, w, h in s.boxes])
     for s in map(scene, range(10))
 ]  # enough to be certain
-NC = f'train: images/train\nval: images/val\nnames: {list(CLASSES)}\nnc: 80'
 ALL = None  # are used: what is said is a warning
 DAMAGED = [  # what is in the folder, how many training images have no error, what is said
     (
@@ -232,11 +231,6 @@ DAMAGED = [  # what is in the folder, how many training images have no error, wh
         coco_of(SCENES, 'gif'),
         0,
         ['images that readers do not agree on', 'GIF'],
-    ),
-    (
-        changed(layouts.yolo_of_splits, replaced('data.yaml', NC)),
-        ALL,
-        ['nc is 80, and names has 3'],
     ),
     (
         changed(layouts.yolo_of_splits, lambda root: MORE[0].write(root / 'images/train/000.bmp')),

@@ -11,7 +11,6 @@ from ...tooling.command import UserError
 from ..annotation_files import annotated_images
 from ..class_files import classes_from_files
 from ..data import UNREAD, DataImage, DataSet, Split
-from ..declared import declared_data
 from ..defects import Defects
 from ..description import IGNORED, Description
 from ..files import comparable_stem, stem_of
@@ -80,11 +79,7 @@ class PairedFolders(NamedTuple):
 
 
 def recognize_masks(listing: Listing) -> Optional[Recognized]:
-    """A file that declares them, or folders of images and masks, or masks next to their images."""
-    if listing.declared:
-        if 'masks_dir' not in listing.declared.settings:
-            return None
-        return declared_data(listing, listing.declared)
+    """Folders of images and masks, or masks next to their images."""
     pairs = paired_folders(listing)
     if not pairs:
         return None
@@ -204,4 +199,5 @@ LAYOUT = Layout(
     recognize=recognize_masks,
     read=read_masks,
     example={**EXAMPLE_OF_FILES, 'names': {0: 'FIRST', 1: 'SECOND'}},
+    is_declared=lambda settings: 'masks_dir' in settings,
 )

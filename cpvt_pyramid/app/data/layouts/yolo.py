@@ -18,7 +18,6 @@ from .. import defects
 from ..annotation_files import OutlinedImages, data_of_outlines, outlines_in_files
 from ..class_files import classes_from_files
 from ..data import DataSet, Outline, check_that_boxes_are_no_corners
-from ..declared import declared_data
 from ..defects import Defects
 from ..description import MOST_CLASSES, Description
 from ..files import text_of
@@ -32,11 +31,6 @@ ROUNDING = 0.01  # share of an image by which a box may reach beyond it
 
 
 def recognize_yolo(listing: Listing) -> Optional[Recognized]:
-    """A file that declares the images, or folders with label files."""
-    if listing.declared:
-        if 'masks_dir' in listing.declared.settings:
-            return None
-        return declared_data(listing, listing.declared)
     found = recognized_files(listing, ENDING, has_label_line, may_lack_files=True)
     if found is None:
         return None
@@ -142,4 +136,5 @@ LAYOUT = Layout(
     recognize=recognize_yolo,
     read=read_yolo,
     example={**EXAMPLE_OF_FILES, 'names': ['FIRST', 'SECOND']},
+    is_declared=lambda settings: 'masks_dir' not in settings,
 )

@@ -127,8 +127,10 @@ def found_in_folder(root: Path, formats: Sequence[str]) -> Described:
         if name in listing.names and has_format(listing.settings(name)):
             return own_data(listing.settings(name), root / name, formats, shown)
     declared = listing.declared
-    if declared and layout_of(declared) in formats:
-        return described(layout_of(declared), declared_data(listing, declared), root, shown)
+    if declared and declared_layout(declared) in formats:
+        return described_as(
+            declared_layout(declared), declared_data(listing, declared), root, shown
+        )
     found = recognized(listing, formats)
     if not found:
         check_other_formats(listing, formats, shown)
@@ -147,14 +149,14 @@ def found_in_folder(root: Path, formats: Sequence[str]) -> Described:
         stop(f'{shown}: {result}', root, kind, result.known)
     if others := [name for name in found if name != kind]:
         result.notes.append(f'the folder has data in {" and ".join(others)}, too: not used')
-    return described(kind, result, root, shown)
+    return described_as(kind, result, root, shown)
 
 
-def described(kind: str, result: Recognized, root: Path, source: str) -> Described:
+def described_as(kind: str, result: Recognized, root: Path, source: str) -> Described:
     return Described({'format': kind, **result.settings}, root, result.notes, source)
 
 
-def layout_of(declared: DeclaredLists) -> str:
+def declared_layout(declared: DeclaredLists) -> str:
     """The layout of the data that a file of Ultralytics or Darknet declares."""
     rows = every_layout().items()
     return next(name for name, row in rows if row.is_declared(declared.settings))
@@ -178,7 +180,7 @@ def check_other_formats(listing: Listing, formats: Sequence[str], shown: str) ->
     """Raise a UserError if a folder has data of other formats than those that are asked for."""
     others = [*recognized(listing, [name for name in every_layout() if name not in formats])]
     if not others and listing.declared:
-        others = [layout_of(listing.declared)]
+        others = [declared_layout(listing.declared)]
     if others:
         raise UserError(
             f'{shown} has data in the format {" and ".join(others)}, but {" or ".join(formats)} is '
@@ -206,12 +208,12 @@ def found_in_file(path: Path, formats: Sequence[str]) -> Described:
     folder = path.parent / folder_of(settings, path)
     root = folder if folder.is_dir() else path.parent
     declared = DeclaredLists(path, settings)
-    kind = layout_of(declared)
+    kind = declared_layout(declared)
     result = declared_data(Listing(root), declared)
     if not any(split in result.settings for split in SPLITS):
         raise UserError(f'{path} must have train, val or test, a folder or list of images')
     check_format(kind, path, formats)
-    return described(kind, result, root, str(path))
+    return described_as(kind, result, root, str(path))
 
 
 def has_format(settings: Mapping[str, Any]) -> bool:

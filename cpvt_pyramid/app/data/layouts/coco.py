@@ -269,7 +269,7 @@ def parse_coco(
     for name, count in others.items():
         found.add(defects.OTHER_CLASS, f'{name} ({amount(count, "object")} in {split.name})')
     parsed = split._replace(images=list(images.values()), path=split.path if is_same else None)
-    check_boxes(parsed)
+    check_boxes_of_file(parsed)
     return parsed
 
 
@@ -423,7 +423,7 @@ def counts_of(text: str) -> list[int]:
     return counts
 
 
-def check_boxes(split: Split) -> None:
+def check_boxes_of_file(split: Split) -> None:
     """Raise a UserError if all boxes of a file are x1 y1 x2 y2, or if no box of many has a number
     above 1."""
     where = f'{split.name or split.folder}: each bbox must be x, y, width and height'

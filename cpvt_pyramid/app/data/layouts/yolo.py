@@ -49,7 +49,7 @@ def read_yolo(description: Description, found: Defects) -> DataSet:
     """The objects of the label files of a description's images."""
     parse = partial(parse_labels, boxes_only=description.has_keypoints)
     outlined = outlines_in_files(description, ENDING, parse, found, may_lack_files=True)
-    check_boxes(description, outlined)
+    check_boxes_of_lines(description, outlined)
     notes = []
     if description.has_keypoints:
         notes.append('the lines have keypoints after a box: only the boxes are used')
@@ -102,7 +102,7 @@ def parse_labels(
     return objects
 
 
-def check_boxes(description: Description, outlined: OutlinedImages) -> None:
+def check_boxes_of_lines(description: Description, outlined: OutlinedImages) -> None:
     """Raise a UserError if all boxes are x1 y1 x2 y2."""
     boxes = [
         (outline.parts[0], outlined.sizes[image])

@@ -249,6 +249,56 @@ def image_places(listing: Listing, names: Sequence[str]) -> Optional[Places]:
     return None
 
 
+def recognized_by_images(
+    listing: Listing, files: Mapping[str, Sequence[str]], preferred: str = ''
+) -> Recognized:
+    """A file of annotations for each split, and the folder below which its images are.
+
+    Args:
+        listing: of all files.
+        files: the names of images in each file of annotations.
+        preferred: of several files for a split, the one that has this in its name.
+
+    Raises:
+        Undecided: there are several files or folders for a split.
+    """
+    paths = list(files)
+    found = divided_by_name(paths)
+    notes = [f'{paths[i]} is left out: its name says no split' for i in found.unnamed]
+    settings: dict[str, Any] = {}
+    annotations: dict[str, str] = {}
+    prefixes = set()
+    for split, indices in found.by_split.items():
+        if not indices:
+            continue
+        file = file_of_split(split, [paths[i] for i in indices], preferred)
+        annotations[split] = file
+        settings[split] = '.'
+        names = files[file]
+        places = image_places(listing, names) if names else None
+        if places:
+            settings[split] = place_of_split(places, split, posixpath.dirname(file) or '.')
+            prefixes.add(places.prefix)
+        elif names:
+            notes.append(f'no image that {file} names is in the folder, such as {names[0]}')
+    settings['annotations'] = annotations
+    if len(prefixes) > 1:
+        shown = ', '.join(map(repr, sorted(prefixes)))
+        raise Undecided(f'the names of images begin with different folders, {shown}', settings)
+    if prefixes - {''}:
+        settings['strip_prefix'] = prefixes.pop()
+    return Recognized(settings, notes)
+
+
+def file_of_split(split: str, files: Sequence[str], preferred: str) -> str:
+    """The file of a split: the only one, or the only one with a preferred name."""
+    named = [file for file in files if preferred in posixpath.basename(file).lower()]
+    for chosen in (files, named):
+        if len(chosen) == 1:
+            return chosen[0]
+    raise Undecided(f'several files can have the {split} data: {", ".join(files[:SHOWN])}')
+
+
 def place_of_split(places: Places, split: str, home: str) -> str:
     """The folder with the images of a split: of those whose names say this split, or else none, or
     else another one, that with most of the names, or `home` if it has as many.

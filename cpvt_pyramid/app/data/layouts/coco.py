@@ -6,7 +6,6 @@ with pycocotools. So records are read as JSON here, and checked in `check.py`.
 
 import json
 import math
-import posixpath
 import re
 from codecs import BOM_UTF8
 from collections import Counter
@@ -32,12 +31,11 @@ from ..data import (
 from ..defects import Defects
 from ..description import Description, SplitPart
 from ..files import Folder, by_folder, join
-from ..folders import SHOWN, image_places, place_of_split
+from ..folders import recognized_by_images
 from ..images import Size
-from ..layout import Layout, Recognized, Undecided
+from ..layout import Layout, Recognized
 from ..listing import Listing
 from ..lists import without_prefix
-from ..splits import divided_by_name
 
 MOST_FILES = 100  # JSON files in a folder
 SURROGATE = re.compile(rb'\\u[dD][89a-fA-F]')  # a character in two parts, as JSON writes it
@@ -57,32 +55,11 @@ def recognize_coco(listing: Listing) -> Optional[Recognized]:
     if not every:
         return None
     files = [file for file in every if file.has_boxes] or every
+    found = recognized_by_images(
+        listing, {file.path: file.images for file in files}, preferred='instances'
+    )
     notes = [f'{file.path} is left out: it has no boxes' for file in every if file not in files]
-    found = divided_by_name([file.path for file in files])
-    notes += [f'{files[i].path} is left out: its name says no split' for i in found.unnamed]
-    settings: dict[str, Any] = {}
-    annotations: dict[str, str] = {}
-    prefixes = set()
-    for split, indices in found.by_split.items():
-        if not indices:
-            continue
-        file = file_of_split(split, [files[i] for i in indices])
-        annotations[split] = file.path
-        settings[split] = '.'
-        places = image_places(listing, file.images) if file.images else None
-        if places:
-            settings[split] = place_of_split(places, split, posixpath.dirname(file.path) or '.')
-            prefixes.add(places.prefix)
-        elif file.images:
-            first = file.images[0]
-            notes.append(f'no image that {file.path} names is in the folder, such as {first}')
-    settings['annotations'] = annotations
-    if len(prefixes) > 1:
-        shown = ', '.join(map(repr, sorted(prefixes)))
-        raise Undecided(f'the names of images begin with different folders, {shown}', settings)
-    if prefixes - {''}:
-        settings['strip_prefix'] = prefixes.pop()
-    return Recognized(settings, notes)
+    return Recognized(found.settings, notes + found.notes)
 
 
 def coco_files(listing: Listing) -> list[CocoFile]:
@@ -111,16 +88,6 @@ def coco_files(listing: Listing) -> list[CocoFile]:
 
 def dict_of(value: Any) -> dict:
     return value if isinstance(value, dict) else {}
-
-
-def file_of_split(split: str, files: Sequence[CocoFile]) -> CocoFile:
-    """The COCO file of a split: of several, that with the instances in COCO's own names."""
-    instances = [f for f in files if 'instances' in posixpath.basename(f.path).lower()]
-    for chosen in (files, instances):
-        if len(chosen) == 1:
-            return chosen[0]
-    shown = ', '.join(file.path for file in files[:SHOWN])
-    raise Undecided(f'several files can have the {split} data: {shown}')
 
 
 # Reading

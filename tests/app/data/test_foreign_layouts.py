@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -408,6 +409,24 @@ def masks_below_their_images(root: Path) -> None:
     write(root / 'classes.txt', FOUR)
 
 
+def voc_with_lists_elsewhere(root: Path) -> None:
+    layouts.voc_of_2007(root)
+    (root / 'lists').mkdir()
+    (root / 'VOC2007/ImageSets').rename(root / 'lists/ImageSets')
+    shutil.rmtree(root / 'VOC2007/SegmentationClass')
+
+
+@pytest.mark.parametrize('images', ['.', 'photos'])
+def test_masks_of_listed_images(images, tmp_path, capsys):
+    """As the template asks for where masks are below their images."""
+    fill(tmp_path, SCENES, f'{images}/{{}}.png', label_map, 'masks/{}.png')
+    write(tmp_path / 'train.txt', ''.join(f'{images}/{scene.name}.png\n' for scene in SCENES[:3]))
+    settings = 'format: masks\ntrain: train.txt\nannotations: masks\n'
+    write(tmp_path / 'data.yaml', f'{settings}names: [ground, cat, dog, owl]\n')
+    assert load_tool('check_data').main([str(tmp_path)]) == 0
+    assert 'train: 3 images' in capsys.readouterr().out
+
+
 def test_a_folder_next_to_a_script_of_its_name_has_data(tmp_path):
     """Only what is written next to a config of `cpvt new-config` is left out."""
     root = tmp_path / 'project'
@@ -593,6 +612,7 @@ LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
     (masks_of_loveda, 0, 'val: 4 images'),
     (masks_in_the_only_folders, 0, '4 classes: ground, cat, dog, owl'),
     (masks_below_their_images, 2, 'has images, and so has masks below it'),
+    (voc_with_lists_elsewhere, 2, 'no list in ImageSets next to VOC2007/JPEGImages'),
 ]
 
 

@@ -11,6 +11,7 @@
 
 #include <cpuid.h>
 #include <immintrin.h>
+#include <omp.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -97,12 +98,16 @@ vec power_of_two(vec x) {
   return _mm512_scalef_ps(power, whole);
 }
 
-// Call f(start, stop, thread) for equal parts of `count` items.
+// Call f(start, stop, thread) for equal parts of `count` items, `parts` for each thread. The next
+// thread that is free takes the next part: one whose core does something else, too, takes fewer.
 template <typename Function>
-void in_threads(int64_t count, int64_t threads, Function f) {
+void in_threads(int64_t count, int64_t threads, int64_t parts, Function f) {
   threads = std::max<int64_t>(std::min(threads, count), 1);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int64_t i = 0; i < threads; i++) f(count * i / threads, count * (i + 1) / threads, i);
+  parts = threads == 1 ? 1 : std::min(parts * threads, count);
+#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
+  for (int64_t i = 0; i < parts; i++) {
+    f(count * i / parts, count * (i + 1) / parts, omp_get_thread_num());
+  }
 }
 
 // Layer norm
@@ -156,7 +161,7 @@ void normalize_rows(const T* x, const float* weight, const float* bias, Result* 
 template <typename T>
 void layer_norm(const T* x, const float* weight, const float* bias, T* out, int64_t rows, int64_t n,
                 float eps, int64_t threads) {
-  in_threads(rows, threads, [=](int64_t start, int64_t stop, int64_t) {
+  in_threads(rows, threads, 4, [=](int64_t start, int64_t stop, int64_t) {
     normalize_rows(x + start * n, weight, bias, out + start * n, stop - start, n, eps);
   });
 }
@@ -603,7 +608,7 @@ void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
       ceil_div(std::min(height, sizes.height) * std::min(width, sizes.width), Kind::ROWS);
   const int64_t bytes = workspace_size<Kind>(sizes);
   const int64_t items = sizes.images * windows * sizes.heads * parts;
-  in_threads(items, threads, [&](int64_t first_item, int64_t end, int64_t thread) {
+  in_threads(items, threads, 2, [&](int64_t first_item, int64_t end, int64_t thread) {
     Workspace<Kind> work(largest_key_count(sizes), sizes.channels, memory + thread * bytes);
     Kind::begin();
     int64_t packed = -1;
@@ -680,7 +685,7 @@ void copy_patches(T* map, T* patches, int64_t images, int64_t height, int64_t wi
                   int64_t side, int64_t threads) {
   const int64_t of_row = width * side * n;  // values of a row of the map
   const int64_t pixels = side * side;       // of a patch
-  in_threads(images * height * width, threads, [=](int64_t first_patch, int64_t end, int64_t) {
+  in_threads(images * height * width, threads, 4, [=](int64_t first_patch, int64_t end, int64_t) {
     __m512i block[LANES];
     for (int64_t i = first_patch; i < end; i++) {
       T* const corner = map + i / width * side * of_row + i % width * side * n;
@@ -895,7 +900,7 @@ void convolve_gelu(const T* x, const T* weights, const T* bias, T* out, int64_t 
                    int64_t threads) {
   const int64_t of_row = width * n;
   const int64_t results = bottom - top;  // rows of an image
-  in_threads(images * results, threads, [=](int64_t first_row, int64_t end, int64_t) {
+  in_threads(images * results, threads, 4, [=](int64_t first_row, int64_t end, int64_t) {
     for (int64_t i = first_row; i < end; i++) {
       const int64_t y = top + i % results;
       const T* const row = x + (i / results * height + y) * of_row;
@@ -914,6 +919,8 @@ constexpr int64_t PART_BYTES = 512 << 10;  // of the tokens that are computed at
 constexpr int64_t WIDE = 128;              // channels of the wide map that are computed at a time
 constexpr int64_t WIDE_CONV = 64;          // with a convolution, which needs more tokens
 constexpr int64_t MOST_ROWS = 32;          // that are multiplied, and read, at a time
+constexpr int64_t PARTS = 4;               // of the tokens, for each thread
+constexpr int64_t ENOUGH_ROWS = 32;        // of maps, for two parts for each thread
 
 // A layer norm and two linear layers, whose weights are (out, in).
 template <typename T>
@@ -934,7 +941,7 @@ void pack_weight(const T* weight, int64_t n, int64_t k, F* panels, int64_t threa
   const int64_t groups = k / GROUP<F>;
   const int64_t blocks = ceil_div(groups, LANES);  // of a column
   const int64_t count = rounded_up(n, COLUMNS) / LANES * blocks;
-  in_threads(count, threads, [=](int64_t first_block, int64_t end, int64_t) {
+  in_threads(count, threads, 4, [=](int64_t first_block, int64_t end, int64_t) {
     for (int64_t i = first_block; i < end; i++) {
       const int64_t column = i / blocks * LANES;
       const int64_t group = i % blocks * LANES;
@@ -1067,9 +1074,10 @@ struct Part {
 // Of a part, a multiple of ROWS.
 template <typename Kind>
 int64_t tokens_of_part(int64_t tokens, int64_t channels, int64_t threads) {
-  const int64_t of_thread = rounded_up(ceil_div(tokens, threads), Kind::ROWS);
+  const int64_t parts = threads == 1 ? 1 : PARTS * threads;
+  const int64_t of_part = rounded_up(ceil_div(tokens, parts), Kind::ROWS);
   const int64_t fitting = PART_BYTES / Part<typename Kind::Factor>(1, channels, 0).end;
-  return std::clamp<int64_t>(fitting / Kind::ROWS * Kind::ROWS, Kind::ROWS, of_thread);
+  return std::clamp<int64_t>(fitting / Kind::ROWS * Kind::ROWS, Kind::ROWS, of_part);
 }
 
 // Bytes of the memory that `mlp` needs.
@@ -1091,7 +1099,7 @@ void mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t 
   const int64_t most = tokens_of_part<Kind>(tokens, n, threads);
   const int64_t bytes = Part<F>(most, n, 0).end;
   const int64_t items = ceil_div(tokens, Kind::ROWS);
-  in_threads(items, threads, [=](int64_t first_item, int64_t end, int64_t thread) {
+  in_threads(items, threads, PARTS, [=](int64_t first_item, int64_t end, int64_t thread) {
     const Part<F> part(most, n, panels.end + thread * bytes);
     const int64_t stop = std::min(end * Kind::ROWS, tokens);
     Kind::begin();
@@ -1206,10 +1214,10 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
 // Rows of a map that a thread computes at a time.
 template <typename T, typename F>
 int64_t rows_of_part(const NormMLP<T>& layers, const MapConvolution<T>& conv, int64_t threads) {
-  const int64_t of_thread = ceil_div(conv.images * conv.height, threads);
+  const int64_t of_part = ceil_div(conv.images * conv.height, threads);
   const int64_t of_token = layers.channels * (sizeof(T) + sizeof(F)) + 2 * WIDE_CONV * sizeof(F) +
                            rounded_up(layers.channels, COLUMNS) * sizeof(float);
-  return std::clamp<int64_t>(PART_BYTES / (of_token * conv.width), 1, of_thread);
+  return std::clamp<int64_t>(PART_BYTES / (of_token * conv.width), 1, of_part);
 }
 
 // Bytes of the memory that `conv_mlp` needs.
@@ -1237,8 +1245,10 @@ void conv_mlp(const T* x, const T* branch, const NormMLP<T>& layers, const MapCo
   copy_values(conv.bias, bias, layers.width);
   const int64_t most = rows_of_part<T, F>(layers, conv, threads);
   const int64_t bytes = RowsPart<T, F>(most, conv.width, layers.channels, layers.width, 0).end;
-  in_threads(conv.images * conv.height, threads, [=](int64_t first_row, int64_t end_row,
-                                                     int64_t thread) {
+  const int64_t rows = conv.images * conv.height;
+  // Each part computes two more rows of the wide map.
+  const int64_t parts = rows >= ENOUGH_ROWS * threads ? 2 : 1;
+  in_threads(rows, threads, parts, [=](int64_t first_row, int64_t end_row, int64_t thread) {
     const RowsPart<T, F> part(most, conv.width, layers.channels, layers.width,
                               memory + thread * bytes);
     Kind::begin();

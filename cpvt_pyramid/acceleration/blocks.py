@@ -14,7 +14,15 @@ from ..recompute import drops_nothing
 from .conv_mlp import FEWEST_ROWS, FusedConvMLP, is_plain_depthwise
 from .kernels import NormAndMLP, fast_conv_mlp, fast_mlp, has_products
 from .norms import FastLayerNorm
-from .products import LEAST_RATIO, FusedMLP, OneDNNLinear, fast_dtype, is_ordinary, takes_plain
+from .products import (
+    LEAST_RATIO,
+    FusedMLP,
+    OneDNNLinear,
+    cast,
+    fast_dtype,
+    is_ordinary,
+    takes_plain,
+)
 
 # For fewer tokens, to pack the weights takes longer than is gained (512 channels, Intel with AMX).
 FEWEST_TOKENS = 512
@@ -37,7 +45,8 @@ class FusedBlock(Block):
         parameters = self.plain_parameters()
         if parameters is None or not takes_kernels(x, attended, parameters):
             return super().add(x, attended, grid)
-        norm_weight, norm_bias, *linear, kernel, kernel_bias = parameters
+        norm_weight, norm_bias, *others = parameters
+        *linear, kernel, kernel_bias = cast(x.dtype, *others)
         layers = NormAndMLP(norm_weight, norm_bias, self.norm2.eps, *linear)
         if kernel is None:
             return fast_mlp(x, attended, layers)
@@ -80,8 +89,11 @@ def takes_kernels(x: Tensor, attended: Tensor, parameters: list[Any]) -> bool:
     if x.numel() < FEWEST_TOKENS * channels:
         return False
     weight1, kernel = parameters[2], parameters[6]
-    if kernel is not None and len(x) * x.shape[1] < FEWEST_ROWS * torch.get_num_threads():
-        return False  # each core computes two more rows of the wide map
+    if kernel is not None:
+        if x.dim() != 4:
+            return False  # an error of PyTorch's; our function checks nothing
+        if len(x) * x.shape[1] < FEWEST_ROWS * torch.get_num_threads():
+            return False  # each core computes two more rows of the wide map
     if attended.shape != x.shape or attended.dtype != x.dtype or not is_ordinary(attended):
         return False
     if fast_dtype(x, *parameters) != x.dtype or not has_products(x.dtype, *weight1.shape):

@@ -9,9 +9,9 @@ from torch import nn
 
 from cpvt_pyramid import CPVTPyramid, accelerate
 from cpvt_pyramid.acceleration import blocks
-from cpvt_pyramid.acceleration.kernels import has_kernels
+from cpvt_pyramid.acceleration.kernels import has_kernels, has_products
 from cpvt_pyramid.grid import Grid
-from cpvt_pyramid.model import MLP, Block
+from cpvt_pyramid.model import MLP, Block, ConvMLP
 from tests.models.ports import randomize
 
 GRID = Grid(5, 7)
@@ -22,8 +22,8 @@ class NoAttention(nn.Module):
         return x
 
 
-def block():
-    return randomize(Block(32, NoAttention(), MLP(32, 96, drop=0.1), drop_path=0.2)).eval()
+def block(mlp=MLP):
+    return randomize(Block(32, NoAttention(), mlp(32, 96, drop=0.1), drop_path=0.2)).eval()
 
 
 @pytest.fixture
@@ -51,6 +51,33 @@ def test_it_computes_the_branch(calls):
     x = torch.randn(2, 5, 7, 32)
     torch.testing.assert_close(accelerate(copy.deepcopy(plain))(x, GRID), plain(x, GRID))
     assert len(calls) == 1
+
+
+@pytest.mark.skipif(
+    not has_products(torch.bfloat16, 32, 96), reason='the kernels do not multiply bfloat16'
+)
+@pytest.mark.parametrize('mlp', [MLP, ConvMLP])
+@torch.no_grad()
+def test_autocast_casts_the_weights(mlp, calls):
+    plain = block(mlp)
+    fast = accelerate(copy.deepcopy(plain))
+    x = torch.randn(2, 5, 7, 32).bfloat16()
+    with torch.autocast('cpu', torch.bfloat16):
+        found, expected = fast(x, GRID), plain(x, GRID)
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)
+    assert len(calls) == 1
+
+
+@needs_kernels
+@pytest.mark.parametrize('shape', [(2, 5, 32), (2, 5, 7, 1, 32)])
+@torch.no_grad()
+def test_tokens_that_form_no_map(shape):
+    """No memory of others is read."""
+    plain = block(ConvMLP)
+    fast = accelerate(copy.deepcopy(plain))
+    for model in (plain, fast):
+        with pytest.raises((RuntimeError, ValueError), match='permute|unpack'):
+            model(torch.randn(shape), GRID)
 
 
 @needs_kernels

@@ -47,11 +47,11 @@ class FusedBlock(Block):
             return super().add(x, attended, grid)
         norm_weight, norm_bias, *others = parameters
         *linear, kernel, kernel_bias = cast(x.dtype, *others)
-        layers = NormAndMLP(norm_weight, norm_bias, self.norm2.eps, *linear)
+        layers = NormAndMLP(norm_weight, norm_bias, float(self.norm2.eps), *linear)
         if kernel is None:
             return fast_mlp(x, attended, layers)
         outside = None if grid.padding is None else grid.padding.outside
-        relu: Any = self.mlp.relu
+        relu = bool(self.mlp.relu)
         return fast_conv_mlp(x, attended, layers, kernel, kernel_bias, relu, outside)
 
     def plain_parameters(self) -> Optional[list[Any]]:

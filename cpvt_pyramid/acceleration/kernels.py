@@ -218,7 +218,7 @@ def fast_attention(
     sizes = Sizes(images, heads, channels, height, width, k.shape[2], k.shape[3], window)
     threads = torch.get_num_threads()
     memory_of_thread = kernel_function('attention_memory', q.dtype, channels)(sizes)
-    memory = torch.empty(memory_of_thread * threads, dtype=torch.uint8)
+    memory = q.new_empty(memory_of_thread * threads, dtype=torch.uint8)
     kernel_function('attention', q.dtype, channels)(
         pointer(q),
         pointer(k),
@@ -277,7 +277,7 @@ def fast_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Tensor:
     width, channels = layers.weight1.shape
     threads = torch.get_num_threads()
     size = kernel_function('mlp_memory', x.dtype, width, channels)(tokens, channels, width, threads)
-    memory = torch.empty(size, dtype=torch.uint8)
+    memory = x.new_empty(size, dtype=torch.uint8)
     out = torch.empty_like(x)
     kernel_function('mlp', x.dtype, width, channels)(
         x.data_ptr(),
@@ -332,7 +332,7 @@ def fast_conv_mlp(
     threads = torch.get_num_threads()
     sides = layers.weight1.shape
     size = kernel_function('conv_mlp_memory', x.dtype, *sides)(pointers, convolution, threads)
-    memory = torch.empty(size, dtype=torch.uint8)
+    memory = x.new_empty(size, dtype=torch.uint8)
     out = torch.empty_like(x)
     kernel_function('conv_mlp', x.dtype, *sides)(
         x.data_ptr(),

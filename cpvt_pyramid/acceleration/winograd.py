@@ -127,7 +127,7 @@ def winograd_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> T
     layout = torch.contiguous_format
     if not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
         layout = torch.channels_last
-    out = torch.empty(b, k, height, width, dtype=x.dtype, memory_format=layout)
+    out = torch.empty(b, k, height, width, dtype=x.dtype, device=x.device, memory_format=layout)
     w = ceil_div(width, OUTPUTS)
     # Rows of tiles whose products stay in the cache, of one image or of several small ones.
     rows = OUTPUTS * ceil_div(AT_A_TIME, INPUTS**2 * w * max(c, k))

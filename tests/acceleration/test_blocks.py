@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -126,6 +127,7 @@ CHANGES = {
     'stochastic depth': set_to('', drop_path=nn.Hardtanh(-0.1, 0.1)),
     'dropout': set_to('mlp', drop=nn.Hardtanh(-0.1, 0.1)),
     'epsilon': set_to('norm2', eps=1.0),
+    'epsilon of a tensor': set_to('norm2', eps=torch.tensor(1.0)),
 }
 
 
@@ -161,6 +163,31 @@ def test_parts_that_stay_plain(calls):
     model = accelerate(block(), filter_fn=lambda module, name: name != 'mlp.fc1')
     model(torch.randn(1, 5, 7, 32), GRID)
     assert not calls
+
+
+@needs_kernels
+@pytest.mark.parametrize('name', ['pvt_v2_b0', 'svt_small'])
+@torch.no_grad()
+def test_another_default_device(name, calls, request):
+    model = accelerate(CPVTPyramid(name).eval())
+    image = torch.randn(1, 3, 40, 60)
+    expected = model(image)
+    count = len(calls)
+    request.getfixturevalue('cuda_is_default')
+    for x, y in zip(model(image), expected):
+        assert torch.equal(x, y)
+    assert len(calls) == 2 * count > 0
+
+
+@needs_kernels
+@pytest.mark.parametrize('relu', [np.True_, 1.0, nn.ReLU()], ids=str)
+@torch.no_grad()
+def test_a_relu_by_other_truths(relu, calls):
+    plain = block(ConvMLP)
+    plain.mlp.relu = relu
+    x = torch.randn(2, 5, 7, 32)
+    torch.testing.assert_close(accelerate(copy.deepcopy(plain))(x, GRID), plain(x, GRID))
+    assert len(calls) == 1
 
 
 @needs_kernels

@@ -163,6 +163,17 @@ def test_torch_fx_traces_the_direct_convolution():
     assert torch.equal(torch.fx.symbolic_trace(conv)(x), expected)
 
 
+@torch.no_grad()
+def test_another_default_device(request):
+    conv = accelerate(random_conv().eval())
+    x = torch.randn(1, C, 9, 9)
+    expected = conv(x)
+    request.getfixturevalue('cuda_is_default')
+    with ran as call:
+        assert torch.equal(conv(x), expected)
+    call.assert_called_once()
+
+
 def test_empty_and_wrong_maps():
     conv = random_conv()
     accelerate(conv)

@@ -117,7 +117,21 @@ RESULTS = tuple(kind.ending for kind in (*IMAGE_FILES, *VIDEO_FILES))
 
 
 def has_results(folder: Path) -> bool:
-    return (folder / OWNERS).is_file()
+    """Whether a run has written something about an input."""
+    if not (folder / OWNERS).is_file():
+        return False
+    return (folder / COCO).is_file() or any(file.is_file() for file in possible_files(folder))
+
+
+def possible_files(folder: Path) -> Iterator[Path]:
+    """The files that there can be for the inputs of earlier runs.
+
+    Raises:
+        UserError: see `read_owners`.
+    """
+    for name in read_owners(folder):
+        for ending in RESULTS:
+            yield folder / f'{name}{ending}'
 
 
 def read_records(file: Path, image: Path) -> ImageObjects:
@@ -185,9 +199,8 @@ def is_result(path: Path, folder: str) -> bool:
 def remove_results(folder: Path) -> None:
     """Remove what an earlier run wrote, and nothing else."""
     with suppress(UserError):
-        for name in read_owners(folder):
-            for ending in RESULTS:
-                (folder / f'{name}{ending}').unlink(missing_ok=True)
+        for file in possible_files(folder):
+            file.unlink(missing_ok=True)
     for name in (OWNERS, COCO):
         (folder / name).unlink(missing_ok=True)
 

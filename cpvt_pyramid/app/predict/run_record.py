@@ -84,6 +84,7 @@ def claimed(out_dir: str, record: dict[str, Any], overwrite: bool) -> Iterator[N
             yield
         finally:
             if not has_results(folder):  # nothing was written
+                remove_results(folder)
                 (folder / RUN).unlink()
 
 

@@ -168,6 +168,7 @@ def test_mistakes(words, message, capsys):
     fill(Path('masks'), SCENES, 'images/{}.png', label_map, 'masks/{}.png')
     write(Path('masks/classes.txt'), '\n'.join(('ground', *CLASSES)))
     write(Path('results/inputs.json'), '{"a": "../data/000.png"}')
+    write(Path('results/a.labels.png'), 'of a segmentor')
     write(Path('torn/inputs.json'), '{"a": ')
     assert crop(words) == 2
     said = capsys.readouterr().err

@@ -105,3 +105,12 @@ def test_a_damaged_record_is_written_again():
     Path('predictions', RUN).write_text('{')
     assert infer() == 0
     assert json.loads(Path('predictions', RUN).read_text())['shorter_side'] == 64
+
+
+def test_a_run_that_writes_nothing_leaves_nothing_to_other_runs(capsys):
+    """No address of a cluster; no image that can be read."""
+    Path('torn.jpg').write_bytes(Path('a.jpg').read_bytes()[:300])
+    for arguments, status in ((['a.jpg', '--ray', 'nowhere'], 2), (['torn.jpg'], 1)):
+        assert command.main([str(TREES), *arguments]) == status
+        assert not Path('predictions').exists() or not any(Path('predictions').iterdir())
+    assert infer('--score-thr', '0.6') == 0

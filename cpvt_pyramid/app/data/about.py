@@ -23,7 +23,8 @@ def lines_about_data(data: DataSet) -> list[str]:
             lines.append(f'{key}: {amount(len(split.images), "image")}{without}')
     if data.masks is not None:
         pixels = sum((split.pixels for split in data.splits.values()), Counter())
-        lines.append(line_about_pixels(pixels, data.masks, data.classes))
+        if pixels:
+            lines.append(line_about_pixels(pixels, data.masks, data.classes))
     return [*lines, *(f'note: {note}' for note in data.notes)]
 
 
@@ -60,5 +61,5 @@ def line_about_pixels(counts: Counter, masks: MaskValues, classes: Sequence[str]
     common = Counter(pixels).most_common(SHOWN_COUNTS)
     shares = [f'{name} {count / max(labelled, 1):.1%}' for name, count in common]
     line = f'pixels: {", ".join(shares)}' + (' ...' if len(pixels) > SHOWN_COUNTS else '')
-    ignored = 1 - labelled / max(sum(counts.values()), 1)
+    ignored = 1 - labelled / sum(counts.values())
     return f'{line}; {ignored:.1%} of all are ignored' if ignored else line

@@ -166,6 +166,16 @@ def test_defects(coco, apply, problem, item, images, annotations):
     assert not [p for p in found(folder, clean)[1] if p.is_error]
 
 
+def test_objects_of_an_image_that_cannot_be_used(coco):
+    """One line: the image is listed, and that it has no width says all."""
+    folder, content = coco
+    del content['images'][1]['width']
+    _, problems = found(folder, content)
+    assert [problem.head for problem in problems] == [
+        'error: images that cannot be used (no width and height)'
+    ]
+
+
 @pytest.mark.parametrize(
     'mask, is_error',
     [

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -107,6 +108,27 @@ def test_coco_with_the_word_caption(place, coco):
         write(root / f'{name}.json', json.dumps({**content, 'annotations': annotations}))
     found, problems = objects_in(root)
     assert counts(found) == {'train': (4, 8)} and not problems
+
+
+@pytest.mark.parametrize('name', ['images', 'annotations'])
+def test_coco_of_a_split_that_is_empty(name, tmp_path):
+    """It is not left out: that would be a data set of validation data alone, without errors."""
+    layouts.coco_of_splits(tmp_path)
+    path = tmp_path / 'annotations/instances_train2017.json'
+    write(path, json.dumps(json.loads(path.read_text()) | {'annotations': [], name: []}))
+    if name == 'images':
+        with pytest.raises(UserError, match='instances_train2017.json has no images'):
+            objects_in(tmp_path)
+    else:
+        assert 'error: data without annotations that count' in objects_in(tmp_path)[1][0]
+
+
+def test_coco_whose_objects_have_no_boxes(tmp_path):
+    layouts.coco_of_splits(tmp_path)
+    path = tmp_path / 'annotations/instances_train2017.json'
+    write(path, path.read_text().replace('"bbox"', '"box"'))
+    notes = objects_in(tmp_path)[0].notes
+    assert 'annotations/instances_train2017.json is left out: it has no boxes' in notes
 
 
 def test_coco_with_a_byte_order_mark(coco):
@@ -666,6 +688,16 @@ def test_voc_of_another_size_than_its_images(tmp_path):
     assert 'with another size than their image: xml/a/000.xml' in objects_in(tmp_path)[1][-1]
 
 
+@pytest.mark.parametrize('value', ['inf', 'nan', 'ten', ''])
+def test_voc_with_numbers_that_are_none(value, tmp_path):
+    layouts.voc_of_folders(tmp_path)
+    path = tmp_path / 'xml/a/000.xml'
+    path.write_text(re.sub('<xmax>[^<]*', f'<xmax>{value}', path.read_text()))
+    problem, *others = objects_in(tmp_path)[1]
+    assert problem.startswith('error: objects that cannot be used (no bndbox of 4 numbers)')
+    assert not [other for other in others if other.startswith('error')]
+
+
 def test_xml_of_other_tools(tmp_path):
     for picture in SCENES:
         layouts.voc(tmp_path / f'{picture.name}.xml', picture)
@@ -904,6 +936,17 @@ def test_maps_with_too_few_names(names, tmp_path):
     fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
     write(tmp_path / 'classes.txt', names)
     assert 'error: segmentation masks with values that have no name' in maps_in(tmp_path)[1][0]
+
+
+def test_masks_of_which_none_can_be_used(tmp_path, capsys):
+    """There are no shares of pixels to show."""
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    write(tmp_path / 'classes.txt', FOUR)
+    for path in (tmp_path / 'masks').iterdir():
+        Image.new('L', (3, 3)).save(path)
+    assert load_tool('check_data').main([str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert 'train: 0 images' in printed and 'pixels:' not in printed
 
 
 def test_maps_that_are_0(tmp_path):

@@ -36,25 +36,34 @@ from ..images import Size
 from ..layout import Layout, Recognized
 from ..listing import Listing
 from ..lists import without_prefix
+from ..splits import split_of
 
 MOST_FILES = 100  # JSON files in a folder
 SURROGATE = re.compile(rb'\\u[dD][89a-fA-F]')  # a character in two parts, as JSON writes it
 
 
 class CocoFile(NamedTuple):
-    """A file that may have the objects of a split."""
+    """A file that may have the objects of a split.
+
+    Attributes:
+        path: of the file.
+        images: names.
+        has_boxes: whether an object has a box.
+        is_empty: there are no objects.
+    """
 
     path: str
-    images: list[str]  # names
+    images: list[str]
     has_boxes: bool
+    is_empty: bool = False
 
 
 def recognize_coco(listing: Listing) -> Optional[Recognized]:
     """A file for each split, whose images are below one folder."""
     every = coco_files(listing)
-    if not every:
+    files = used_files(every)
+    if not files:
         return None
-    files = [file for file in every if file.has_boxes] or every
     found = recognized_by_images(
         listing, {file.path: file.images for file in files}, preferred='instances'
     )
@@ -62,10 +71,22 @@ def recognize_coco(listing: Listing) -> Optional[Recognized]:
     return Recognized(found.settings, notes + found.notes)
 
 
+def used_files(every: Sequence[CocoFile]) -> list[CocoFile]:
+    """The files with boxes, and those of training and validation data without objects, for which
+    there are no others: a split that is empty is reported, and not left out. If there are none of
+    them, those without objects."""
+    files = [file for file in every if file.has_boxes]
+    splits = {split_of(file.path) for file in files}
+    empty = [file for file in every if file.is_empty]
+    if not files:
+        return empty
+    return files + [file for file in empty if split_of(file.path) in {'train', 'val'} - splits]
+
+
 def coco_files(listing: Listing) -> list[CocoFile]:
-    """The JSON files with lists of images and of objects, which may be empty, and those that are
-    torn. Captions and panoptic segments are no objects. Folders with a JSON file for each image are
-    not searched."""
+    """The JSON files with lists of images and of objects, which may be empty or without boxes, as
+    those of captions, and files that are torn. Folders with a JSON file for each image are not
+    searched."""
     found = []
     for names in by_folder(listing.ending('.json')).values():
         for name in names if len(names) <= MOST_FILES else ():
@@ -80,9 +101,9 @@ def coco_files(listing: Listing) -> list[CocoFile]:
                 continue
             objects = content.get('annotations') or []
             has_boxes = isinstance(objects, list) and any('bbox' in dict_of(o) for o in objects)
-            if has_boxes or not objects:
-                paths = [name_in_record(dict_of(image)) for image in images]
-                found.append(CocoFile(name, [path for path in paths if path], has_boxes))
+            paths = [name_in_record(dict_of(image)) for image in images]
+            paths = [path for path in paths if path]
+            found.append(CocoFile(name, paths, has_boxes, is_empty=not objects))
     return found
 
 
@@ -199,6 +220,8 @@ def parse_coco(
     labels = {key: classes.index(name) for key, name in names.items() if name in classes}
     is_same = [name for name in names.values() if name in classes] == list(classes)
     images = images_in_records(content['images'], split, found, file_of)
+    listed = (record.get('id') for record in content['images'])
+    unusable = {key for key in listed if isinstance(key, (int, float, str))} - {*images}
     given = [record.get('file_name') for record in content['images']]
     is_same = is_same and [image.name for image in images.values()] == given
     lacking = Lacking(content['annotations'])
@@ -209,7 +232,10 @@ def parse_coco(
             others[names[category]] += 1
             continue
         key = record.get('image_id')
-        image = images.get(key) if isinstance(key, (int, float, str)) else None
+        key = key if isinstance(key, (int, float, str)) else None
+        image = images.get(key)
+        if image is None and key in unusable:
+            continue  # which the line about its image says
         at = f'annotation {record.get("id", index)}'
         place = place_in(split, f'{at} of {image.name}' if image else at)
         reason = why_unusable(record, image, category in labels, images)

@@ -5,6 +5,7 @@ reads no difficult objects and no lists. So the files are read here.
 """
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 from xml.etree import ElementTree
@@ -74,14 +75,15 @@ def boxes_in_xml(tree: ElementTree.Element, path: str, found: Defects) -> list[O
     for element in tree.iter('object'):
         name = (element.findtext('name') or '').strip()
         texts = [element.findtext(f'bndbox/{k}', '') for k in ('xmin', 'ymin', 'xmax', 'ymax')]
-        try:
+        points = np.full((2, 2), np.nan)
+        with suppress(ValueError):
             points = np.reshape([float(text) for text in texts], (2, 2))
-        except ValueError:
+        if not np.isfinite(points).all():
             found.add(defects.BAD_OBJECT, path, 'no bndbox of 4 numbers')
             continue
         if not name:
             found.add(defects.BAD_OBJECT, path, 'no name')
-        elif not np.isfinite(points).all() or (points[1] < points[0]).any():
+        elif (points[1] < points[0]).any():
             found.add(defects.BAD_OBJECT, path, 'xmax or ymax is below xmin or ymin')
         else:
             difficult = (element.findtext('difficult') or '').strip()

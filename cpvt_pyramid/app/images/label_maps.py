@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import UnidentifiedImageError
 
 from .formats import open_image
 from .gate import is_tiff, read_only_page
@@ -78,6 +79,8 @@ def read_label_map(path: Path) -> StoredLabels:
             return StoredLabels(values, palette, image.format == 'JPEG')
     except ReadError:
         raise
+    except UnidentifiedImageError as error:  # which shows a file object
+        raise ReadError('not an image that Pillow reads, as training does') from error
     except Exception as error:  # Pillow raises many kinds on a truncated file, or on a large one
         raise ReadError(f'not an image that Pillow reads, as training does: {error}') from error
 

@@ -180,7 +180,10 @@ def run_tool(
     debug: bool = False,
 ) -> int:
     """Call a tool's function; the line of an error, see `run_command`, begins with `name`."""
-    default = signal.signal(signal.SIGTERM, exit_on_signal)
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, exit_on_signal)
+    if handlers[signal.SIGINT] is signal.default_int_handler:  # else ignored, as in the background
+        signal.signal(signal.SIGINT, interrupt_once)
     try:
         with warnings.catch_warnings():  # restores the filters and `showwarning`
             warnings.filterwarnings('ignore', IGNORED_WARNINGS)
@@ -200,7 +203,8 @@ def run_tool(
         if debug:
             traceback.print_exception(type(error), error, error.__traceback__)
     finally:
-        signal.signal(signal.SIGTERM, default)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
     if rank() == 0 or ending.status == FAILED:  # another process may be the only one with an error
         where = f'rank {rank()}: ' if rank() else ''
         print(f'{name}: {where}{escaped(ending.line)}', file=sys.stderr)
@@ -341,6 +345,13 @@ def contexts(error: Optional[BaseException]) -> Iterator[BaseException]:
 def exit_on_signal(signum: int, frame: Optional[types.FrameType]) -> None:
     """Unwind the stack on SIGTERM, so that context managers remove partial files."""
     raise SystemExit(TERMINATED)
+
+
+def interrupt_once(signum: int, frame: Optional[types.FrameType]) -> None:
+    """Unwind the stack on the first interrupt. A second one ends the process at once: it would
+    interrupt what the first one has left to do, with tracebacks from threads."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def rank() -> int:

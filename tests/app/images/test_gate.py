@@ -190,9 +190,11 @@ def test_masks_that_training_cannot_read():
         write_raster(Path('long.tif'), labels.astype(np.int64))
         write_raster(Path('lerc.tif'), labels, compress='lerc')
         write_raster(Path('good.tif'), labels)
-    for name in ('long.tif', 'lerc.tif'):
-        with pytest.raises(ReadError, match='not an image that Pillow reads, as training does'):
+    Path('torn.png').write_bytes(b'\x89PNG')
+    for name in ('long.tif', 'lerc.tif', 'torn.png'):
+        with pytest.raises(ReadError, match='not an image that Pillow reads, as training') as error:
             read_label_map(Path(name))
+        assert '<_io.' not in str(error.value)
     np.testing.assert_array_equal(read_label_map(Path('good.tif')).values, labels[..., 0])
 
 

@@ -43,6 +43,32 @@ def test_signals_unwind_and_give_the_status(signum, said, status, tmp_path, caps
     assert not list(tmp_path.iterdir())
 
 
+TWO_INTERRUPTS = """
+import signal
+from cpvt_pyramid.app.tooling.command import run_tool
+
+def clean_up():
+    try:
+        yield
+    finally:
+        signal.raise_signal(signal.SIGINT)
+
+def tool() -> None:
+    unfinished = clean_up()
+    next(unfinished)
+    signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+run_tool('tool', tool, {}, 'try again')
+"""
+
+
+def test_a_second_interrupt_is_no_traceback():
+    """The first one closes generators, in which another exception would be shown and ignored."""
+    ended = run(sys.executable, '-c', TWO_INTERRUPTS, PYTHONPATH=ROOT)
+    assert ended.returncode == -signal.SIGINT and not ended.stderr
+
+
 def test_an_interrupt_during_imports_is_no_traceback(tmp_path):
     config = tmp_path / 'x.py'
     config.touch()

@@ -15,7 +15,7 @@ from ..tooling.files import full_if_current
 from ..tooling.names import did_you_mean
 from .declared import declared_data, folder_of
 from .description import SPLITS, Description, description_of, load_yaml, text_of_description
-from .layout import Recognized, Undecided
+from .layout import Holds, Recognized, Undecided
 from .layouts import every_layout, layout_named
 from .listing import DeclaredLists, Listing
 
@@ -181,11 +181,19 @@ def check_other_formats(listing: Listing, formats: Sequence[str], shown: str) ->
     others = [*recognized(listing, [name for name in every_layout() if name not in formats])]
     if not others and listing.declared:
         others = [declared_layout(listing.declared)]
-    if others:
-        raise UserError(
-            f'{shown} has data in the format {" and ".join(others)}, but {" or ".join(formats)} is '
-            'asked for: detectors train on objects, and segmentors on masks'
-        )
+    if not others:
+        return
+    reason = ''
+    if kinds_of(others).isdisjoint(kinds_of(formats)):
+        reason = ': detectors train on objects, and segmentors on masks'
+    raise UserError(
+        f'{shown} has data in the format {" and ".join(others)}, but {" or ".join(formats)} is '
+        f'asked for{reason}'
+    )
+
+
+def kinds_of(formats: Iterable[str]) -> set[Holds]:
+    return {every_layout()[name].holds for name in formats}
 
 
 def stop(reason: str, root: Path, kind: str, known: Mapping[str, Any]) -> NoReturn:

@@ -222,7 +222,9 @@ def chosen_split(data: DataSet, split: Optional[str], source: Path) -> str:
     if split in usable:
         return str(split)
     wanted = split or ' or '.join(SPLITS)
-    raise UserError(f'{source} has no {wanted} data with annotations; it has {usable or "none"}')
+    raise UserError(
+        f'{source} has no {wanted} data with annotations; it has {" and ".join(usable) or "none"}'
+    )
 
 
 def classes_in_common(ours: Sequence[str], theirs: Sequence[str], source: Path) -> SharedClasses:

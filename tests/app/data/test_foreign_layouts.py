@@ -616,6 +616,16 @@ LAYOUTS: list[tuple[Callable, int, str]] = [  # exit status, and what is said
 ]
 
 
+@pytest.mark.parametrize('asked, has_reason', [('yolo', False), ('masks', True)])
+def test_a_format_that_a_folder_has_not(asked, has_reason, tmp_path, capsys):
+    """What detectors and segmentors train on is said where it is the reason."""
+    layouts.coco_of_splits(tmp_path)
+    assert load_tool('check_data').main([str(tmp_path), '--format', asked]) == 2
+    printed = capsys.readouterr().err
+    assert f'has data in the format coco, but {asked} is asked for' in printed
+    assert ('detectors train on objects' in printed) == has_reason
+
+
 @pytest.mark.parametrize(
     'build, status, said', LAYOUTS, ids=lambda value: getattr(value, '__name__', '')
 )

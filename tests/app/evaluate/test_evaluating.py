@@ -256,7 +256,10 @@ def test_no_torch_and_no_openmmlab_is_needed(tmp_path):
         ([str(TREES), 'a', 'b'], 'one data.yaml or folder can be evaluated at a time'),
         ([str(TREES), 'nowhere'], 'no folder or file nowhere'),
         ([str(TREES), 'data', '--tta'], '--tta is for the test data of a config, without data'),
-        ([str(TREES), 'data', '--split', 'val'], 'data has no val data with annotations'),
+        (
+            [str(TREES), 'data', '--split', 'val'],
+            'data has no val data with annotations; it has train',
+        ),
         (['my.py', 'my.pth', '--split', 'val'], '--split needs a data.yaml or a folder after the'),
         (['my.py', 'my.pth', '--batch-size', '2'], '--batch-size needs a data.yaml or a folder'),
         (['my.py', 'my.pth', '--shorter-side', '9'], '--shorter-side needs a data.yaml or a'),

@@ -13,8 +13,9 @@ And, found on AMD's and Intel's processors with `avx512_bf16`, in oneDNN's convo
   number, in some runs.
 - Results of kernels that equal their stride are wrong with few channels: of kernels of 4 and 8 with
   8 to 24 channels, on AMD's where the result is one pixel wide, on Intel's with AMX nearly
-  everywhere; of kernels of 16 to 32 with 2 and 4 channels where the result is one pixel wide. With
-  32 to 320 channels, and for RGB images, none was. With others that few, none is trusted.
+  everywhere; of kernels of 16 to 32 with 2 and 4 channels where the result is one pixel wide. For
+  RGB images they are wrong on an Intel with AMX where the result is one pixel wide. With 32 to 320
+  channels none was. With others that few, none is trusted.
 
 All cost little in float32. What is compiled or exported is left alone.
 
@@ -36,7 +37,7 @@ from .versions import cpu_autocast_dtype, is_compiling, is_cpu_autocast
 
 HALF = (torch.bfloat16, torch.float16)  # dtypes in which layer norms have wrong gradients
 FEWEST_CHANNELS = 32  # with fewer, results are wrong on some processors
-RGB = 3  # channels: an image with these is computed by another, right kernel
+RGB = 3  # channels: wide images with these are computed by another, right kernel
 
 Pair = Union[int, Sequence[int]]
 
@@ -166,12 +167,9 @@ def safe_conv2d(
     groups: int = 1,
 ) -> Tensor:
     """`F.conv2d`, in float32 where it may be wrong in bfloat16."""
-    may_be_wrong = has_few_channels(weight.shape[1] * groups, weight.shape[0])
-    may_be_wrong = may_be_wrong or sees_padding_alone(
-        input.shape[-2:], weight.shape[-2:], stride, padding, dilation
-    )
     options = (stride, padding, dilation, groups)
-    return convolve_safely(F.conv2d, may_be_wrong, input, weight, bias, *options)
+    is_wrong = may_be_wrong(input.shape[-2:], weight, *options)
+    return convolve_safely(F.conv2d, is_wrong, input, weight, bias, *options)
 
 
 def needs_correction(module: nn.Module, input: Tensor) -> bool:
@@ -195,12 +193,8 @@ def is_right(module: nn.Module, input: Tensor) -> bool:
     if plain_class(module) is not nn.Conv2d or not acts_alone(module):
         return False
     conv = cast(nn.Conv2d, module)
-    # A replaced weight may have another shape than the attributes of the module say.
-    out_channels, in_channels, *kernel = conv.weight.shape
-    if has_few_channels(in_channels * conv.groups, out_channels):
-        return False
-    sides = input.shape[-2:]
-    return not sees_padding_alone(sides, kernel, conv.stride, conv.padding, conv.dilation)
+    options = (conv.stride, conv.padding, conv.dilation, conv.groups)
+    return not may_be_wrong(input.shape[-2:], conv.weight, *options)
 
 
 def safe_conv_transpose2d(
@@ -214,14 +208,14 @@ def safe_conv_transpose2d(
     dilation: Pair = 1,
 ) -> Tensor:
     """`F.conv_transpose2d`, in float32 where it may be wrong in bfloat16."""
-    may_be_wrong = has_few_channels(weight.shape[0], weight.shape[1] * groups)
+    is_wrong = has_few_channels(weight.shape[0], weight.shape[1] * groups)
     options = (stride, padding, output_padding, groups, dilation)
-    return convolve_safely(F.conv_transpose2d, may_be_wrong, input, weight, bias, *options)
+    return convolve_safely(F.conv_transpose2d, is_wrong, input, weight, bias, *options)
 
 
 def convolve_safely(
     function: Callable,
-    may_be_wrong: bool,
+    is_wrong: bool,
     input: Tensor,
     weight: Tensor,
     bias: Optional[Tensor],
@@ -232,13 +226,13 @@ def convolve_safely(
 
     Args:
         function: `F.conv2d` or `F.conv_transpose2d`.
-        may_be_wrong: in bfloat16 on a CPU.
+        is_wrong: whether it may be so in bfloat16 on a CPU.
         input: (B, C, H, W).
         weight: as `function` takes it.
         bias: (C',), or None.
         options: the other positional arguments of `function`.
     """
-    if not may_be_wrong or not input.is_cpu or computed_dtype(input) != torch.bfloat16:
+    if not is_wrong or not input.is_cpu or computed_dtype(input) != torch.bfloat16:
         return function(input, weight, bias, *options)
     with torch.autocast('cpu', enabled=False):
         bias = None if bias is None else bias.float()
@@ -251,6 +245,24 @@ def computed_dtype(x: Tensor) -> torch.dtype:
     if x.dtype == torch.float64:
         return x.dtype
     return cpu_autocast_dtype() or x.dtype
+
+
+def may_be_wrong(
+    sides: Sequence[int],
+    weight: Tensor,
+    stride: Pair,
+    padding: Union[str, Pair],
+    dilation: Pair,
+    groups: int,
+) -> bool:
+    """True if oneDNN may compute a convolution of maps with these sides wrongly in bfloat16."""
+    # A replaced weight may have another shape than the attributes of its module say.
+    out_channels, in_channels, *kernel = weight.shape
+    if has_few_channels(in_channels * groups, out_channels):
+        return True
+    if in_channels == RGB and sides[-1] < 2 * kernel[-1]:  # a result that is one pixel wide
+        return True
+    return sees_padding_alone(sides, kernel, stride, padding, dilation)
 
 
 def has_few_channels(in_channels: int, out_channels: int) -> bool:

@@ -543,7 +543,7 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
   const vec factor = repeated(scale * LOG2_E);
   for (int64_t panel = 0; panel < work.keys; panel += COLUMNS) {
     Kind::multiply(rows, work.queries, channels, work.key_panels + panel * channels,
-             channels / GROUP<F>, products);
+                   channels / GROUP<F>, products);
     for (int half = 0; half < 2; half++) {
       const int64_t key = panel + half * LANES;
       const vec bias = _mm512_load_ps(work.bias + key);
@@ -574,7 +574,7 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
   const F* const weights = reinterpret_cast<const F*>(work.scores);
   for (int64_t panel = 0; panel < channels; panel += COLUMNS) {
     Kind::multiply(rows, weights, work.keys * GROUP<F>, work.value_panels + panel * work.keys,
-             work.keys / GROUP<F>, products);
+                   work.keys / GROUP<F>, products);
     for (int64_t r = 0; r < rows; r++) {
       T* const to = out.at(area, start + r) + panel;
       each_vector(std::min<int64_t>(channels - panel, COLUMNS), [&](int64_t i, int64_t count) {

@@ -71,7 +71,9 @@ def claimed(out_dir: str, record: dict[str, Any], overwrite: bool) -> Iterator[N
     """
     with folder_to_fill(out_dir) as folder, locked_folder(folder):
         earlier = read_record(folder)
-        changed = differences_of(earlier, record) if earlier is not None else []
+        changed = []
+        if earlier is not None and has_results(folder):
+            changed = differences_of(earlier, record)
         if changed and not overwrite:
             raise UserError(
                 f'{folder} has results of another run ({", ".join(changed)}); give another '
@@ -106,15 +108,20 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def read_record(folder: Path) -> Optional[dict[str, Any]]:
-    """What run.json in a folder says; None if there is none that can be read."""
-    try:
-        return dict(json.loads((folder / RUN).read_text(encoding='utf-8')))
-    except (OSError, ValueError, TypeError):
+    """What run.json in a folder says: nothing if it is damaged. None if there is none."""
+    file = folder / RUN
+    if not file.is_file():
         return None
+    try:
+        return dict(json.loads(file.read_text(encoding='utf-8')))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def differences_of(earlier: dict[str, Any], record: dict[str, Any]) -> list[str]:
     """In words, what differs between two runs."""
+    if not earlier:
+        return [f'{RUN}, which says of which, is damaged']
     names = [name for name in {**earlier, **record} if name != INPUTS]
     changed = [name for name in names if earlier.get(name) != record.get(name)]
     return [words_for(name, earlier.get(name), record.get(name)) for name in changed]

@@ -107,6 +107,15 @@ def test_a_damaged_record_is_written_again():
     assert json.loads(Path('predictions', RUN).read_text())['shorter_side'] == 64
 
 
+def test_results_beside_a_damaged_record_are_those_of_another_run(capsys):
+    assert infer() == 0
+    Path('predictions', RUN).write_text('{')
+    capsys.readouterr()
+    assert infer() == 2
+    assert 'run.json, which says of which, is damaged' in capsys.readouterr().err
+    assert infer('--overwrite') == 0
+
+
 def test_a_run_that_writes_nothing_leaves_nothing_to_other_runs(capsys):
     """No address of a cluster; no image that can be read."""
     Path('torn.jpg').write_bytes(Path('a.jpg').read_bytes()[:300])

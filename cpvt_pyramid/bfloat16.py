@@ -19,7 +19,8 @@ And, found on AMD's and Intel's processors with `avx512_bf16`, in oneDNN's convo
 
 All cost little in float32. What is compiled or exported is left alone.
 
-`torch._C._are_functorch_transforms_active`, in `is_transformed`, is private to PyTorch.
+Private to PyTorch are `torch._C._is_tracing`, in `is_captured`, and, in `is_transformed`,
+`torch._C._are_functorch_transforms_active` and `torch.autograd.forward_ad._current_level`.
 """
 
 from collections.abc import Callable, Sequence
@@ -168,8 +169,8 @@ def safe_conv2d(
 ) -> Tensor:
     """`F.conv2d`, in float32 where it may be wrong in bfloat16."""
     options = (stride, padding, dilation, groups)
-    is_wrong = may_be_wrong(input.shape[-2:], weight, *options)
-    return convolve_safely(F.conv2d, is_wrong, input, weight, bias, *options)
+    may_be_wrong = is_untrusted(input.shape[-2:], weight, *options)
+    return convolve_safely(F.conv2d, may_be_wrong, input, weight, bias, *options)
 
 
 def needs_correction(module: nn.Module, input: Tensor) -> bool:
@@ -194,7 +195,7 @@ def is_right(module: nn.Module, input: Tensor) -> bool:
         return False
     conv = cast(nn.Conv2d, module)
     options = (conv.stride, conv.padding, conv.dilation, conv.groups)
-    return not may_be_wrong(input.shape[-2:], conv.weight, *options)
+    return not is_untrusted(input.shape[-2:], conv.weight, *options)
 
 
 def safe_conv_transpose2d(
@@ -208,14 +209,14 @@ def safe_conv_transpose2d(
     dilation: Pair = 1,
 ) -> Tensor:
     """`F.conv_transpose2d`, in float32 where it may be wrong in bfloat16."""
-    is_wrong = has_few_channels(weight.shape[0], weight.shape[1] * groups)
+    may_be_wrong = has_few_channels(weight.shape[0], weight.shape[1] * groups)
     options = (stride, padding, output_padding, groups, dilation)
-    return convolve_safely(F.conv_transpose2d, is_wrong, input, weight, bias, *options)
+    return convolve_safely(F.conv_transpose2d, may_be_wrong, input, weight, bias, *options)
 
 
 def convolve_safely(
     function: Callable,
-    is_wrong: bool,
+    may_be_wrong: bool,
     input: Tensor,
     weight: Tensor,
     bias: Optional[Tensor],
@@ -226,13 +227,13 @@ def convolve_safely(
 
     Args:
         function: `F.conv2d` or `F.conv_transpose2d`.
-        is_wrong: whether it may be so in bfloat16 on a CPU.
+        may_be_wrong: in bfloat16 on a CPU.
         input: (B, C, H, W).
         weight: as `function` takes it.
         bias: (C',), or None.
         options: the other positional arguments of `function`.
     """
-    if not is_wrong or not input.is_cpu or computed_dtype(input) != torch.bfloat16:
+    if not may_be_wrong or not input.is_cpu or computed_dtype(input) != torch.bfloat16:
         return function(input, weight, bias, *options)
     with torch.autocast('cpu', enabled=False):
         bias = None if bias is None else bias.float()
@@ -247,7 +248,7 @@ def computed_dtype(x: Tensor) -> torch.dtype:
     return cpu_autocast_dtype() or x.dtype
 
 
-def may_be_wrong(
+def is_untrusted(
     sides: Sequence[int],
     weight: Tensor,
     stride: Pair,
@@ -257,8 +258,9 @@ def may_be_wrong(
 ) -> bool:
     """True if oneDNN may compute a convolution of maps with these sides wrongly in bfloat16."""
     # A replaced weight may have another shape than the attributes of its module say.
-    out_channels, in_channels, *kernel = weight.shape
-    if has_few_channels(in_channels * groups, out_channels):
+    out_channels, of_group, *kernel = weight.shape
+    in_channels = of_group * groups
+    if has_few_channels(in_channels, out_channels):
         return True
     if in_channels == RGB and sides[-1] < 2 * kernel[-1]:  # a result that is one pixel wide
         return True

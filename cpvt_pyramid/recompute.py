@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .layers import DropPath
 from .plain_layers import has_hooks
 
 
@@ -85,10 +86,10 @@ class GELULinear(torch.autograd.Function):
 
 
 def drops_nothing(drop: Optional[nn.Module]) -> bool:
-    """True if there is no dropout, or a call of it would do nothing: it is PyTorch's own layer, in
-    evaluation, and no hooks are called with it."""
+    """True if there is no dropout or stochastic depth, or a call of it would do nothing: it is
+    PyTorch's layer or ours, in evaluation, and no hooks are called with it."""
     if drop is None:
         return True
-    if type(drop) is not nn.Dropout or 'forward' in vars(drop):
+    if type(drop) not in (nn.Dropout, DropPath) or 'forward' in vars(drop):
         return False
     return not drop.training and not has_hooks(drop)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..bfloat16 import is_captured
 from ..grid import Grid
 from ..model import Attention
 from ..plain_layers import plain_class
@@ -43,7 +44,7 @@ class AttentionInParts(Attention):
     """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        if takes_plain(q, k.shape[2]):
+        if is_captured() or takes_plain(q, k.shape[2]):
             return super().attend(q, k, v, grid)
         dtype = common_dtype(q, k, v)
         if dtype is None or not is_simple(self, grid):

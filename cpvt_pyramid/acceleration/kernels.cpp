@@ -98,12 +98,18 @@ vec power_of_two(vec x) {
   return _mm512_scalef_ps(power, whole);
 }
 
-// Call f(start, stop, thread) for equal parts of `count` items, `parts` for each thread. The next
-// thread that is free takes the next part: one whose core does something else, too, takes fewer.
+// For each thread there are several parts of the work. The next thread that is free takes the next
+// part: one whose core does something else, too, takes fewer.
+constexpr int64_t PARTS = 4;
+constexpr int64_t FEW_PARTS = 2;  // where each has something to prepare
+
+int64_t all_parts(int64_t threads, int64_t parts) { return threads == 1 ? 1 : parts * threads; }
+
+// Call f(start, stop, thread) for equal parts of `count` items, `parts` for each thread.
 template <typename Function>
 void in_threads(int64_t count, int64_t threads, int64_t parts, Function f) {
   threads = std::max<int64_t>(std::min(threads, count), 1);
-  parts = threads == 1 ? 1 : std::min(parts * threads, count);
+  parts = std::min(all_parts(threads, parts), count);
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
   for (int64_t i = 0; i < parts; i++) {
     f(count * i / parts, count * (i + 1) / parts, omp_get_thread_num());
@@ -161,7 +167,7 @@ void normalize_rows(const T* x, const float* weight, const float* bias, Result* 
 template <typename T>
 void layer_norm(const T* x, const float* weight, const float* bias, T* out, int64_t rows, int64_t n,
                 float eps, int64_t threads) {
-  in_threads(rows, threads, 4, [=](int64_t start, int64_t stop, int64_t) {
+  in_threads(rows, threads, PARTS, [=](int64_t start, int64_t stop, int64_t) {
     normalize_rows(x + start * n, weight, bias, out + start * n, stop - start, n, eps);
   });
 }
@@ -188,13 +194,11 @@ void multiply_add(vec& sum, std::int32_t left, __m512i right, bfloat16) {
   sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(left), (__m512bh)right);
 }
 
-using Products = vec[ROWS][2];
-
 // `rows` rows of `groups` groups, `stride` values apart, times a panel.
 template <int rows, typename F>
 inline __attribute__((always_inline)) void multiply_rows(const F* left, int64_t stride,
                                                          const F* panel, int64_t groups,
-                                                         Products out) {
+                                                         vec out[][2]) {
   vec sums[rows][2];
   each_row<rows>([&](int r) { sums[r][0] = sums[r][1] = repeated(0); });
   for (int64_t g = 0; g < groups; g++) {
@@ -211,25 +215,6 @@ inline __attribute__((always_inline)) void multiply_rows(const F* left, int64_t 
     out[r][0] = sums[r][0];
     out[r][1] = sums[r][1];
   });
-}
-
-template <typename F>
-void multiply(int64_t rows, const F* left, int64_t stride, const F* panel, int64_t groups,
-              Products out) {
-  switch (rows) {
-    case 1: return multiply_rows<1>(left, stride, panel, groups, out);
-    case 2: return multiply_rows<2>(left, stride, panel, groups, out);
-    case 3: return multiply_rows<3>(left, stride, panel, groups, out);
-    case 4: return multiply_rows<4>(left, stride, panel, groups, out);
-    case 5: return multiply_rows<5>(left, stride, panel, groups, out);
-    case 6: return multiply_rows<6>(left, stride, panel, groups, out);
-    case 7: return multiply_rows<7>(left, stride, panel, groups, out);
-    case 8: return multiply_rows<8>(left, stride, panel, groups, out);
-    case 9: return multiply_rows<9>(left, stride, panel, groups, out);
-    case 10: return multiply_rows<10>(left, stride, panel, groups, out);
-    case 11: return multiply_rows<11>(left, stride, panel, groups, out);
-    case 12: return multiply_rows<12>(left, stride, panel, groups, out);
-  }
 }
 
 int64_t ceil_div(int64_t n, int64_t k) { return (n + k - 1) / k; }
@@ -252,8 +237,21 @@ struct Vectors {
   static void begin() {}
   static void end() {}
   static void multiply(int64_t rows, const F* left, int64_t stride, const F* panel, int64_t groups,
-                       Products out) {
-    ::multiply(rows, left, stride, panel, groups, out);
+                       vec out[][2]) {
+    switch (rows) {
+      case 1: return multiply_rows<1>(left, stride, panel, groups, out);
+      case 2: return multiply_rows<2>(left, stride, panel, groups, out);
+      case 3: return multiply_rows<3>(left, stride, panel, groups, out);
+      case 4: return multiply_rows<4>(left, stride, panel, groups, out);
+      case 5: return multiply_rows<5>(left, stride, panel, groups, out);
+      case 6: return multiply_rows<6>(left, stride, panel, groups, out);
+      case 7: return multiply_rows<7>(left, stride, panel, groups, out);
+      case 8: return multiply_rows<8>(left, stride, panel, groups, out);
+      case 9: return multiply_rows<9>(left, stride, panel, groups, out);
+      case 10: return multiply_rows<10>(left, stride, panel, groups, out);
+      case 11: return multiply_rows<11>(left, stride, panel, groups, out);
+      case 12: return multiply_rows<12>(left, stride, panel, groups, out);
+    }
   }
 };
 
@@ -537,7 +535,7 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
   for (int64_t r = 0; r < rows; r++) {
     copy_values(queries.at(area, start + r), work.queries + r * channels, channels);
   }
-  alignas(64) vec products[Kind::ROWS][2];
+  vec products[Kind::ROWS][2];
   vec largest[Kind::ROWS];
   std::fill(largest, largest + Kind::ROWS, repeated(-INFINITY));
   const vec factor = repeated(scale * LOG2_E);
@@ -608,7 +606,7 @@ void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
       ceil_div(std::min(height, sizes.height) * std::min(width, sizes.width), Kind::ROWS);
   const int64_t bytes = workspace_size<Kind>(sizes);
   const int64_t items = sizes.images * windows * sizes.heads * parts;
-  in_threads(items, threads, 2, [&](int64_t first_item, int64_t end, int64_t thread) {
+  in_threads(items, threads, FEW_PARTS, [&](int64_t first_item, int64_t end, int64_t thread) {
     Workspace<Kind> work(largest_key_count(sizes), sizes.channels, memory + thread * bytes);
     Kind::begin();
     int64_t packed = -1;
@@ -685,7 +683,8 @@ void copy_patches(T* map, T* patches, int64_t images, int64_t height, int64_t wi
                   int64_t side, int64_t threads) {
   const int64_t of_row = width * side * n;  // values of a row of the map
   const int64_t pixels = side * side;       // of a patch
-  in_threads(images * height * width, threads, 4, [=](int64_t first_patch, int64_t end, int64_t) {
+  const int64_t patch_count = images * height * width;
+  in_threads(patch_count, threads, PARTS, [=](int64_t first_patch, int64_t end, int64_t) {
     __m512i block[LANES];
     for (int64_t i = first_patch; i < end; i++) {
       T* const corner = map + i / width * side * of_row + i % width * side * n;
@@ -900,7 +899,7 @@ void convolve_gelu(const T* x, const T* weights, const T* bias, T* out, int64_t 
                    int64_t threads) {
   const int64_t of_row = width * n;
   const int64_t results = bottom - top;  // rows of an image
-  in_threads(images * results, threads, 4, [=](int64_t first_row, int64_t end, int64_t) {
+  in_threads(images * results, threads, PARTS, [=](int64_t first_row, int64_t end, int64_t) {
     for (int64_t i = first_row; i < end; i++) {
       const int64_t y = top + i % results;
       const T* const row = x + (i / results * height + y) * of_row;
@@ -919,8 +918,7 @@ constexpr int64_t PART_BYTES = 512 << 10;  // of the tokens that are computed at
 constexpr int64_t WIDE = 128;              // channels of the wide map that are computed at a time
 constexpr int64_t WIDE_CONV = 64;          // with a convolution, which needs more tokens
 constexpr int64_t MOST_ROWS = 32;          // that are multiplied, and read, at a time
-constexpr int64_t PARTS = 4;               // of the tokens, for each thread
-constexpr int64_t ENOUGH_ROWS = 32;        // of maps, for two parts for each thread
+constexpr int64_t ENOUGH_ROWS = 32;        // of maps for a thread, of which there are several parts
 
 // A layer norm and two linear layers, whose weights are (out, in).
 template <typename T>
@@ -941,7 +939,7 @@ void pack_weight(const T* weight, int64_t n, int64_t k, F* panels, int64_t threa
   const int64_t groups = k / GROUP<F>;
   const int64_t blocks = ceil_div(groups, LANES);  // of a column
   const int64_t count = rounded_up(n, COLUMNS) / LANES * blocks;
-  in_threads(count, threads, 4, [=](int64_t first_block, int64_t end, int64_t) {
+  in_threads(count, threads, PARTS, [=](int64_t first_block, int64_t end, int64_t) {
     for (int64_t i = first_block; i < end; i++) {
       const int64_t column = i / blocks * LANES;
       const int64_t group = i % blocks * LANES;
@@ -1015,7 +1013,7 @@ template <typename Kind, typename T, typename F, typename Activation>
 void expand(const NormMLP<T>& layers, const Panels<F>& panels, const F* x, int64_t tokens,
             int64_t start, int64_t count, F* wide, int64_t stride, const Activation& activation) {
   const int64_t n = layers.channels;
-  alignas(64) vec products[Kind::ROWS][2];
+  vec products[Kind::ROWS][2];
   for (int64_t column = 0; column < count; column += COLUMNS) {
     vec bias[2];
     for (int half = 0; half < 2; half++) {
@@ -1041,7 +1039,7 @@ template <typename Kind, typename T, typename F>
 void contract(const NormMLP<T>& layers, const Panels<F>& panels, const F* wide, int64_t stride,
               int64_t tokens, int64_t start, int64_t count, float* sums) {
   const int64_t columns = rounded_up(layers.channels, COLUMNS);
-  alignas(64) vec products[Kind::ROWS][2];
+  vec products[Kind::ROWS][2];
   for (int64_t column = 0; column < columns; column += COLUMNS) {
     const F* const panel = panels.of_weight2 + column * layers.width + start * COLUMNS;
     for (int64_t token = 0; token < tokens; token += Kind::ROWS) {
@@ -1074,8 +1072,7 @@ struct Part {
 // Of a part, a multiple of ROWS.
 template <typename Kind>
 int64_t tokens_of_part(int64_t tokens, int64_t channels, int64_t threads) {
-  const int64_t parts = threads == 1 ? 1 : PARTS * threads;
-  const int64_t of_part = rounded_up(ceil_div(tokens, parts), Kind::ROWS);
+  const int64_t of_part = rounded_up(ceil_div(tokens, all_parts(threads, PARTS)), Kind::ROWS);
   const int64_t fitting = PART_BYTES / Part<typename Kind::Factor>(1, channels, 0).end;
   return std::clamp<int64_t>(fitting / Kind::ROWS * Kind::ROWS, Kind::ROWS, of_part);
 }
@@ -1165,8 +1162,10 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
                       int64_t bottom, int64_t most, const RowsPart<T, F>& part) {
   const int64_t of_row = conv.width * layers.channels;
   const int64_t of_wide_row = conv.width * WIDE_CONV;
-  const auto relu = [](vec sum) { return _mm512_max_ps(repeated(0), sum); };  // NaN stays
-  const auto nothing = [](vec sum) { return sum; };
+  const bool has_relu = conv.relu;
+  const auto activation = [=](vec sum) {
+    return has_relu ? _mm512_max_ps(repeated(0), sum) : sum;  // NaN stays
+  };
   for (int64_t start = top; start < bottom; start += most) {
     const int64_t stop = std::min(start + most, bottom);
     const int64_t near = std::max<int64_t>(start - 1, 0);  // the first row of the wide map
@@ -1182,13 +1181,8 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
       F* const kept = part.kept + 2 * conv.width * channel;
       std::memcpy(part.wide, kept, (fresh - near) * of_wide_row * sizeof(F));
       F* const wide = part.wide + (fresh - near) * of_wide_row;
-      if (conv.relu) {
-        expand<Kind>(layers, panels, part.normal, fresh_tokens, channel, count, wide, WIDE_CONV,
-                     relu);
-      } else {
-        expand<Kind>(layers, panels, part.normal, fresh_tokens, channel, count, wide, WIDE_CONV,
-                     nothing);
-      }
+      expand<Kind>(layers, panels, part.normal, fresh_tokens, channel, count, wide, WIDE_CONV,
+                   activation);
       if (conv.outside) {
         const bool* const outside = conv.outside + fresh * conv.width;
         for (int64_t i = 0; i < fresh_tokens; i++) {
@@ -1247,7 +1241,7 @@ void conv_mlp(const T* x, const T* branch, const NormMLP<T>& layers, const MapCo
   const int64_t bytes = RowsPart<T, F>(most, conv.width, layers.channels, layers.width, 0).end;
   const int64_t rows = conv.images * conv.height;
   // Each part computes two more rows of the wide map.
-  const int64_t parts = rows >= ENOUGH_ROWS * threads ? 2 : 1;
+  const int64_t parts = rows >= ENOUGH_ROWS * threads ? FEW_PARTS : 1;
   in_threads(rows, threads, parts, [=](int64_t first_row, int64_t end_row, int64_t thread) {
     const RowsPart<T, F> part(most, conv.width, layers.channels, layers.width,
                               memory + thread * bytes);

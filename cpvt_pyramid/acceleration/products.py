@@ -38,9 +38,10 @@ AT_A_TIME = 2**21
 
 
 def takes_plain(x: Tensor, results: int) -> bool:
-    """True if the plain layer is to compute: a graph is captured, which must not depend on sizes, a
-    tensor is nested, or a product of x with this number of results for each token is small."""
-    if is_captured() or x.is_nested:
+    """True if the plain layer is to compute: a tensor is nested, or a product of x with this number
+    of results for each token is small. A captured graph must not depend on that: callers ask
+    `is_captured` before."""
+    if x.is_nested:
         return True
     values = x.numel()
     return values * results <= FEW_OPERATIONS or values <= FEW_TOKENS * x.shape[-1]
@@ -66,9 +67,7 @@ def fast_dtype(x: Tensor, *parameters: Optional[Tensor]) -> Optional[torch.dtype
     for parameter in parameters:
         if parameter is None:
             continue
-        if type(parameter) is not nn.Parameter or parameter.is_inference():
-            return None
-        if not (parameter.is_cpu and has_values(parameter)):
+        if not is_ordinary_parameter(parameter):
             return None
         if parameter.dtype != dtype and not casts(parameter):
             return None
@@ -126,11 +125,16 @@ def has_other_modes() -> bool:
     return any(type(mode) is not CorrectedBFloat16 for mode in modes)
 
 
-def is_plain_parameter(parameter: object) -> bool:
+def is_plain_parameter(parameter: Any) -> bool:
     """True for an ordinary parameter in a supported dtype on a CPU."""
+    return is_ordinary_parameter(parameter) and is_supported(parameter.dtype)
+
+
+def is_ordinary_parameter(parameter: Any) -> bool:
+    """True for a parameter of PyTorch's own class with values on a CPU."""
     if type(parameter) is not nn.Parameter or parameter.is_inference():
         return False
-    return is_supported(parameter.dtype) and parameter.is_cpu and has_values(parameter)
+    return parameter.is_cpu and has_values(parameter)
 
 
 def is_ordinary(x: Tensor) -> bool:
@@ -152,7 +156,7 @@ class OneDNNLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if type(self) is not OneDNNLinear:  # see `FAST`
             return nn.Linear.forward(self, input)
-        if input.dim() < 2 or takes_plain(input, self.out_features):
+        if is_captured() or input.dim() < 2 or takes_plain(input, self.out_features):
             return super().forward(input)
         dtype = fast_dtype(input, self.weight, self.bias)
         if dtype is None:
@@ -179,6 +183,8 @@ class FusedMLP(MLP):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         if type(self) is not FusedMLP:  # see `FAST`
             return MLP.forward(self, x, grid)
+        if is_captured():
+            return super().forward(x, grid)
         if not torch.is_grad_enabled() and takes_plain(x, LEAST_RATIO * x.shape[-1]):
             return super().forward(x, grid)
         fc1, fc2 = self.fc1, self.fc2

@@ -1,6 +1,8 @@
-// Layer norm, attention, MLP, and depthwise convolution with GELU for processors with AVX-512, for
-// which neither PyTorch nor oneDNN has a fast function. `kernels.py` calls the functions at the
-// end.
+// Layer norm, attention, MLP, and depthwise convolution with GELU, for which neither PyTorch nor
+// oneDNN has a fast function. `kernels.py` calls the functions at the end.
+//
+// They are compiled for processors with AVX-512, or for those with AVX2 and without bfloat16. The
+// files that are included say what `vec`, `words` and LANES are, and the functions of them.
 //
 // T is the type of the values in memory, float or bfloat16. Sums are floats. Each value of a result
 // is computed by the same operations in the same order, whatever the batch and the number of
@@ -9,11 +11,7 @@
 // OpenMP's library is not linked: its functions are found in the library that PyTorch has loaded,
 // so that both use the same threads.
 
-#include <cpuid.h>
-#include <immintrin.h>
 #include <omp.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cfloat>
@@ -21,52 +19,20 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
+
+#ifdef __AVX512F__
+#include "kernels_avx512.h"
+#include "kernels_bfloat16.h"
+#else
+#include "kernels_avx2.h"
+#endif
 
 namespace {
 
-using std::int64_t;
-
-struct bfloat16 {
-  std::uint16_t bits;
-};
-
-using vec = __m512;  // 16 values
-constexpr int LANES = 16;
 constexpr float LOG2_E = 1.44269504f;
 
-__mmask16 first(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
-
-// The first `count` values of x, up to 16, then zeros.
-vec load(const float* x, int64_t count) {
-  return count == LANES ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(first(count), x);
-}
-vec load(const bfloat16* x, int64_t count) {
-  const __mmask16 lanes = first(count);
-  const __m256i bits = count == LANES ? _mm256_loadu_si256((const __m256i*)x)
-                                      : _mm256_maskz_loadu_epi16(lanes, x);
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-
-// Store the first `count` values.
-void store(float* to, vec x, int64_t count) {
-  if (count == LANES) {
-    _mm512_storeu_ps(to, x);
-  } else {
-    _mm512_mask_storeu_ps(to, first(count), x);
-  }
-}
-void store(bfloat16* to, vec x, int64_t count) {
-  const __m256i bits = (__m256i)_mm512_cvtneps_pbh(x);
-  if (count == LANES) {
-    _mm256_storeu_si256((__m256i*)to, bits);
-  } else {
-    _mm256_mask_storeu_epi16(to, first(count), bits);
-  }
-}
-
-vec repeated(float x) { return _mm512_set1_ps(x); }
-
-// Call f(start, count) for each 16 of n values, or another number, and for the rest.
+// Call f(start, count) for each LANES of n values, or another number, and for the rest.
 template <int size = LANES, typename Function>
 inline void each_vector(int64_t n, Function f) {
   int64_t i = 0;
@@ -85,17 +51,17 @@ inline __attribute__((always_inline)) void each_row(Function f) {
 template <typename... Coefficients>
 vec polynomial(vec x, float highest, Coefficients... others) {
   vec sum = repeated(highest);
-  for (const float coefficient : {others...}) sum = _mm512_fmadd_ps(sum, x, repeated(coefficient));
+  for (const float coefficient : {others...}) sum = multiply_add(sum, x, repeated(coefficient));
   return sum;
 }
 
 // 2^x of x <= 0; relative error 2e-7.
 vec power_of_two(vec x) {
-  x = _mm512_max_ps(repeated(-200), x);  // 0 as for -infinity; NaN stays
-  const vec whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT);
+  x = larger(repeated(-200), x);  // 0 as for -infinity; NaN stays
+  const vec whole = nearest_integer(x);
   const vec power = polynomial(x - whole, 1.5403530e-4f, 1.3333558e-3f, 9.6181291e-3f,
                                5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f);
-  return _mm512_scalef_ps(power, whole);
+  return times_power_of_two(power, whole);
 }
 
 // For each thread there are several parts of the work. The next thread that is free takes the next
@@ -118,8 +84,6 @@ void in_threads(int64_t count, int64_t threads, int64_t parts, Function f) {
 
 // Layer norm
 
-constexpr int ROWS_OF_NORM = 8;  // at a time: while the sum of one is awaited, others are computed
-
 template <int rows, typename T, typename Result>
 void normalize(const T* x, const float* weight, const float* bias, Result* out, int64_t n,
                float eps) {
@@ -129,19 +93,19 @@ void normalize(const T* x, const float* weight, const float* bias, Result* out, 
   each_vector(n, [&](int64_t i, int64_t count) {
     each_row<rows>([&](int r) { sums[r] += load(x + r * n + i, count); });
   });
-  each_row<rows>([&](int r) { mean[r] = _mm512_reduce_add_ps(sums[r]) / n; });
+  each_row<rows>([&](int r) { mean[r] = sum_of(sums[r]) / n; });
   each_vector(n, [&](int64_t i, int64_t count) {
     each_row<rows>([&](int r) {
       const vec value = load(x + r * n + i, count);
-      const vec centered = _mm512_maskz_sub_ps(first(count), value, repeated(mean[r]));
+      const vec centered = first_of(value - repeated(mean[r]), count);
       rests[r] += centered;
-      squares[r] = _mm512_fmadd_ps(centered, centered, squares[r]);
+      squares[r] = multiply_add(centered, centered, squares[r]);
     });
   });
   each_row<rows>([&](int r) {
     // What rounding has left out of the mean: it counts where values are large and differ little.
-    mean[r] += _mm512_reduce_add_ps(rests[r]) / n;
-    scale[r] = 1 / std::sqrt(_mm512_reduce_add_ps(squares[r]) / n + eps);
+    mean[r] += sum_of(rests[r]) / n;
+    scale[r] = 1 / std::sqrt(sum_of(squares[r]) / n + eps);
   });
   each_vector(n, [&](int64_t i, int64_t count) {
     const vec factor = load(weight + i, count);
@@ -149,7 +113,7 @@ void normalize(const T* x, const float* weight, const float* bias, Result* out, 
     each_row<rows>([&](int r) {
       const vec centered = load(x + r * n + i, count) - repeated(mean[r]);
       const vec normal = centered * repeated(scale[r]);
-      store(out + r * n + i, _mm512_fmadd_ps(normal, factor, summand), count);
+      store(out + r * n + i, multiply_add(normal, factor, summand), count);
     });
   });
 }
@@ -172,7 +136,7 @@ void layer_norm(const T* x, const float* weight, const float* bias, T* out, int6
   });
 }
 
-// Products of some rows with panels of 32 columns
+// Products of some rows with panels of COLUMNS columns
 //
 // The right factor is packed: a panel has, for each group of rows, all columns, and for each column
 // the values of the group. A group fills 32 bits: one float, or two bfloat16, which the processor
@@ -180,35 +144,25 @@ void layer_norm(const T* x, const float* weight, const float* bias, T* out, int6
 //
 // F is the type of the factors. That of bfloat16 in memory may be float, see `has_fast_pairs`.
 
-constexpr int COLUMNS = 2 * LANES;
-constexpr int ROWS = 12;  // with these, 24 sums of 16 values stay in registers
-
 template <typename F>
 constexpr int GROUP = 4 / sizeof(F);
 
-void multiply_add(vec& sum, std::int32_t left, __m512i right, float) {
-  sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(left)), _mm512_castsi512_ps(right),
-                        sum);
-}
-void multiply_add(vec& sum, std::int32_t left, __m512i right, bfloat16) {
-  sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(left), (__m512bh)right);
-}
-
 // `rows` rows of `groups` groups, `stride` values apart, times a panel.
+//
+// Not inlined: among other values the compiler keeps some of the sums in memory.
 template <int rows, typename F>
-inline __attribute__((always_inline)) void multiply_rows(const F* left, int64_t stride,
-                                                         const F* panel, int64_t groups,
-                                                         vec out[][2]) {
+__attribute__((noinline)) void multiply_rows(const F* left, int64_t stride, const F* panel,
+                                             int64_t groups, vec out[][2]) {
   vec sums[rows][2];
   each_row<rows>([&](int r) { sums[r][0] = sums[r][1] = repeated(0); });
   for (int64_t g = 0; g < groups; g++) {
-    const __m512i a = _mm512_loadu_si512(panel + g * COLUMNS * GROUP<F>);
-    const __m512i b = _mm512_loadu_si512(panel + (g * COLUMNS + LANES) * GROUP<F>);
+    const words a = load_words(panel + g * COLUMNS * GROUP<F>);
+    const words b = load_words(panel + (g * COLUMNS + LANES) * GROUP<F>);
     each_row<rows>([&](int r) {
       std::int32_t bits;
       std::memcpy(&bits, left + r * stride + g * GROUP<F>, sizeof bits);
-      multiply_add(sums[r][0], bits, a, F());
-      multiply_add(sums[r][1], bits, b, F());
+      add_products(sums[r][0], bits, a, F());
+      add_products(sums[r][1], bits, b, F());
     });
   }
   each_row<rows>([&](int r) {
@@ -236,170 +190,36 @@ struct Vectors {
 
   static void begin() {}
   static void end() {}
-  static void multiply(int64_t rows, const F* left, int64_t stride, const F* panel, int64_t groups,
-                       vec out[][2]) {
-    switch (rows) {
-      case 1: return multiply_rows<1>(left, stride, panel, groups, out);
-      case 2: return multiply_rows<2>(left, stride, panel, groups, out);
-      case 3: return multiply_rows<3>(left, stride, panel, groups, out);
-      case 4: return multiply_rows<4>(left, stride, panel, groups, out);
-      case 5: return multiply_rows<5>(left, stride, panel, groups, out);
-      case 6: return multiply_rows<6>(left, stride, panel, groups, out);
-      case 7: return multiply_rows<7>(left, stride, panel, groups, out);
-      case 8: return multiply_rows<8>(left, stride, panel, groups, out);
-      case 9: return multiply_rows<9>(left, stride, panel, groups, out);
-      case 10: return multiply_rows<10>(left, stride, panel, groups, out);
-      case 11: return multiply_rows<11>(left, stride, panel, groups, out);
-      case 12: return multiply_rows<12>(left, stride, panel, groups, out);
+  template <int rows = ROWS>
+  static void multiply(int64_t count, const F* left, int64_t stride, const F* panel,
+                       int64_t groups, vec out[][2]) {
+    if constexpr (rows > 0) {
+      if (count == rows) return multiply_rows<rows>(left, stride, panel, groups, out);
+      multiply<rows - 1>(count, left, stride, panel, groups, out);
     }
   }
 };
 
-// By AMX, whose tiles are 16 rows of 64 bytes. All 32 rows are read and computed, whatever they
-// are. The number of groups is a multiple of 16.
-//
-// g++ does not know that these instructions read memory.
-#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
-struct Tiles {
-  using Factor = bfloat16;
-  static constexpr int64_t ROWS = 32;
-
-  static void in_memory(const void* x) { asm volatile("" : : "r"(x) : "memory"); }
-
-  __attribute__((target("amx-tile,amx-bf16"))) static void begin() {
-    alignas(64) std::uint8_t settings[64] = {1};  // the only palette
-    for (int tile = 0; tile < 8; tile++) {
-      settings[16 + 2 * tile] = 64;  // bytes of a row
-      settings[48 + tile] = 16;      // rows
-    }
-    in_memory(settings);
-    _tile_loadconfig(settings);
-  }
-  __attribute__((target("amx-tile,amx-bf16"))) static void end() { _tile_release(); }
-  __attribute__((target("amx-tile,amx-bf16"))) static void multiply(
-      int64_t, const bfloat16* left, int64_t stride, const bfloat16* panel, int64_t groups,
-      vec out[][2]) {
-    in_memory(left);
-    in_memory(panel);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    const int64_t left_bytes = stride * sizeof *left;
-    constexpr int64_t panel_bytes = COLUMNS * sizeof(float);
-    for (int64_t g = 0; g < groups; g += LANES) {
-      _tile_loadd(4, left + g * 2, left_bytes);
-      _tile_loadd(6, panel + g * COLUMNS * 2, panel_bytes);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, panel + (g * COLUMNS + LANES) * 2, panel_bytes);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, left + 16 * stride + g * 2, left_bytes);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    constexpr int64_t out_bytes = 2 * sizeof(vec);
-    _tile_stored(0, &out[0][0], out_bytes);
-    _tile_stored(1, &out[0][1], out_bytes);
-    _tile_stored(2, &out[16][0], out_bytes);
-    _tile_stored(3, &out[16][1], out_bytes);
-  }
-};
-
-// Whether this processor has AMX, and Linux lets this process use it.
-bool has_tiles() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  __get_cpuid_count(7, 0, &a, &b, &c, &d);
-  constexpr unsigned TILE = 1u << 24, BF16 = 1u << 22;  // as Intel's manual numbers them
-  constexpr int REQUEST = 0x1023, TILE_DATA = 18;       // ARCH_REQ_XCOMP_PERM
-  return (d & TILE) && (d & BF16) && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-}
-#else
-using Tiles = Vectors<bfloat16>;
-bool has_tiles() { return false; }
-#endif
-
-// Exchange rows and columns of 16 x 16 words.
-void transpose(__m512i x[LANES]) {
-  __m512i y[LANES];
-  for (int i = 0; i < 16; i += 2) {
-    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
-    x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
-    x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
-    x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
-  }
-  // The quarters of x[4 i + j] are now columns j, 4 + j, 8 + j and 12 + j of rows 4 i to 4 i + 3.
-  for (int i = 0; i < 16; i += 8) {
-    for (int j = 0; j < 4; j++) {
-      y[i + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0x88);
-      y[i + 4 + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0xdd);
-    }
-  }
-  for (int j = 0; j < 4; j++) {
-    x[j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0x88);
-    x[4 + j] = _mm512_shuffle_i32x4(y[4 + j], y[12 + j], 0x88);
-    x[8 + j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0xdd);
-    x[12 + j] = _mm512_shuffle_i32x4(y[4 + j], y[12 + j], 0xdd);
-  }
-}
-
-// The values of some groups, up to 16, each in a word, then zeros.
-__m512i load_groups(const float* x, int64_t count, float) {
-  return _mm512_maskz_loadu_epi32(first(count), x);
-}
-__m512i load_groups(const bfloat16* x, int64_t count, bfloat16) {
-  return _mm512_maskz_loadu_epi32(first(count), x);
-}
-__m512i load_groups(const bfloat16* x, int64_t count, float) {
-  return _mm512_castps_si512(load(x, count));
-}
-
-// Sixteen columns of a panel, and up to 16 groups of their rows. `at(i)` is where those of column i
+// LANES columns of a panel, and up to LANES groups of their rows. `at(i)` is where those of column i
 // begin; columns from number `count` on are zeros.
 template <typename F, typename At>
 void pack_block(At at, int64_t count, int64_t groups, F* to) {
-  __m512i block[LANES];
+  words block[LANES];
   for (int64_t i = 0; i < LANES; i++) {
-    block[i] = i < count ? load_groups(at(i), groups, F()) : _mm512_setzero_si512();
+    block[i] = i < count ? load_groups(at(i), groups, F()) : no_words();
   }
   transpose(block);
-  for (int64_t g = 0; g < groups; g++) _mm512_store_si512(to + g * COLUMNS * GROUP<F>, block[g]);
+  for (int64_t g = 0; g < groups; g++) store_words(to + g * COLUMNS * GROUP<F>, block[g]);
 }
 
 // Copy values from memory to factors.
-void copy_values(const float* x, float* to, int64_t n) { std::memcpy(to, x, n * sizeof *x); }
-void copy_values(const bfloat16* x, bfloat16* to, int64_t n) { std::memcpy(to, x, n * sizeof *x); }
-void copy_values(const bfloat16* x, float* to, int64_t n) {
-  each_vector(n, [=](int64_t i, int64_t count) { store(to + i, load(x + i, count), count); });
-}
-
-// Least cycles of the processor's clock that some products of registers take.
-template <typename F>
-std::uint64_t cycles_of_products() {
-  std::uint64_t least = ~std::uint64_t{0};
-  for (int turn = 0; turn < 10; turn++) {
-    __m512i zeros = _mm512_setzero_si512();
-    vec sums[ROWS];
-    each_row<ROWS>([&](int r) { sums[r] = repeated(0); });
-    const std::uint64_t start = __rdtsc();
-    for (int i = 0; i < 200; i++) {
-      asm volatile("" : "+v"(zeros));  // the compiler must not know them
-      each_row<ROWS>([&](int r) { multiply_add(sums[r], 0, zeros, F()); });
-    }
-    each_row<ROWS>([&](int r) { asm volatile("" : : "v"(sums[r])); });
-    least = std::min<std::uint64_t>(least, __rdtsc() - start);
+template <typename T, typename F>
+void copy_values(const T* x, F* to, int64_t n) {
+  if constexpr (std::is_same_v<T, F>) {
+    std::memcpy(to, x, n * sizeof *x);
+  } else {
+    each_vector(n, [=](int64_t i, int64_t count) { store(to + i, load(x + i, count), count); });
   }
-  return least;
-}
-
-// Whether the processor multiplies pairs of bfloat16 clearly faster than as many floats, to which
-// they are converted else. AMD's take half the time; for Intel's it is the same.
-bool has_fast_pairs() {
-  static const bool found = cycles_of_products<bfloat16>() < 1.5 * cycles_of_products<float>();
-  return found;
 }
 
 // Attention
@@ -474,24 +294,21 @@ void pack_keys(const Tokens<const T>& keys, const Area& area, int64_t channels,
   }
 }
 
-// Sixteen channels of a group of keys; those of keys that are not there are zeros.
+// The values of some rows, up to LANES, each group of rows in a word.
 template <typename T>
-__m512i value_group(const Tokens<const T>& values, const Area& area, int64_t key, int64_t channel,
-                    int64_t count, float) {
-  if (key >= area.size()) return _mm512_setzero_si512();
-  return _mm512_castps_si512(load(values.at(area, key) + channel, count));
+words load_rows(const T* const rows[1], int64_t count, float) {
+  return rows[0] ? as_words(load(rows[0], count)) : no_words();
 }
-__m512i value_group(const Tokens<const bfloat16>& values, const Area& area, int64_t key,
-                    int64_t channel, int64_t count, bfloat16) {
-  const __mmask16 lanes = first(count);
-  __m256i pair[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-  for (int i = 0; i < 2; i++) {
-    if (key + i < area.size()) {
-      pair[i] = _mm256_maskz_loadu_epi16(lanes, values.at(area, key + i) + channel);
-    }
+
+// LANES channels of a group of keys; those of keys that are not there are zeros.
+template <typename F, typename T>
+words value_group(const Tokens<const T>& values, const Area& area, int64_t key, int64_t channel,
+                  int64_t count) {
+  const T* rows[GROUP<F>];
+  for (int i = 0; i < GROUP<F>; i++) {
+    rows[i] = key + i < area.size() ? values.at(area, key + i) + channel : nullptr;
   }
-  const __m512i low = _mm512_cvtepu16_epi32(pair[0]);
-  return _mm512_or_si512(low, _mm512_slli_epi32(_mm512_cvtepu16_epi32(pair[1]), 16));
+  return load_rows(rows, count, F());
 }
 
 // Panels of the values of an area: columns are channels, rows are keys.
@@ -499,12 +316,13 @@ template <typename Kind, typename T>
 void pack_values(const Tokens<const T>& values, const Area& area, int64_t channels,
                  Workspace<Kind>& work) {
   using F = typename Kind::Factor;
-  __m512i* to = reinterpret_cast<__m512i*>(work.value_panels);
+  F* to = work.value_panels;
   for (int64_t panel = 0; panel < channels; panel += COLUMNS) {
     for (int64_t key = 0; key < work.keys; key += GROUP<F>) {
       for (int64_t channel = panel; channel < panel + COLUMNS; channel += LANES) {
         const int64_t count = std::clamp<int64_t>(channels - channel, 0, LANES);
-        _mm512_store_si512(to++, value_group(values, area, key, channel, count, F()));
+        store_words(to, value_group<F>(values, area, key, channel, count));
+        to += LANES * GROUP<F>;
       }
     }
   }
@@ -544,11 +362,11 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
                    channels / GROUP<F>, products);
     for (int half = 0; half < 2; half++) {
       const int64_t key = panel + half * LANES;
-      const vec bias = _mm512_load_ps(work.bias + key);
+      const vec bias = load(work.bias + key, LANES);
       for (int64_t r = 0; r < rows; r++) {
-        const vec scores = _mm512_fmadd_ps(products[r][half], factor, bias);
-        largest[r] = _mm512_max_ps(scores, largest[r]);
-        _mm512_store_ps(work.scores + r * work.keys + key, scores);
+        const vec scores = multiply_add(products[r][half], factor, bias);
+        largest[r] = larger(scores, largest[r]);
+        store(work.scores + r * work.keys + key, scores, LANES);
       }
     }
   }
@@ -557,16 +375,16 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
     float* const scores = work.scores + r * work.keys;
     F* const weights = reinterpret_cast<F*>(scores);
     // Finite, so that weights are 0 where all scores are -infinity, and not NaN.
-    const vec top = repeated(std::max(_mm512_reduce_max_ps(largest[r]), -FLT_MAX));
+    const vec top = repeated(std::max(largest_of(largest[r]), -FLT_MAX));
     vec sum = repeated(0);
     for (int64_t key = 0; key < work.keys; key += COLUMNS) {
-      const vec a = power_of_two(_mm512_load_ps(scores + key) - top);
-      const vec b = power_of_two(_mm512_load_ps(scores + key + LANES) - top);
+      const vec a = power_of_two(load(scores + key, LANES) - top);
+      const vec b = power_of_two(load(scores + key + LANES, LANES) - top);
       sum += a + b;
       store(weights + key, a, LANES);
       store(weights + key + LANES, b, LANES);
     }
-    const float total = _mm512_reduce_add_ps(sum);
+    const float total = sum_of(sum);
     scales[r] = repeated(total == 0 ? 0 : 1 / total);
   }
   const F* const weights = reinterpret_cast<const F*>(work.scores);
@@ -640,42 +458,6 @@ void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
 
 // Patches
 
-// Sixteen values, of which the first `count` are copied, each in a word: not computed with, so that
-// every bit stays.
-__m512i load_words(const float* x, int64_t count) {
-  return _mm512_maskz_loadu_epi32(first(count), x);
-}
-__m512i load_words(const bfloat16* x, int64_t count) {
-  return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(count), x));
-}
-
-void store_words(float* to, __m512i words, int64_t count) {
-  _mm512_mask_storeu_epi32(to, first(count), words);
-}
-void store_words(bfloat16* to, __m512i words, int64_t count) {
-  _mm512_mask_cvtepi32_storeu_epi16(to, first(count), words);
-}
-
-// Exchange rows and columns of 4 x 16 words: word 4 i + j of the 64 becomes row j, column i.
-void transpose_four(__m512i x[4]) {
-  const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]);
-  const __m512i b = _mm512_unpackhi_epi32(x[0], x[1]);
-  const __m512i c = _mm512_unpacklo_epi32(x[2], x[3]);
-  const __m512i d = _mm512_unpackhi_epi32(x[2], x[3]);
-  // The quarters of the first are columns 0, 4, 8 and 12, those of the second 1, 5, 9 and 13, ...
-  const __m512i columns[4] = {_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c),
-                              _mm512_unpacklo_epi64(b, d), _mm512_unpackhi_epi64(b, d)};
-  __m512i y[4];
-  for (int i = 0; i < 2; i++) {
-    y[i] = _mm512_shuffle_i32x4(columns[2 * i], columns[2 * i + 1], 0x88);
-    y[2 + i] = _mm512_shuffle_i32x4(columns[2 * i], columns[2 * i + 1], 0xdd);
-  }
-  x[0] = _mm512_shuffle_i32x4(y[0], y[1], 0x88);
-  x[1] = _mm512_shuffle_i32x4(y[2], y[3], 0x88);
-  x[2] = _mm512_shuffle_i32x4(y[0], y[1], 0xdd);
-  x[3] = _mm512_shuffle_i32x4(y[2], y[3], 0xdd);
-}
-
 // Copy maps (images, height * side, width * side, n) to patches (images, height, width, n, side,
 // side), or back.
 template <bool back, typename T>
@@ -685,7 +467,7 @@ void copy_patches(T* map, T* patches, int64_t images, int64_t height, int64_t wi
   const int64_t pixels = side * side;       // of a patch
   const int64_t patch_count = images * height * width;
   in_threads(patch_count, threads, PARTS, [=](int64_t first_patch, int64_t end, int64_t) {
-    __m512i block[LANES];
+    words block[LANES];
     for (int64_t i = first_patch; i < end; i++) {
       T* const corner = map + i / width * side * of_row + i % width * side * n;
       T* const patch = patches + i * n * pixels;
@@ -727,9 +509,11 @@ void copy_patches(T* map, T* patches, int64_t images, int64_t height, int64_t wi
 
 // GELU
 
-// x times the share of a normal distribution that is below x. That share is a polynomial in each of
-// 32 pieces of an axis, of which the processor holds the coefficients in registers. Left of the
-// pieces it is 0, and right of them 1. Its absolute error is 2e-7.
+// x times the share of a normal distribution that is below x, whose absolute error is 2e-7.
+#ifdef __AVX512F__
+
+// That share is a polynomial in each of 32 pieces of an axis, of which the processor holds the
+// coefficients in registers. Left of the pieces it is 0, and right of them 1.
 class Gelu {
  public:
   Gelu() {
@@ -738,16 +522,16 @@ class Gelu {
 
   vec operator()(vec x) const {
     // NaN stays: it is the second argument.
-    vec position = _mm512_min_ps(repeated(REACH), x);
-    position = _mm512_max_ps(repeated(-REACH), position);
-    position = _mm512_fmadd_ps(position, repeated(PER_UNIT), repeated(MIDDLE));
+    vec position = smaller(repeated(REACH), x);
+    position = larger(repeated(-REACH), position);
+    position = multiply_add(position, repeated(PER_UNIT), repeated(MIDDLE));
     const vec rounded = position + repeated(ROUNDING);  // its lowest bits are the number of a piece
-    const __m512i piece = _mm512_castps_si512(rounded);
+    const words piece = as_words(rounded);
     const vec offset = position - (rounded - repeated(ROUNDING));
     vec share = coefficient(ORDER, piece);
 #pragma GCC unroll 4
     for (int power = ORDER - 1; power >= 0; power--) {
-      share = _mm512_fmadd_ps(share, offset, coefficient(power, piece));
+      share = multiply_add(share, offset, coefficient(power, piece));
     }
     return x * share;
   }
@@ -762,9 +546,9 @@ class Gelu {
 
   alignas(64) float coefficients_[ORDER + 1][PIECES];
 
-  vec coefficient(int power, __m512i piece) const {
+  vec coefficient(int power, words piece) const {
     const float* const table = coefficients_[power];
-    return _mm512_permutex2var_ps(_mm512_load_ps(table), piece, _mm512_load_ps(table + LANES));
+    return _mm512_permutex2var_ps(load(table, LANES), piece, load(table + LANES, LANES));
   }
 
   // The polynomial of a piece, by Newton's interpolation in Chebyshev's nodes.
@@ -794,52 +578,79 @@ class Gelu {
   }
 };
 
+#else
+
+// That share is 1/2 and x times a rational function of its square, fitted for |x| <= REACH. Left
+// of that it is 0.
+class Gelu {
+ public:
+  vec operator()(vec x) const {
+    // NaN stays: it is the second argument.
+    const vec near = larger(repeated(-REACH), smaller(repeated(REACH), x));
+    const vec square = near * near;
+    const vec above = polynomial(square, 2.3386783e-8f, 6.3600207e-6f, 1.6432137e-4f,
+                                 4.6508492e-3f, 3.3372194e-2f, 3.9894225e-1f);
+    const vec below = polynomial(square, 1.2165924e-6f, 7.2400097e-5f, 1.8589796e-3f,
+                                 2.8378668e-2f, 2.5031777e-1f, 1.0f);
+    const vec share = multiply_add(near, above / below, repeated(0.5f));
+    return x * zero_if_less(share, x, -REACH);
+  }
+
+ private:
+  static constexpr float REACH = 5.4f;
+};
+
+#endif
+
 const Gelu gelu;
 
 // Depthwise convolution
 
-constexpr int BLOCK = 2 * LANES;  // channels that are computed at a time
-constexpr int64_t SPAN = 32;      // columns, whose rows stay in the cache
+constexpr int BLOCK = BLOCK_VECTORS * LANES;  // channels that are computed at a time
+constexpr int64_t SPAN = 32;                  // columns, whose rows stay in the cache
 
-// The values of a block in float: in the order of the channels, or the even and the odd ones.
+// The values of a block in float: in the order of the channels, or, of bfloat16, the even and the
+// odd ones.
 struct Block {
-  vec low;
-  vec high;
+  vec part[BLOCK_VECTORS];
+
+  template <typename Function>
+  static Block of(Function f) {
+    Block block;
+    for (int i = 0; i < BLOCK_VECTORS; i++) block.part[i] = f(i);
+    return block;
+  }
 };
 
-__mmask32 first_of_block(int64_t count) {
-  return static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
+// How many of the first `count` values of a block are in a part.
+int64_t count_of_part(int64_t count, int part) {
+  return std::clamp<int64_t>(count - part * LANES, 0, LANES);
 }
 
-Block load_block(const float* x, int64_t count) {
-  const vec high = count > LANES ? load(x + LANES, count - LANES) : repeated(0);
-  return {load(x, std::min<int64_t>(count, LANES)), high};
-}
-Block load_block(const bfloat16* x, int64_t count) {
-  const __m512i bits = count == BLOCK ? _mm512_loadu_si512(x)
-                                      : _mm512_maskz_loadu_epi16(first_of_block(count), x);
-  const __m512i odd = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff0000));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16)), _mm512_castsi512_ps(odd)};
-}
-
-void store_block(float* to, Block x, int64_t count) {
-  store(to, x.low, std::min<int64_t>(count, LANES));
-  if (count > LANES) store(to + LANES, x.high, count - LANES);
-}
-void store_block(bfloat16* to, Block x, int64_t count) {
-  const __m512i even = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x.low));
-  const __m512i odd = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x.high));
-  const __m512i bits = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
-  if (count == BLOCK) {
-    _mm512_storeu_si512(to, bits);
+template <typename T>
+Block load_block(const T* x, int64_t count) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return Block::of([=](int i) { return load(x + i * LANES, count_of_part(count, i)); });
   } else {
-    _mm512_mask_storeu_epi16(to, first_of_block(count), bits);
+    Block block;
+    load_even_and_odd(x, block.part[0], block.part[1], count);
+    return block;
+  }
+}
+
+template <typename T>
+void store_block(T* to, Block x, int64_t count) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    for (int i = 0; i < BLOCK_VECTORS; i++) {
+      store(to + i * LANES, x.part[i], count_of_part(count, i));
+    }
+  } else {
+    store_even_and_odd(to, x.part[0], x.part[1], count);
   }
 }
 
 void multiply_add(Block& sum, Block x, Block factor) {
-  sum.low = _mm512_fmadd_ps(x.low, factor.low, sum.low);
-  sum.high = _mm512_fmadd_ps(x.high, factor.high, sum.high);
+  sum = Block::of([&](int i) { return multiply_add(x.part[i], factor.part[i], sum.part[i]); });
 }
 
 // `count` channels of the columns `start` to `stop` of a row. `rows` are those above, here and
@@ -867,7 +678,8 @@ inline __attribute__((always_inline)) void convolve_columns(
       }
     }
     if (column > start) {
-      store_block(out + (column - 1) * n, {gelu(left.low), gelu(left.high)}, count);
+      const Block activated = Block::of([&](int i) { return gelu(left.part[i]); });
+      store_block(out + (column - 1) * n, activated, count);
     }
     left = here;
     here = right;
@@ -1047,8 +859,8 @@ void contract(const NormMLP<T>& layers, const Panels<F>& panels, const F* wide, 
       Kind::multiply(some, wide + token * stride, stride, panel, count / GROUP<F>, products);
       for (int64_t r = 0; r < some; r++) {
         float* const to = sums + (token + r) * columns + column;
-        _mm512_store_ps(to, products[r][0] + _mm512_load_ps(to));
-        _mm512_store_ps(to + LANES, products[r][1] + _mm512_load_ps(to + LANES));
+        store(to, products[r][0] + load(to, LANES), LANES);
+        store(to + LANES, products[r][1] + load(to + LANES, LANES), LANES);
       }
     }
   }
@@ -1164,7 +976,7 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
   const int64_t of_wide_row = conv.width * WIDE_CONV;
   const bool has_relu = conv.relu;
   const auto activation = [=](vec sum) {
-    return has_relu ? _mm512_max_ps(repeated(0), sum) : sum;  // NaN stays
+    return has_relu ? larger(repeated(0), sum) : sum;  // NaN stays
   };
   for (int64_t start = top; start < bottom; start += most) {
     const int64_t stop = std::min(start + most, bottom);
@@ -1268,13 +1080,7 @@ void conv_mlp(const T* x, const T* branch, const NormMLP<T>& layers, const MapCo
 
 extern "C" {
 
-int kernels_have_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-int kernels_have_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
-int kernels_have_fast_pairs() { return has_fast_pairs(); }
-int kernels_have_tiles() { return has_tiles(); }
+int kernels_fit_processor() { return fits_processor(); }
 
 #define DEFINE(T, name)                                                                          \
   void layer_norm_##name(const T* x, const float* weight, const float* bias, T* out,             \
@@ -1294,9 +1100,6 @@ int kernels_have_tiles() { return has_tiles(); }
                            int64_t n, int64_t side, int64_t threads) {                           \
     copy_patches<true>(map, patches, images, height, width, n, side, threads);                   \
   }
-
-DEFINE(float, float32)
-DEFINE(bfloat16, bfloat16)
 
 #define DEFINE_PRODUCTS(T, Kind, name)                                                           \
   int64_t attention_memory_##name(const Sizes* sizes) { return workspace_size<Kind>(*sizes); }   \
@@ -1324,8 +1127,21 @@ DEFINE(bfloat16, bfloat16)
                    threads);                                                                     \
   }
 
+DEFINE(float, float32)
 DEFINE_PRODUCTS(float, Vectors<float>, float32)
+
+#ifdef __AVX512BF16__
+int kernels_have_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
+int kernels_have_fast_pairs() { return has_fast_pairs(); }
+int kernels_have_tiles() { return has_tiles(); }
+
+DEFINE(bfloat16, bfloat16)
 DEFINE_PRODUCTS(bfloat16, Vectors<float>, bfloat16)
 DEFINE_PRODUCTS(bfloat16, Vectors<bfloat16>, bfloat16_pairs)
+#ifdef HAS_TILES
 DEFINE_PRODUCTS(bfloat16, Tiles, bfloat16_tiles)
+#endif
+#else
+int kernels_have_bfloat16() { return 0; }
+#endif
 }

@@ -18,13 +18,16 @@ import torch
 from ..caches import cache_folder
 
 SOURCE = Path(__file__).with_name('kernels.cpp')
+HEADERS = 'kernels_*.h'  # beside it
 COMPILERS = ('g++', 'c++')
 COMPILER_SECONDS = 120  # it takes about 5, more on a busy machine
 DIGEST_SIZE = hashlib.sha256().digest_size
-OPTIONS = (
-    '-std=c++17 -O3 -g0 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 '
-    '-fopenmp -fPIC'
-).split()
+OPTIONS = '-std=c++17 -O3 -g0 -mfma -fopenmp -fPIC'.split()
+# By what PyTorch uses of the processor.
+OPTIONS_OF = {
+    'AVX2': '-mavx2'.split(),
+    'AVX512': '-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16'.split(),
+}
 
 
 class NoKernels(Exception):
@@ -48,29 +51,39 @@ def load_library() -> ctypes.CDLL:
     """
     if sys.platform != 'linux' or platform.machine() != 'x86_64':
         raise NoKernels('they need Linux and an x86-64 processor')
-    if not torch.backends.cpu.get_cpu_capability().startswith('AVX512'):
-        raise NoKernels('they need a processor with AVX-512')
+    options = options_of_processor()
     try:
-        functions = ctypes.CDLL(str(compiled_file()))
-        have_avx512 = functions.kernels_have_avx512()
+        functions = ctypes.CDLL(str(compiled_file(options)))
+        fit = functions.kernels_fit_processor()
     # A folder that cannot be written, no OpenMP in this PyTorch; a compiler that left them out.
     except (OSError, AttributeError) as error:
         raise NoKernels(f'they cannot be compiled or loaded: {error}') from error
-    if not have_avx512:
-        raise NoKernels('they need a processor with AVX-512 F, BW, DQ and VL')
+    if not fit:
+        raise NoKernels('they need a processor with AVX2 and FMA, or with AVX-512 F, BW, DQ and VL')
     return functions
 
 
-def compiled_file() -> Path:
-    """The compiled kernels.cpp, in the user's folder for caches.
+def options_of_processor() -> list[str]:
+    """The compiler's options for what PyTorch uses of this processor."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    for name, options in OPTIONS_OF.items():
+        if capability.startswith(name):  # there is more than one of AVX512
+            return [*OPTIONS, *options]
+    raise NoKernels('they need a processor with AVX2 or AVX-512')
+
+
+def compiled_file(options: list[str]) -> Path:
+    """kernels.cpp, compiled with some options, in the user's folder for caches.
 
     Files of other versions (55 kB each) and folders of killed compilers stay. All can be removed.
     """
     compiler = find_compiler()
-    text = SOURCE.read_bytes() + ' '.join([*compiler, *OPTIONS]).encode()
+    sources = [SOURCE, *sorted(SOURCE.parent.glob(HEADERS))]
+    text = b''.join(path.read_bytes() for path in sources)
+    text += ' '.join([*compiler, *options]).encode()
     path = cache_folder() / f'kernels-{hashlib.sha256(text).hexdigest()[:16]}.so'
     if not is_undamaged(path):
-        compile_to(path, compiler)
+        compile_to(path, [*compiler, *options])
     return path
 
 
@@ -110,7 +123,7 @@ def compile_to(path: Path, compiler: list[str]) -> None:
         unlinked = Path(folder, 'kernels.o')
         compiled = Path(folder, 'kernels.so')
         # Compiled and linked apart: the linker is not told of OpenMP, whose functions PyTorch has.
-        run_compiler([*compiler, *OPTIONS, '-c', str(SOURCE), '-o', str(unlinked)])
+        run_compiler([*compiler, '-c', str(SOURCE), '-o', str(unlinked)])
         run_compiler([*compiler, '-shared', str(unlinked), '-o', str(compiled)])
         content = compiled.read_bytes()
         compiled.write_bytes(content + digest(content))

@@ -125,7 +125,7 @@ def test_bfloat16_is_as_near_to_float32_as_a_plain_model(name, valid, autocast, 
 @pytest.mark.parametrize('name', BACKBONES)
 @torch.no_grad()
 def test_inference_without_kernels(name, valid, missing, monkeypatch):
-    """As on processors without AVX-512, and on those with AMX."""
+    """As on processors without AVX2, and on those with AMX."""
     if missing == 'kernels':
         for module in (attention, windows, blocks):
             monkeypatch.setattr(module, 'has_products', lambda dtype, *channels: False)

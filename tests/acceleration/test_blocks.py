@@ -41,7 +41,7 @@ def calls(monkeypatch):
 
 
 needs_kernels = pytest.mark.skipif(
-    not has_kernels(torch.float32), reason='the kernels need AVX-512 and a compiler'
+    not has_kernels(torch.float32), reason='the kernels need AVX2 and a compiler'
 )
 
 

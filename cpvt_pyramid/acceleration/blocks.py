@@ -14,6 +14,7 @@ from ..recompute import drops_nothing
 from .conv_mlp import FEWEST_ROWS, FusedConvMLP, is_plain_depthwise
 from .kernels import NormAndMLP, fast_conv_mlp, fast_mlp, has_products
 from .norms import FastLayerNorm
+from .processor import has_avx512
 from .products import (
     LEAST_RATIO,
     FusedMLP,
@@ -24,8 +25,9 @@ from .products import (
     takes_plain,
 )
 
-# For fewer tokens, to pack the weights takes longer than is gained (512 channels, Intel with AMX).
-FEWEST_TOKENS = 512
+# For fewer tokens, to pack the weights takes longer than is gained (512 channels, Intel with AMX;
+# Zen 3 with AVX2, which takes longer for each token).
+FEWEST_TOKENS = 512 if has_avx512() else 256
 
 
 class FusedBlock(Block):

@@ -2,9 +2,9 @@
 
 PyTorch's `F.linear` hands float32 products on a CPU to MKL, and the GELU is a separate pass over
 the widest map of the model. oneDNN, which is part of PyTorch, does both in one pass, and its
-products are 1.1 (Zen 4) to 2 times (Zen 5) as fast on AMD's processors, and about as fast on
-Intel's (Emerald Rapids). The gradients of weights are products of PyTorch's: oneDNN's take up to
-twice as long there.
+products are 1.1 (Zen 4) to 2 times (Zen 5) as fast on AMD's processors with AVX-512, and about as
+fast on Intel's (Emerald Rapids). Without AVX-512 MKL's are faster, and compute. The gradients of
+weights are products of PyTorch's: oneDNN's take up to twice as long there.
 
 Shapes: x is (..., C), weights are (out, in) as in `nn.Linear`.
 """
@@ -22,7 +22,7 @@ from ..model import MLP
 from ..plain_layers import is_plain_linear
 from ..recompute import drops_nothing
 from ..versions import cpu_autocast_dtype
-from .processor import multiplies_bfloat16
+from .processor import multiplies_bfloat16, prefers_mkl
 
 # Plain layers compute products of up to this number of multiplications: a call of oneDNN's takes
 # 20 us, one of PyTorch's 5, and the questions before it some more (Emerald Rapids). So they do for
@@ -228,7 +228,11 @@ def rows_at_a_time(weight: Tensor) -> int:
 def affine(
     x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: str = 'none'
 ) -> Tensor:
-    """x @ weight.T + bias by oneDNN, then a GELU if `activation` is 'gelu'; without gradient."""
+    """x @ weight.T + bias by the faster library, then a GELU if `activation` is 'gelu'; without
+    gradient."""
+    if x.dtype == torch.float32 and prefers_mkl():
+        out = F.linear(x, weight, bias)
+        return torch.ops.aten.gelu_(out) if activation == 'gelu' else out
     exact = 'none'  # approximation of a GELU
     return torch.ops.mkldnn._linear_pointwise(x, weight, contiguous(bias), activation, [], exact)
 

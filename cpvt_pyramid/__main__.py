@@ -46,13 +46,13 @@ def group_of(path: Path) -> str:
 
 
 def list_tools(tools: dict[str, Path]) -> None:
-    print('usage: cpvt TOOL ...')
+    print('usage: cpvt COMMAND ...')
     for group in GROUPS:
         print(f'\n{group}:')
         for name, path in tools.items():
             if group_of(path) == group:
                 print(f'  {name:<16}  {first_sentence(path)}')
-    print('\ncpvt TOOL --help lists the options of a tool.')
+    print('\ncpvt COMMAND --help lists the options of a command.')
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -83,8 +83,8 @@ def run_named(argv: Sequence[str]) -> int:
     tool = name.replace('_', '-')
     if tool not in tools:
         nearest = get_close_matches(tool, tools)
-        advice = f'use {" or ".join(nearest)}' if nearest else 'cpvt help lists the tools'
-        print(f'cpvt: no tool {name!r}; {advice}', file=sys.stderr)
+        advice = f'use {" or ".join(nearest)}' if nearest else 'cpvt help lists the commands'
+        print(f'cpvt: no command {name!r}; {advice}', file=sys.stderr)
         return 2
     module = import_module(f'.app.commands.{tools[tool].stem}', __package__)
     return module.main(arguments)

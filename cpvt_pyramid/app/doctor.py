@@ -11,8 +11,9 @@ there. `--unlink-operators` removes the file.
 
 The exit status is 1 if something is broken. Packages are found by their metadata and tested by
 importing them, in a second process, because an operator library built for another torch can crash.
-This module imports only the standard library.
 """
+
+# This module imports only the standard library.
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_the_file_of_a_tool_names_its_group(tmp_path):
 
 def test_the_list_may_be_cut_off():
     ended = run('bash', '-c', f'{sys.executable} -u -m cpvt_pyramid help | head -1')
-    assert (ended.stdout, ended.stderr) == ('usage: cpvt TOOL ...\n', '')
+    assert (ended.stdout, ended.stderr) == ('usage: cpvt COMMAND ...\n', '')
 
 
 @pytest.mark.parametrize('tool, path', find_tools().items())
@@ -46,10 +46,10 @@ def test_every_tool_starts(tool, path):
 
 
 def test_a_wrong_name_help_and_the_version(capsys):
-    for name, advice in (('trian', 'use train'), ('predict', 'cpvt help lists the tools')):
+    for name, advice in (('trian', 'use train'), ('predict', 'cpvt help lists the commands')):
         for given in ([name, 'x'], ['help', name]):
             assert main(given) == 2
-            assert capsys.readouterr().err == f'cpvt: no tool {name!r}; {advice}\n'
+            assert capsys.readouterr().err == f'cpvt: no command {name!r}; {advice}\n'
     for name in ('version', '--version'):
         assert main([name]) == 0
         assert capsys.readouterr().out == f'cpvt_pyramid {cpvt_pyramid.__version__}\n'
@@ -57,7 +57,7 @@ def test_a_wrong_name_help_and_the_version(capsys):
     for given in ([], ['help'], ['--help'], ['-h']):
         assert main(given) == 0
         lists.add(capsys.readouterr().out)
-    assert len(lists) == 1 and 'usage: cpvt TOOL' in lists.pop()
+    assert len(lists) == 1 and 'usage: cpvt COMMAND' in lists.pop()
     with pytest.raises(SystemExit, match='0'):
         main(['help', 'infer'])
     assert capsys.readouterr().out.startswith('usage: cpvt infer ')

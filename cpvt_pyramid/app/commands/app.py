@@ -31,7 +31,7 @@ def app(
     """Serve the page until it is interrupted.
 
     Args:
-        model: a .onnx file of cpvt export, or the name of a trained model (cpvt models), which
+        model: an exported model (.onnx, .xml), or the name of a trained model (cpvt models), which
             needs torch.
         samples: folder of images to pick from, which everyone who opens the page sees; by
             default the folder with the model's name, or else the model's folder.

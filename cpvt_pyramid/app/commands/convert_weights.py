@@ -7,7 +7,7 @@ The formats, and whose files have them:
 
 {formats}
 
-official and timm are what the model's authors and timm publish it in.
+official is the format in which the model's authors publish it, and timm the format of timm.
 
 Writes STEM_FORMAT-HASH.pth, where the hash is the first 8 digits of the file's SHA-256, after
 checking that it holds the same tensors when it is loaded. Of a detector or segmentor only the

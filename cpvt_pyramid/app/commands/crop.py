@@ -5,8 +5,8 @@
     cpvt crop results --score-thr 0.5 --margin 0.1 --out-dir crops
 
 A box becomes OUT_DIR/CLASS/NAME-NUMBER.png. NAME is the path of its image with _ between its parts
-and without its ending, and gets a number where two images would have the same. OUT_DIR must be new
-or empty: it gets all files or, if there is an error, none. A folder for each class is what
+and without its ending. A number is added where two images would have the same NAME. OUT_DIR must be
+new or empty: it gets all files or, if there is an error, none. A folder for each class is what
 torchvision's ImageFolder and others read, for example to train a classifier of what a detector
 finds.
 """
@@ -58,8 +58,8 @@ def crop(
         source: a data.yaml or a folder with annotated images, as in cpvt test, or a folder with
             results of cpvt infer.
         out_dir: folder for the files.
-        split: of the data; by default all.
-        score_thr: of results, the lowest score of a box.
+        split: split of the data; by default all.
+        score_thr: lowest score of a box, for results of cpvt infer.
         margin: what is added to a box on each side, as a share of its width or height.
     """
     check_at_least('--margin', margin, 0)

@@ -6,7 +6,7 @@
 
 The file holds the whole model, from pixels to final boxes or labels, and is written only after it
 gave the results of PyTorch on real images. The comparison is in NAME.report.md and .json next to
-it. docs/export.md says how to run it, and what its inputs and outputs are.
+it. docs/export.md says how to run the file, and what its inputs and outputs are.
 """
 
 from collections.abc import Sequence
@@ -43,11 +43,11 @@ def export(
             https://); of a trained model, its file, which is otherwise downloaded.
         out: file to write, such as model.onnx.
         size: fixed size of the images, for runtimes that need one.
-        half: store weights in float16, for a file of half the size; they are computed with in
-            float32.
-        no_valid: no input for the true sizes of the images; those of a batch must be equal.
-        probabilities: of a segmentor, those of all classes instead of labels.
-        backbone: the maps of the backbone of a config alone.
+        half: store weights in float16, for a file of half the size; computation is in float32.
+        no_valid: leave out the input for the true sizes of images, which must then be equal in a
+            batch.
+        probabilities: make a segmentor return probabilities of all classes instead of labels.
+        backbone: export only the backbone of a config, which returns its maps.
         images: photographs or folders for the comparison with PyTorch; by default those of
             a config's test set, or else those of scikit-image.
         cfg_options: override settings of the config, for example

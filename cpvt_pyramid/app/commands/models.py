@@ -3,13 +3,13 @@
     cpvt models
 
 Detectors and segmentors were trained and published by OpenMMLab, which is not needed to run them:
-segmentors need torch and detectors torchvision, too. A model is downloaded when it is first used,
+segmentors need torch, and detectors also torchvision. A model is downloaded when it is first used,
 into the cache of torch.hub ($TORCH_HOME/hub/checkpoints, by default in ~/.cache/torch):
 
     cpvt infer retinanet_pvt_v2_b2_coco photos/
 
-Without a network, put the file there, or give its path after the name. Of a backbone, cpvt export
-takes the architecture and a checkpoint.
+Without a network, put the file there, or give its path after the name. To export a backbone, give
+cpvt export the architecture and a checkpoint.
 """
 
 from collections.abc import Sequence

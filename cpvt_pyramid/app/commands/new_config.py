@@ -58,8 +58,8 @@ def new_config(
         data: data.yaml, which cpvt check-data --out writes, or a folder with images and
             annotations.
         base: config with the model and the recipe: a file or a name, see above.
-        out: the config to write; converted annotations go to the folder CONFIG_data next
-            to it, without .py.
+        out: the config to write; converted annotations go to a folder next to it, such as
+            my_data for my.py.
         skip_bad: leave out images and annotations that have errors; reads all images completely.
         overwrite: replace files that exist.
         epochs: length of the training; by default as many images as 3000 steps of the base see,

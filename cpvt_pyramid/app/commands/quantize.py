@@ -38,7 +38,7 @@ def quantize(
         compare: photographs, or folders with them, on which the models are compared.
         data: instead of --compare: annotated images on which AP or mIoU are compared, a data.yaml
             or a folder, as in cpvt test.
-        split: of the data; by default the first of test, val and train that has annotations.
+        split: split of the data; by default the first of test, val and train that has annotations.
         agreement: share of the boxes or pixels on which the models must agree, without
             --data.
         drop: points of AP or mIoU that may be lost, with --data.

@@ -6,14 +6,14 @@
     cpvt test CONFIG CHECKPOINT DATA
     cpvt test CONFIG CHECKPOINT             # on the test data of the config, by OpenMMLab's metrics
 
-MODEL is all that `cpvt infer` takes: an exported model (.onnx, .xml), the name of a trained model,
-a checkpoint with its config inside, or a config and its checkpoint. It predicts as `cpvt infer`
-does, and needs what that needs. DATA is what `cpvt check-data` takes. Classes are compared by their
-names. Metrics are in percent: the AP of COCO for boxes and masks of objects, mIoU, mAcc and aAcc
-for segmentation masks.
+MODEL is any model that `cpvt infer` takes: an exported model (.onnx, .xml), the name of a trained
+model, a checkpoint with its config inside, or a config and its checkpoint. `cpvt test` predicts as
+`cpvt infer` does, and needs the same packages. DATA is a data.yaml or a folder, as in `cpvt
+check-data`. Classes are compared by their names. Metrics are in percent: the AP of COCO for boxes
+and masks of objects, mIoU, mAcc and aAcc for segmentation masks.
 
-With a config, its own test data and metrics are OpenMMLab's. For several GPUs, processes or
-machines, see dist_test.sh.
+Without DATA, OpenMMLab evaluates the test data of the config, with the config's own metrics. For
+several GPUs, processes or machines, see dist_test.sh.
 """
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
@@ -48,7 +48,7 @@ def test(
             model.
         data: a data.yaml or a folder with annotations; after a config first its checkpoint, a path
             or an address. A config and its checkpoint alone: the test data of the config.
-        split: of the data; by default the first of test, val and train that has annotations.
+        split: split of the data; by default the first of test, val and train that has annotations.
         report: write an HTML page about the predictions: metrics by class and size, kinds of
             errors, a confusion matrix, the worst images; see docs/training.md.
         work_dir: for the test data of a config: folder for the log and the metrics; by default

@@ -2,9 +2,8 @@
 
     cpvt train configs/retinanet_cpvt_s.py
 
-It changes nothing in the config but what the options say. After SIGTERM or SIGUSR1 a training with
-the hooks of our configs writes a checkpoint and ends with exit status 75; --resume continues. A
-second signal ends it at once.
+After SIGTERM or SIGUSR1, a training with the hooks of our configs writes a checkpoint and ends with
+exit status 75; --resume continues. A second signal ends the training at once. See docs/training.md.
 """
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.

@@ -38,12 +38,12 @@ def verify(
     Args:
         model: a .onnx file, or an .xml file of OpenVINO.
         size: size of the images; by default 256x320, or that of the file.
-        value_range: of the pixels; not of integers and files of this package, whose
-            pixels are 0 to 255.
+        value_range: range of the pixels. Integers, and the pixels of files of this package, are
+            always 0 to 255.
         batch_size: images of the largest batch of one size; smaller ones are tried, too.
-        tolerance: of the largest difference / scale of a value; by default 0.0001, 0.01 for files
-            in float16, 0.05 for quantized ones and bfloat16.
-        bitwise: only the same bits pass in a batch of one size.
+        tolerance: largest difference / scale of a value; by default 0.0001, 0.01 for files in
+            float16, 0.05 for quantized ones and bfloat16.
+        bitwise: results in a batch of one size must be bit-identical.
         images: photographs or folders to use instead of synthetic images, resized to the
             size of the images; needed for a detector that finds nothing in synthetic ones.
 

@@ -34,9 +34,9 @@ class RuntimeOptions:
         device: cpu, cuda:1 or another device of torch; for an exported model cpu, cuda (in
             onnxruntime), gpu (in OpenVINO), or what the backend calls it. By default a GPU if there
             is one.
-        backend: of an exported model; by default onnxruntime, and openvino for .xml.
+        backend: runtime of an exported model; by default onnxruntime, and openvino for .xml.
         dtype: bfloat16 is faster where the processor multiplies it. The last layers of detectors,
-            and their boxes, stay in float32. Of exported models, OpenVINO has it.
+            and their boxes, stay in float32. Exported models need OpenVINO for bfloat16.
 
     Raises:
         UserError: an option is out of its range, or has no effect with the others. The same holds
@@ -70,8 +70,8 @@ class ModelOptions(RuntimeOptions):
     Args:
         score_thr: leave out boxes with a lower score; by default the threshold of an exported
             model, else 0.3, and in cpvt test 0.
-        shorter_side: to which images are resized, in pixels, for an exported or trained model; by
-            default that of the training.
+        shorter_side: shorter side, in pixels, to which images are resized, for an exported or
+            trained model; by default that of the training.
         cfg_options: override settings of a config, for example model.test_cfg.score_thr=0.1.
     """
 
@@ -136,8 +136,8 @@ class InferOptions(RunOptions):
             default they are refused: run.json there says what the results are of.
         ray: give images to the workers of a Ray cluster: local, one that is started on this
             machine; auto, one that this machine is part of; or HOST:PORT.
-        ray_workers: most workers of --ray; by default as many as there are GPUs or, without GPUs,
-            cores and memory for.
+        ray_workers: largest number of workers of --ray; by default as many as there are GPUs or,
+            without GPUs, cores and memory for.
     """
 
     out_dir: str = option('predictions', changes_results=False)

@@ -74,8 +74,9 @@ class HubModel(
         kind: a class ('CPVTPyramid', 'DenseCPVT', 'CPVT') or a function of `tasks.detectors`
             ('retinanet', ...).
         classes: name of each label, if it is to be stored.
-        **options: of the model, in values that JSON has, or rows such as `Arch` and `PEGConfig`. A
-            backbone within a detector is given by its name or as a dict of its options.
+        **options: options of the model, in values that JSON has, or rows such as `Arch` and
+            `PEGConfig`. A backbone within a detector is given by its name or as a dict of its
+            options.
 
     Attributes:
         model: the model itself. Calling the `HubModel` calls it.

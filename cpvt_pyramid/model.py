@@ -63,8 +63,9 @@ MAX_BATCH = 65_535
 class CPVTPyramid(nn.Module):
     """Pyramid vision transformer with a PEG after the first block of each stage.
 
-    Parameter names are those of the published checkpoints of Twins. `load_state_dict` reads these
-    and, at the root, files in the names of others, too (see `cpvt_pyramid.checkpoints.hook`).
+    Parameter names are those of the published checkpoints of Twins. `load_state_dict` also takes
+    the state dict of a backbone in any other published format, see
+    `cpvt_pyramid.checkpoints.hook`.
 
     Args:
         arch: a name from `ARCHS`, or an `Arch` (or a dict of its fields) of your own.
@@ -82,8 +83,8 @@ class CPVTPyramid(nn.Module):
         rgb_weights: how the first convolution is made from a checkpoint for RGB where `in_channels`
             is not 3. 'mean': for each band the mean of the filters of red, green and blue;
             'repeat': these filters in turn; or the names of the bands, such as ('red', 'green',
-            'blue', 'nir'), of which others than these three get the mean. Filters are scaled by
-            3 / `in_channels`. None: such a checkpoint is an error.
+            'blue', 'nir'): red, green and blue get their filters, others the mean. Filters are
+            scaled by 3 / `in_channels`. None: such a checkpoint is an error.
         out_indices: the stages, 0 to 3, whose maps are returned. Stages after the last of them
             are not built.
         drop_rate: dropout after the patch embeddings, the attentions and in the MLPs.

@@ -416,7 +416,7 @@ def classifier(model_name: str, **options: Any) -> nn.Module:
 
     Args:
         model_name: the name.
-        **options: of the model. Options of `timm.create_model` that read files are refused.
+        **options: options of the model. Those of `timm.create_model` that read files are refused.
 
     Examples:
         >>> model = classifier('cpvt_tiny_gap', num_classes=10)

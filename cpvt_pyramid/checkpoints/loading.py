@@ -127,11 +127,11 @@ def load_weights(model: Backbone, path: Union[str, Path], prefix: str = '') -> L
     their values. After an error, the model is as it was.
 
     Args:
-        model: a backbone or a classifier, of timm's registry, too.
+        model: a backbone or a classifier, also one from timm's registry.
         path: a `.pth` or `.safetensors` file in any of the known formats: a path, name or address,
             see `local_file`; or a folder, see `read_checkpoint`.
-        prefix: of the names of the backbone's tensors, such as `teacher.backbone.`, in a file with
-            several backbones. Default: the only backbone is found.
+        prefix: what the names of the backbone's tensors begin with, such as `teacher.backbone.`, in
+            a file with several backbones. Default: the only backbone is found.
 
     Raises:
         ConnectionError: the file cannot be downloaded.

@@ -16,9 +16,9 @@ class ValidRegionDetDataPreprocessor(AppendsValidity, DetDataPreprocessor):
     Padded batches get a further channel, 1 inside an image and 0 in the padding.
 
     Args:
-        mean: of each channel of the images, as many as there are; OpenMMLab's own
+        mean: one value for each channel of the images; OpenMMLab's own
             takes 1 or 3.
-        std: of each channel.
+        std: one value for each channel.
         valid_region: append the validity channel to padded batches. False: act as the data
             preprocessor of mmdet.
         **options: see `DetDataPreprocessor`.

@@ -32,9 +32,9 @@ class AppendsValidity(nn.Module):
     """Mixin, listed before the data preprocessor class that pads and stacks.
 
     Args:
-        mean: of each channel of the images, as many as there are; OpenMMLab's own
+        mean: one value for each channel of the images; OpenMMLab's own
             takes 1 or 3.
-        std: of each channel.
+        std: one value for each channel.
         valid_region: append the validity channel to padded batches. False: act as the data
             preprocessor does without this mixin.
         **options: see the data preprocessor.

@@ -388,7 +388,7 @@ def retinanet(
         mmdetection: follow MMDetection where torchvision differs, as `load_trained` does:
             in the limits of boxes and the order of their suppression, up to 100 boxes in an image,
             the sizes of resized images, and padding, which the backbone then does not ignore.
-        **options: of torchvision's `RetinaNet`, for example `min_size` and `max_size`.
+        **options: options of torchvision's `RetinaNet`, for example `min_size` and `max_size`.
 
     Examples:
         >>> model = retinanet('pcpvt_nano', num_classes=10, min_size=64, max_size=96).eval()
@@ -447,9 +447,9 @@ def faster_rcnn(
 
     Args:
         backbone: see `Backbone`.
-        num_classes: with background, which is label 0.
+        num_classes: number of classes, with background, which is label 0.
         out_channels: channels of the FPN.
-        **options: of torchvision's `FasterRCNN`.
+        **options: options of torchvision's `FasterRCNN`.
 
     Examples:
         >>> model = faster_rcnn({'arch': 'pcpvt_nano', 'drop_path_rate': 0.1}, num_classes=11)

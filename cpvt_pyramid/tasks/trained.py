@@ -187,17 +187,17 @@ def load_trained(
     `cpvt_pyramid.app.predict` reads files and resizes images as OpenMMLab does.
 
     Args:
-        name: `cpvt models` lists them.
+        name: one of those that `cpvt models` lists.
         checkpoint: the file with the weights; also those of a fine-tuned model, whose number of
             classes may be another, as OpenMMLab, Lightning, torch.compile, DDP and averages of
-            weights save them. What is not of the model, such as an optimizer, is ignored. None: it
-            is downloaded once, into the cache of torch.hub.
+            weights save them. What is not part of the model, such as an optimizer, is ignored.
+            None: the published file is downloaded once, into the cache of torch.hub.
         num_classes: replaces the layers that classify by new ones for this number of classes, for
             fine-tuning. All others keep their weights. Segmentors need at least 2.
-        image_mean: of each channel of the images, in [0, 1], if these are not RGB.
-        image_std: of each channel, too.
-        **options: of the backbone, such as `drop_path_rate`, `frozen_stages`, or `in_channels` with
-            `rgb_weights`.
+        image_mean: mean of each channel, for images in [0, 1] that are not RGB.
+        image_std: standard deviation of each channel, likewise.
+        **options: options of the backbone, such as `drop_path_rate`, `frozen_stages`, or
+            `in_channels` with `rgb_weights`.
 
     Returns:
         A `segmentors.SemanticSegmentor` or `detectors.RetinaNet` in evaluation mode, with

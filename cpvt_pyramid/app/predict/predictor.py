@@ -30,12 +30,12 @@ class Predictor:
             inside.
         checkpoint: with a config, the weights; a path or an address. With the name of a trained
             model, its file, which is otherwise downloaded.
-        backend: of an exported model, 'onnxruntime' (the default) or 'openvino'.
+        backend: runtime of an exported model, 'onnxruntime' (the default) or 'openvino'.
         batch_size: images of a list that pass the model together, if their padded sizes are equal.
         score_thr: leave out boxes with a lower score; None takes the model's own threshold.
-        shorter_side: of the input of an exported or trained model in pixels; None takes that of the
-            training.
-        device: 'cpu', or what PyTorch, onnxruntime or OpenVINO call a device, such as 'cuda:1',
+        shorter_side: shorter side in pixels of the input of an exported or trained model; None
+            takes that of the training.
+        device: 'cpu', or a device as PyTorch, onnxruntime or OpenVINO name it, such as 'cuda:1',
             'CUDAExecutionProvider' or 'GPU'.
         dtype: 'float32' or, for a model in PyTorch or with the backend 'openvino', 'bfloat16'.
         workers: threads of an exported model that predict from the images of a list, each with its

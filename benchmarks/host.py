@@ -64,7 +64,7 @@ def host(
         archs: architectures
         rounds: how often each step is timed; 0 leaves out the times
     """
-    check_at_least('--rounds', rounds, 0)
+    check_at_least('rounds', rounds, 0)
     torch.manual_seed(0)
     with torch_threads(1):
         print(text_table(('calls', 'step', 'ours', 'timm', 'ratio'), calls_table(archs)))

@@ -120,8 +120,8 @@ def latency(
     for name in models:
         if name not in DETECTORS:
             raise UserError(f'unknown model {name!r}; one of {", ".join(DETECTORS)}')
-    check_at_least('--size', min(size), 32)
-    check_at_least('--rounds', rounds, 1)
+    check_at_least('size', min(size), 32)
+    check_at_least('rounds', rounds, 1)
     folder = Path(out)
     if again:
         results = loads(Path(again).read_text(encoding='utf-8'))

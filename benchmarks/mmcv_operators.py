@@ -66,7 +66,7 @@ def mmcv_operators(
         rounds: how often each call is timed
         threads: of PyTorch
     """
-    check_at_least('--rounds', rounds, 1)
+    check_at_least('rounds', rounds, 1)
     for name in configs:
         if not (ROOT / f'configs/{name}.py').is_file():
             raise UserError(f'no config {name!r} in configs/')

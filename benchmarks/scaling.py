@@ -89,9 +89,9 @@ def scaling(
             raise UserError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
     if threads[0] != 1:
         raise UserError(f'the first of --threads must be 1, got {threads[0]}')
-    check_at_least('--threads', min(threads), 1)
-    check_at_least('--passes', passes, 1)
-    check_at_least('--batch', batch, 1)
+    check_at_least('threads', min(threads), 1)
+    check_at_least('passes', passes, 1)
+    check_at_least('batch', batch, 1)
     for arch, size, dtype in itertools.product(archs, sizes, dtypes):
         torch.manual_seed(0)
         model = CPVTPyramid(arch).eval().to(DTYPES[dtype])

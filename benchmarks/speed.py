@@ -175,9 +175,9 @@ def check(
     for size in sizes:
         if size.height % STRIDE or size.width % STRIDE:
             raise UserError(f'sizes must be multiples of {STRIDE}, got {size}')
-    check_at_least('--rounds', rounds, 1)
-    check_at_least('--batches', min(batches), 1)
-    check_at_least('--threads', min(threads), 1)
+    check_at_least('rounds', rounds, 1)
+    check_at_least('batches', min(batches), 1)
+    check_at_least('threads', min(threads), 1)
     if file and Path(file).exists():
         raise UserError(f'{file} already exists; remove it or name another file')
     if file and not Path(file).parent.is_dir():

@@ -48,9 +48,9 @@ def position_lab(
         page: Markdown page that takes the tables and figures between <!-- findings --> and
             <!-- /findings -->; the JSON file is copied next to it
     """
-    check_at_least('--seed', seed, 0)
-    check_at_least('--seeds', seeds, 1)
-    check_at_least('--workers', workers, 1)
+    check_at_least('seed', seed, 0)
+    check_at_least('seeds', seeds, 1)
+    check_at_least('workers', workers, 1)
 
     from experiments.report import check_page, publish
 

@@ -61,11 +61,11 @@ def compare_batches(
     if unknown := set(arms) - set(ARMS):
         raise UserError(f'--arms must be of {", ".join(ARMS)}; got {", ".join(sorted(unknown))}')
     for name, value, least in (
-        ('--seed', seed, 0),
-        ('--seeds', seeds, 1),
-        ('--steps', steps, 2),
-        ('--pictures', pictures, 2),
-        ('--workers', workers, 1),
+        ('seed', seed, 0),
+        ('seeds', seeds, 1),
+        ('steps', steps, 2),
+        ('pictures', pictures, 2),
+        ('workers', workers, 1),
     ):
         check_at_least(name, value, least)
     arms = list(dict.fromkeys(arms))

@@ -62,7 +62,7 @@ def crop(
         score_thr: lowest score of a box, for results of cpvt infer.
         margin: what is added to a box on each side, as a share of its width or height.
     """
-    check_at_least('--margin', margin, 0)
+    check_at_least('margin', margin, 0)
     check_folder(out_dir)
     if is_taken(Path(out_dir)):
         raise UserError(f'{out_dir} exists; remove it, or choose another --out-dir')

@@ -36,9 +36,9 @@ def demo_data(
         val: validation pages (default: 50)
         seed: another seed gives other pages (default: 0)
     """
-    check_at_least('--train', train, 1)
-    check_at_least('--val', val, 1)
-    check_at_least('--seed', seed, 0)
+    check_at_least('train', train, 1)
+    check_at_least('val', val, 1)
+    check_at_least('seed', seed, 0)
     options = dict(train=train, val=val, seed=seed)
     given = {name: value for name, value in options.items() if value is not None}
     if data == 'trees' and given:

@@ -65,7 +65,7 @@ def new_config(
         epochs: length of the training; by default as many images as 3000 steps of the base see,
             but at most 300 epochs, and at least those of the base.
     """
-    check_at_least('--epochs', epochs, 1)
+    check_at_least('epochs', epochs, 1)
     from ..data.new_config import find_base, new_config
 
     for line in new_config(Path(data), find_base(base), Path(out), skip_bad, overwrite, epochs):

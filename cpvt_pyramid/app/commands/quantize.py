@@ -51,7 +51,7 @@ def quantize(
         raise UserError(f'--out must end in .xml, got {path}')
     if not 0 <= agreement <= 1:
         raise UserError(f'--agreement must be in [0, 1], got {agreement}')
-    check_at_least('--drop', drop, 0)
+    check_at_least('drop', drop, 0)
     if split and not data:
         raise UserError('--split needs --data')
 

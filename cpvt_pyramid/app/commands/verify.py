@@ -54,9 +54,8 @@ def verify(
     from ..export.photographs import given_photographs
     from ..predict.opening import exported_path
 
-    if batch_size < 2:
-        raise UserError(f'batch_size must be at least 2, got {batch_size}')
-    check_at_least('--tolerance', tolerance, 0)
+    check_at_least('batch_size', batch_size, 2)
+    check_at_least('tolerance', tolerance, 0)
     if not value_range[0] < value_range[1]:
         raise UserError(f'--value-range must rise, got {value_range[0]} {value_range[1]}')
     photographs = given_photographs(images) if images else []

@@ -22,7 +22,7 @@ from ..tooling import memory
 from .large_images import TiledImage, boxes_in_tiles, label_lines
 from .protocol import Model, Prepared, TooLarge
 from .sessions import OutOfMemory
-from .tiles import TileGrid, overlap_for, spans
+from .tiles import TileGrid, overlap_for
 
 # How many times as many pixels as a tile an image may have to be taken as a whole. With four, the
 # whole image takes about as long as its tiles.
@@ -56,9 +56,6 @@ def tiling_for(
         tile: what the user asks for: None for tiles where the image is much larger than they are,
             0 for none, or the side of tiles, into which each image is divided.
         overlap: of the tiles that the user asks for; by default a quarter of a tile.
-
-    Raises:
-        UserError: tiles cannot have this size.
     """
     if tile is None:
         if model.own_tile is None:
@@ -67,9 +64,7 @@ def tiling_for(
         return Tiling(side, overlap_for(side), MUCH_LARGER * side**2)
     if tile == 0:
         return None
-    tiling = Tiling(tile, overlap_for(tile) if overlap is None else overlap)
-    spans(1, tiling.side, tiling.overlap)  # raises an error of the sizes
-    return tiling
+    return Tiling(tile, overlap_for(tile) if overlap is None else overlap)
 
 
 @contextmanager
@@ -173,4 +168,4 @@ class TilingModel:
 def tiles_too_large(side: int) -> str:
     """That tiles do not fit into memory, and what to do about it."""
     free = memory.free_text()
-    return f'tiles of {side} pixels do not fit into memory ({free}); use a smaller --tile'
+    return f'tiles of {side} pixels do not fit into memory ({free}); use smaller tiles'

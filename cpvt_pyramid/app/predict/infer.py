@@ -13,13 +13,13 @@ from ..tooling.report import amount
 from .automatic_tiles import tiling_for
 from .cluster import predict_on_ray
 from .opening import ModelFiles
-from .options import InferOptions
+from .options import ALIGN, InferOptions
 from .protocol import Model
 from .result_files import is_result
 from .results import Results
 from .run_record import claimed, record_of
 from .running import Skipped, find_files, open_to_run, predict_files, with_workers
-from .tiles import ALIGN, TILE
+from .tiles import TILE
 
 
 def run_infer(model: str, inputs: Sequence[str], options: InferOptions) -> int:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Optional
 
-from ..tooling.command import UserError, check_at_least
+from ..tooling.command import OptionError, check_at_least
 from ..tooling.files import Format
 
 BACKENDS = ('onnxruntime', 'openvino')
 DTYPES = ('float32', 'bfloat16')
+ALIGN = 32  # pixels, the largest stride: the sides and the overlap of tiles are multiples of it
 # Kinds of models, in words.
 EXPORTED, NAMED, CONFIGS = 'exported models', 'trained models by name', 'models with a config'
 
@@ -39,8 +40,8 @@ class RuntimeOptions:
             and their boxes, stay in float32. Exported models need OpenVINO for bfloat16.
 
     Raises:
-        UserError: an option is out of its range, or has no effect with the others. The same holds
-            for the other classes of this file.
+        OptionError: an option is out of its range, or has no effect with the others. The same
+            holds for the other classes of this file.
     """
 
     device: Optional[str] = option(changes_results=False)
@@ -49,17 +50,19 @@ class RuntimeOptions:
 
     def __post_init__(self) -> None:
         if self.backend not in (None, *BACKENDS):
-            raise UserError(f'backend must be one of {", ".join(BACKENDS)}, got {self.backend!r}')
+            one_of = ', '.join(BACKENDS)
+            raise OptionError(f'{{backend}} must be one of {one_of}, got {self.backend!r}')
         if self.dtype not in DTYPES:
-            raise UserError(f'dtype must be one of {", ".join(DTYPES)}, got {self.dtype!r}')
+            one_of = ', '.join(DTYPES)
+            raise OptionError(f'{{dtype}} must be one of {one_of}, got {self.dtype!r}')
 
     def check_kind(self, kind: str, model: str) -> None:
         """Check that models of a kind have all options that are given; `model` is one of them."""
         for each in fields(self):
             kinds = each.metadata['of']
             if kinds and kind not in kinds and getattr(self, each.name) != each.default:
-                raise UserError(
-                    f'{each.name} is for {" and ".join(kinds)}, not for {kind} such as {model}'
+                raise OptionError(
+                    f'{{{each.name}}} is for {" and ".join(kinds)}, not for {kind} such as {model}'
                 )
 
 
@@ -86,14 +89,12 @@ class ModelOptions(RuntimeOptions):
 
 
 @dataclass(frozen=True)
-class RunOptions(ModelOptions):
-    """How a model is run on files.
+class ImageOptions(ModelOptions):
+    """How a model takes images.
 
     Args:
         batch_size: images, frames or tiles that the model takes at a time. More can be faster on a
             GPU and need more memory; the results are the same, but for rounding.
-        workers: threads that read images ahead of the model, as many that take its results, and as
-            many that run an exported model on a CPU; by default one for each core.
         tile: process all images in overlapping tiles of this side in pixels, for example 1024,
             without resizing: for images larger than memory, or with small objects. By default a
             model that does not resize images takes those that are much larger than a tile in tiles;
@@ -102,24 +103,46 @@ class RunOptions(ModelOptions):
     """
 
     batch_size: int = option(1, changes_results=False)
-    workers: Optional[int] = option(changes_results=False)
     tile: Optional[int] = option()
     overlap: Optional[int] = option()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least('--batch-size', self.batch_size, 1)
-        check_at_least('--workers', self.workers, 0)
-        check_at_least('--tile', self.tile, 0)
-        if not self.tile and self.overlap is not None:
-            raise UserError('--overlap needs --tile')
+        check_at_least('batch_size', self.batch_size, 1)
+        for name, value in (('tile', self.tile), ('overlap', self.overlap)):
+            check_at_least(name, value, 0)
+            if value is not None and value % ALIGN:
+                raise OptionError(f'{{{name}}} must be a multiple of {ALIGN}, got {value}')
+        if self.overlap is not None:
+            if not self.tile:
+                raise OptionError('{overlap} needs {tile}')
+            if self.overlap >= self.tile:
+                raise OptionError(
+                    f'{{overlap}} must be less than {{tile}} {self.tile}, got {self.overlap}'
+                )
         if self.tile and self.shorter_side is not None:
-            raise UserError(
-                '--shorter-side has no effect with --tile, which does not resize images; drop one'
+            raise OptionError(
+                '{shorter_side} has no effect with {tile}, which does not resize images; drop one'
             )
+
+
+@dataclass(frozen=True)
+class RunOptions(ImageOptions):
+    """How a model is run on files.
+
+    Args:
+        workers: threads that read images ahead of the model, as many that take its results, and as
+            many that run an exported model on a CPU; by default one for each core.
+    """
+
+    workers: Optional[int] = option(changes_results=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least('workers', self.workers, 0)
         if self.tile and self.workers:
-            raise UserError(
-                '--workers has no effect with --tile, on which one thread works; drop it'
+            raise OptionError(
+                '{workers} has no effect with {tile}, on which one thread works; drop it'
             )
 
 
@@ -150,19 +173,19 @@ class InferOptions(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least('--ray-workers', self.ray_workers, 1)
+        check_at_least('ray_workers', self.ray_workers, 1)
         if self.ray is None and self.ray_workers is not None:
-            raise UserError('--ray-workers needs --ray')
+            raise OptionError('{ray_workers} needs {ray}')
         if self.ray is not None and self.workers:
-            raise UserError(
-                '--workers has no effect with --ray, whose workers have one core each; leave it out'
+            raise OptionError(
+                '{workers} has no effect with {ray}, whose workers have one core each; leave it out'
             )
 
 
 def check_score_thr(score_thr: Optional[float]) -> None:
-    """Raise a UserError unless a threshold for scores is valid."""
+    """Raise an OptionError unless a threshold for scores is valid."""
     if score_thr is not None and not 0 <= score_thr <= 1:  # refuses nan too
-        raise UserError(f'score_thr must be in [0, 1], got {score_thr}')
+        raise OptionError(f'{{score_thr}} must be in [0, 1], got {score_thr}')
 
 
 DEFAULTS = ModelOptions()

@@ -15,7 +15,7 @@ from ..tooling.report import amount
 from ..tooling.threads import prefetch
 from .automatic_tiles import with_tiles
 from .opening import open_model, resolve_model
-from .options import ModelOptions
+from .options import ImageOptions
 from .protocol import Model, Prepared, line_about_threshold, predict_all
 
 
@@ -69,30 +69,31 @@ class Predictor:
         workers: int = 1,
         tile: Optional[int] = None,
     ) -> None:
-        check_at_least('batch_size', batch_size, 1)
         check_at_least('workers', workers, 1)
-        self.files, rest = resolve_model(
-            str(model), [] if checkpoint is None else [str(checkpoint)]
-        )
-        if rest:
-            raise UserError(f'a checkpoint belongs to a config, and {model} is none')
-        self.options = ModelOptions(
+        self.workers = workers
+        self.options = ImageOptions(
             device=device,
             backend=backend,
             dtype=dtype,
             score_thr=score_thr,
             shorter_side=shorter_side,
+            batch_size=batch_size,
+            tile=tile,
         )
-        self.batch_size = batch_size
-        self.workers = workers
-        self.tile = tile
+        self.files, rest = resolve_model(
+            str(model), [] if checkpoint is None else [str(checkpoint)]
+        )
+        if rest:
+            raise UserError(f'a checkpoint belongs to a config, and {model} is none')
         self._open()
         if line := line_about_threshold(score_thr, self.model):
             warnings.warn(line, stacklevel=2)
 
     def _open(self) -> None:
         self.model: Model = open_model(self.files, self.options, threads=self.workers)
-        self._by_tiles = with_tiles(self.model, self.tile, advice='tile=0 takes them as a whole')
+        self._by_tiles = with_tiles(
+            self.model, self.options.tile, advice='tile=0 takes them as a whole'
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         opened = ('model', '_by_tiles')
@@ -137,7 +138,7 @@ class Predictor:
         threads = min(model.threads, max(len(images), 1))
         readers = 0 if threads == 1 else threads
         prepared = (ready() for ready in prefetch(self._prepare, images, readers))
-        return list(predict_all(model.predict, prepared, self.batch_size, threads))
+        return list(predict_all(model.predict, prepared, self.options.batch_size, threads))
 
     def _prepare(self, source: Source) -> Prepared:
         try:

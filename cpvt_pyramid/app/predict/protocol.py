@@ -15,7 +15,7 @@ import numpy as np
 from ...padding.batching import map_in_batches
 from ..predictions.drawing import Color
 from ..predictions.kinds import Kind, Prediction
-from ..tooling.command import UserError
+from ..tooling.command import OptionError, UserError
 from ..tooling.threads import prefetch
 from .tiles import Boxes, Suppression
 
@@ -122,10 +122,10 @@ def megapixels(image: Prepared) -> float:
 
 
 def check_has_scores(score_thr: Optional[float], kind: Kind) -> None:
-    """Raise a UserError if there is a threshold for scores, but results of a kind have none."""
+    """Raise an OptionError if there is a threshold for scores, but results of a kind have none."""
     if score_thr is not None and kind != 'detections':
-        raise UserError(
-            f'score_thr is for scores of boxes, but the model predicts {kind}; leave it out'
+        raise OptionError(
+            f'{{score_thr}} is for scores of boxes, but the model predicts {kind}; leave it out'
         )
 
 
@@ -134,13 +134,13 @@ def line_about_threshold(score_thr: Optional[float], model: Model) -> str:
     it has one.
 
     Raises:
-        UserError: the results of the model have no scores.
+        OptionError: the results of the model have no scores.
     """
     check_has_scores(score_thr, model.kind)
     if score_thr is None or score_thr >= model.least_score:
         return ''
     return (
-        f'score_thr {score_thr:g} has the effect of {model.least_score:g}, below which the model '
-        'itself leaves out boxes: that is model.test_cfg.score_thr (of two stages, '
-        'model.test_cfg.rcnn.score_thr) of its config, with which it can be exported again'
+        f'a score threshold of {score_thr:g} has the effect of {model.least_score:g}, '
+        'below which the model itself leaves out boxes: that is model.test_cfg.score_thr (of two '
+        'stages, model.test_cfg.rcnn.score_thr) of its config, with which it can be exported again'
     )

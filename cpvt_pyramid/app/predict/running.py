@@ -125,7 +125,6 @@ def with_workers(options: Options, inputs: Optional[Collection[Path]] = None) ->
 def open_to_run(files: ModelFiles, options: RunOptions) -> Model:
     """Open a model for a number of workers; prints what is to be said about its options."""
     opened = open_model(files, options, threads=max(options.workers or 0, 1))
-    tiling_for(opened, options.tile, options.overlap)  # raises an error of their sizes
     if line := line_about_threshold(options.score_thr, opened):
         print(line)
     return opened

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...padding.batching import padded_size
 from ..tooling import memory
-from ..tooling.command import UserError, one_line
+from ..tooling.command import OptionError, UserError, one_line
 from ..tooling.threads import usable_cores
 from .openvino_graph import is_quantized, join_blocks, to_rows
 from .options import DEFAULTS, RuntimeOptions
@@ -135,7 +135,7 @@ class OpenVino:
         if dtype != 'float32':
             self.device += f' in {dtype}'
         if dtype == 'bfloat16' and not has_bfloat16(device):
-            raise UserError(f'OpenVINO has no bfloat16 on {device} here; leave out --dtype')
+            raise OptionError(f'OpenVINO has no bfloat16 on {device} here; leave out {{dtype}}')
         # On processors with bfloat16, OpenVINO's default is less precise.
         hint = {'float32': 'f32', 'bfloat16': 'bf16'}[dtype]
         settings: dict[str, object] = {'INFERENCE_PRECISION_HINT': hint}
@@ -258,7 +258,7 @@ def backend_for(path: Path, options: RuntimeOptions) -> str:
     if not is_openvino_format(path):
         return options.backend or 'onnxruntime'
     if options.backend == 'onnxruntime':
-        raise UserError(f'{path} is a model of OpenVINO; leave out onnxruntime')
+        raise OptionError(f'{path} is a model of OpenVINO; leave out {{backend}}')
     return 'openvino'
 
 
@@ -277,9 +277,9 @@ def open_session(path: Path, options: RuntimeOptions = DEFAULTS, requests: int =
     if device is not None:
         device = DEVICES[backend].get(device, device)
     if backend == 'onnxruntime' and options.dtype != 'float32':
-        raise UserError(
-            f'onnxruntime does not compute in {options.dtype}; add --backend openvino, or leave '
-            'out --dtype'
+        raise OptionError(
+            f'onnxruntime does not compute in {options.dtype}; set {{backend}} to openvino, or '
+            'leave out {dtype}'
         )
     try:
         if backend == 'openvino':

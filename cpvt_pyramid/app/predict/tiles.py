@@ -16,9 +16,8 @@ from typing import BinaryIO, Literal, NamedTuple, Optional
 import numpy as np
 
 from ..predictions.matching import box_intersection, box_ious
-from ..tooling.command import UserError
+from .options import ALIGN
 
-ALIGN = 32  # the largest stride; in aligned tiles, map cells are where those of the image are
 TILE = 1024  # pixels: the side of tiles, unless the user or the model says otherwise
 CUT = 4  # pixels: a box that ends this close to an inner border of its tile counts as cut
 
@@ -75,13 +74,9 @@ def spans(length: int, tile: int, overlap: int) -> list[Span]:
     """The fewest evenly spread tiles along an axis of some length that overlap by at least
     `overlap`.
 
-    They start and stop at multiples of 32, except that the last one stops with the image.
+    They start and stop at multiples of 32, as the tile and the overlap are, except that the last
+    one stops with the image.
     """
-    if tile <= 0 or tile % ALIGN or overlap % ALIGN or not 0 <= overlap < tile:
-        raise UserError(
-            f'tile and overlap must be multiples of {ALIGN} with 0 <= overlap < tile, '
-            f'got tile={tile} and overlap={overlap}'
-        )
     room = max(math.ceil((length - tile) / ALIGN), 0)  # 32s between the first and the last start
     steps = math.ceil(room * ALIGN / (tile - overlap))
     starts = [ALIGN * (room * i // steps) for i in range(steps + 1)] if steps else [0]

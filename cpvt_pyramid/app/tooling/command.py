@@ -91,6 +91,9 @@ IGNORED_WARNINGS = (
 )
 
 
+OPTION_NAME = re.compile(r'\{(\w+)\}')  # in the message of an `OptionError`
+
+
 class UserError(Exception):
     """An error that the user can fix. Its message is one line: what is wrong and what to do.
 
@@ -107,6 +110,15 @@ class UserError(Exception):
 
     status = FAILED  # of the process
     details = ''
+
+
+class OptionError(UserError):
+    """A mistake in options. They have one name in Python and another on a command line: the message
+    has `{name}` for an option, which is `name` in Python; commands print `--name`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(OPTION_NAME.sub(r'\1', message))
+        self.with_flags = OPTION_NAME.sub(lambda found: flag_of(found[1]), message)
 
 
 class Preempted(UserError):
@@ -243,6 +255,8 @@ class Ending(NamedTuple):
 
 def expected_ending(error: BaseException, interrupted: str = '') -> Optional[Ending]:
     """The line and the exit status for an error that needs no traceback; None for others."""
+    if isinstance(error, OptionError):
+        return Ending(error.with_flags)
     if isinstance(error, UserError):
         return Ending(str(error), error.status, error.details)
     # mmengine has a bare `except` that replaces a KeyboardInterrupt by another error.
@@ -283,10 +297,11 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in full
 
 
-def check_at_least(option: str, value: Optional[float], least: float) -> None:
-    """Raise a UserError if an option is below its bound; None is an option that was not given."""
+def check_at_least(name: str, value: Optional[float], least: float) -> None:
+    """Raise an OptionError if the option of a name is below its bound; None is an option that was
+    not given."""
     if value is not None and not value >= least:  # refuses nan too
-        raise UserError(f'{option} must be at least {least}, got {value}')
+        raise OptionError(f'{{{name}}} must be at least {least}, got {value}')
 
 
 @contextmanager

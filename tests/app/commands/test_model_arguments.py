@@ -70,12 +70,12 @@ def test_help_needs_no_packages():
 def test_options_that_a_kind_of_model_lacks(command, said):
     trees = str(ROOT / 'examples/trees.onnx')
     line = said(f'{command} --cfg-options a=1', trees)
-    assert line == f'cfg_options is for models with a config, not for {EXPORTED} such as {trees}'
+    assert line == f'--cfg-options is for models with a config, not for {EXPORTED} such as {trees}'
     line = said(f'{command} --backend openvino', NAME)
-    assert line == f'backend is for {EXPORTED}, not for trained models by name such as {NAME}'
-    assert said(f'{command} --score-thr 2', trees) == 'score_thr must be in [0, 1], got 2.0'
+    assert line == f'--backend is for {EXPORTED}, not for trained models by name such as {NAME}'
+    assert said(f'{command} --score-thr 2', trees) == '--score-thr must be in [0, 1], got 2.0'
     line = said(f'{command} --shorter-side 0', trees)
-    assert line == 'shorter_side must be at least 1, got 0'
+    assert line == '--shorter-side must be at least 1, got 0'
 
 
 @pytest.mark.parametrize('command', PREDICTING)

@@ -63,7 +63,7 @@ def test_what_export_does_not_take(command, line, tmp_path, capsys, monkeypatch)
 
 def test_the_page_refuses_a_backend_for_a_name(capsys):
     assert main(['app', NAME, '--backend', 'openvino']) == 2
-    assert capsys.readouterr().err.startswith('cpvt app: backend is for exported models')
+    assert capsys.readouterr().err.startswith('cpvt app: --backend is for exported models')
 
 
 @pytest.mark.parametrize('backend, status', [('onnxruntime', 0), ('openvino', 2)])

@@ -176,7 +176,7 @@ def test_a_threshold_below_that_of_the_model_is_told(model, photos):
         assert client.get('/about').json['least_score'] == 0.05
         assert client.predict(image, 'score_thr=0.05').json['warnings'] == []
         (line,) = client.predict(image, 'score_thr=0.02').json['warnings']
-        assert line.startswith('score_thr 0.02 has the effect of 0.05')
+        assert line.startswith('a score threshold of 0.02 has the effect of 0.05')
 
 
 @pytest.mark.filterwarnings('ignore:left out the sample')

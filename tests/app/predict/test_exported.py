@@ -273,7 +273,10 @@ def test_mistakes(model, folder, monkeypatch, capfd):
         ('torn.onnx in --backend openvino', 'torn.onnx cannot be opened by openvino '),
         ('foreign.onnx in', 'foreign.onnx has no metadata cpvt_pyramid; export'),
         ('https://host/a.onnx in', 'got the address https://host/a.onnx; download it'),
-        ('detection.onnx in --cfg-options a=1', 'cfg_options is for models with a config, not for'),
+        (
+            'detection.onnx in --cfg-options a=1',
+            '--cfg-options is for models with a config, not',
+        ),
         (
             'detection.onnx in --dtype bfloat16',
             'onnxruntime does not compute in bfloat16;',

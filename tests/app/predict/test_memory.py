@@ -86,7 +86,7 @@ def test_tiles(error, model, images, monkeypatch, capsys):
     monkeypatch.setattr(OnnxRuntime, 'run', fails_if(is_large, OnnxRuntime.run, error))
     line = infer_all_but_one([str(model('detection')), *images, '--tile', '128'], 'b.png', capsys)
     assert 'tiles of 128 pixels do not fit into memory (' in line
-    assert line.endswith('GB are free); use a smaller --tile')
+    assert line.endswith('GB are free); use smaller tiles')
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_a_threshold_below_that_of_the_model_is_told(score_thr, model):
         assert not said
     else:
         (line,) = said
-        assert line.startswith(f'score_thr {score_thr:g} has the effect of 0.05')
+        assert line.startswith(f'a score threshold of {score_thr:g} has the effect of 0.05')
 
 
 def test_masks_inside_boxes_are_those_of_mmdet():
@@ -307,7 +307,13 @@ def test_mistakes(model, photos):
         ({'workers': 0}, 'workers must be at least 1, got 0'),
         ({'shorter_side': -1}, 'shorter_side must be at least 1, got -1'),
         ({'score_thr': float('nan')}, r'score_thr must be in \[0, 1\], got nan'),
-        ({'score_thr': 0.5}, 'the model predicts labels; leave it out'),
+        ({'score_thr': 0.5}, '^score_thr is for .*, but the model predicts labels; leave it out'),
+        ({'tile': -1}, '^tile must be at least 0, got -1'),
+        ({'tile': 48}, '^tile must be a multiple of 32, got 48'),
+        (
+            {'tile': 64, 'shorter_side': 300},
+            '^shorter_side has no effect with tile, which',
+        ),
         ({'backend': 'tensorrt'}, "one of onnxruntime, openvino, got 'tensorrt'"),
     ):
         with pytest.raises(UserError, match=complaint):

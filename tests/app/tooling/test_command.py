@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from torch._utils import ExceptionWrapper
 
 from cpvt_pyramid.app.tooling import command, files
 from cpvt_pyramid.app.tooling.command import (
+    OptionError,
     UserError,
     check_at_least,
     parser_of,
@@ -408,13 +410,23 @@ def interrupt() -> None:
         (interrupt, 'interrupted; try again'),
         (lambda: Path('/dev/full').write_text('x'), 'no space left on the disk; try again'),
         (lambda: __import__('nothing_like_it'), "No module named 'nothing_like_it': "),
-        (lambda: check_at_least('--drop', -1, 0), '--drop must be at least 0, got -1'),
+        (lambda: check_at_least('most_drop', -1, 0), '--most-drop must be at least 0, got -1'),
     ],
 )
 def test_expected_errors_have_no_traceback(function, line, capsys):
     run_tool('tool', function, {}, 'try again')
     said = capsys.readouterr().err
     assert said.startswith(f'tool: {line}') and said.count('\n') == 1 and 'traceback' not in said
+
+
+def test_options_have_their_name_in_python():
+    """In a command, they are flags; see above."""
+    error = OptionError('{shorter_side} has no effect with {tile}, got {1, 2}')
+    assert str(error) == 'shorter_side has no effect with tile, got {1, 2}'
+    error = pickle.loads(pickle.dumps(error))
+    assert error.with_flags == '--shorter-side has no effect with --tile, got {1, 2}'
+    with pytest.raises(UserError, match='^most_drop must be at least 0, got nan$'):
+        check_at_least('most_drop', float('nan'), 0)
 
 
 def test_warnings_of_this_package_are_one_line(monkeypatch, capsys):

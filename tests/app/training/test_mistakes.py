@@ -164,7 +164,7 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
         ('infer', 'detector.py nowhere.pth syntax.py', 'no checkpoint at nowhere.pth'),
         ('infer', f'{DETECTOR} nowhere.jpg', 'no image or folder at nowhere.jpg'),
         ('infer', f'{DETECTOR} x --batch-size 0', '--batch-size must be at least 1, got 0'),
-        ('infer', f'{DETECTOR} IMAGE --tile 100', 'tile and overlap must be multiples of 32'),
+        ('infer', f'{DETECTOR} IMAGE --tile 100', '--tile must be a multiple of 32, got 100'),
         ('infer', f'{DETECTOR} syntax.py --device gpu', 'no device gpu: '),
         # Weights and classes
         ('train', f'{INIT}=svt.pth', 'svt.pth: the checkpoint is of another arch'),

@@ -135,7 +135,7 @@ class OpenMMLabModel:
         inputs = [torch.from_numpy(self.as_loaded(tile)) for tile in tiles]
         height, width = tiles[0].shape[:2]
         what = f'tiles of {width} x {height} pixels'
-        with errors_of_model(what, 'use a smaller --tile'), torch.no_grad():
+        with errors_of_model(what, 'use smaller tiles'), torch.no_grad():
             # A GPU gets all tiles before the first result is waited for.
             if self.kind == 'detections':
                 found = [self.boxes_in(tile) for tile in inputs]

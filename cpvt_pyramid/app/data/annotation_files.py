@@ -34,6 +34,10 @@ is reported."""
 # Which file belongs to which image
 
 
+class SeveralFiles(Exception):
+    """An image has several files of its name."""
+
+
 class AnnotatedImages(NamedTuple):
     """The images of each split, and the file of each; None: it has none. Paths are relative to the
     folder of the data."""
@@ -45,7 +49,8 @@ class AnnotatedImages(NamedTuple):
 def annotated_images(
     description: Description, ending: Optional[str], found: Defects
 ) -> AnnotatedImages:
-    """The images of a description and the file of each.
+    """The images of a description and the file of each, without images of whose name there are
+    several files, which is an error.
 
     Args:
         description: what there is.
@@ -60,18 +65,22 @@ def annotated_images(
         for part in parts:
             check_folder_of_files(part, description)
             for image in images_of_part(folder, part, description, found):
-                if not is_mask_beside_images(image, part, description):
-                    images[image] = None
+                if is_mask_beside_images(image, part, description):
+                    continue
+                try:
                     files[image] = file_of_image(folder, image, part, description, ending)
+                except SeveralFiles:  # which `folder` reports
+                    continue
+                images[image] = None
         splits[split] = list(images)
     folder.report(found)
     report_shared(files, found)
     if not any(files.values()):
         what = 'segmentation mask' if ending is None else f'{ending} file'
-        raise UserError(
-            f'{description.source}: no image has a {what} of its name; annotations must be the '
-            'folder of these files'
-        )
+        where = '; annotations must be the folder of these files'
+        if folder.ambiguous:
+            where = ' alone; see the names above that mean several files'
+        raise UserError(f'{description.source}: no image has a {what} of its name{where}')
     parts = [part for of_split in description.splits.values() for part in of_split]
     if all(part.listed is None for part in parts):
         warn_about_files_without_image(folder, files, description, ending, found)
@@ -101,12 +110,20 @@ def file_of_image(
 ) -> Optional[str]:
     """The file of an image: in the folder that the description names, in the subfolder that the
     image has in its own; or else where Ultralytics expects it, in `labels` or `masks` in place of
-    the last `images` of its path, or next to it."""
+    the last `images` of its path, or next to it.
+
+    Raises:
+        SeveralFiles: which of them it is, is not guessed.
+    """
     place, name = posixpath.split(without_ending(image))
     stem = join(place, name.removesuffix(description.image_suffix) + description.mask_suffix)
 
     def find(path: str) -> Optional[str]:
-        return folder.find_image(path) if ending is None else folder.find(path + ending)
+        name = path if ending is None else path + ending
+        file = folder.find_image(name) if ending is None else folder.find(name)
+        if name in folder.ambiguous:
+            raise SeveralFiles
+        return file
 
     if part.annotations is not None:
         file = find(join(part.annotations, posixpath.relpath(stem, part.images)))

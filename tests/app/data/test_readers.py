@@ -291,13 +291,37 @@ def test_coco_names_that_are_alike(first, second, third, tmp_path):
         text = (tmp_path / 'train.json').read_text()
         write(tmp_path / 'train.json', text.replace(json.dumps(first), json.dumps(third)))
         _, said = objects_in(tmp_path)
-        assert any(
+        (line,) = [line for line in said if 'error' in line]
+        assert (
             'names that mean several files' in line and f'images/{first}, images/{second}' in line
-            for line in said
         )
         (tmp_path / 'images' / first).unlink()  # now the other one has both records
         _, said = objects_in(tmp_path)
         assert any(f'listed twice, each with a part of the objects: {second} (' in s for s in said)
+
+
+@pytest.mark.parametrize('kind', ['maps', 'objects'])
+def test_two_files_of_one_image_are_one_error(kind, tmp_path):
+    """Not also that the image has none."""
+    root = tmp_path / 'data'
+    write(root / 'classes.txt', '\n'.join(('ground', *CLASSES)))
+    if kind == 'maps':
+        fill(root, SCENES[:2], 'images/{}.png', label_map, 'masks/{}.png')
+        Image.open(root / 'masks/000.png').save(root / 'masks/000.gif')
+        name, files, wanted = 'masks/000', 'masks/000.gif, masks/000.png', 'segmentation mask'
+    else:
+        fill(root, SCENES[:2], 'images/{}.png', yolo, 'labels/{}.Txt')
+        write(root / 'labels/000.tXt', '')
+        name, files, wanted = 'labels/000.txt', 'labels/000.Txt, labels/000.tXt', '.txt file'
+    read = maps_in if kind == 'maps' else objects_in
+    assert [line for line in read(root)[1] if '000' in line] == [
+        'error: names that mean several files; keep one of the files, or give them names of their '
+        f'own: {name} ({files})'
+    ]
+    (root / 'images/001.png').unlink()  # no other image has one
+    line = f'no image has a {wanted} of its name alone; see the names above that mean several files'
+    with pytest.raises(UserError, match=line):
+        read(root)
 
 
 def test_folders_that_are_alike(tmp_path):

@@ -154,12 +154,13 @@ def parts_of_files(description: Description) -> dict[str, SplitPart]:
     return found
 
 
-def file_of_name(folder: Folder, images: str, prefix: str, name: str) -> str:
+def file_of_name(folder: Folder, images: str, prefix: str, name: str) -> Optional[str]:
     """The file that a record names, relative to the folder of images; a missing one keeps its
-    name."""
-    place = folder.find(join(images, without_prefix(name, prefix)))
+    name. None: the name means several files, which `folder` reports."""
+    wanted = join(images, without_prefix(name, prefix))
+    place = folder.find(wanted)
     if place is None:
-        return name
+        return None if wanted in folder.ambiguous else name
     return place if images == '.' else place.removeprefix(f'{images}/')
 
 
@@ -201,7 +202,7 @@ def parse_coco(
     split: Split,
     classes: Sequence[str],
     found: Defects,
-    file_of: Callable[[str], str] = str,
+    file_of: Callable[[str], Optional[str]] = str,
 ) -> Split:
     """A split with the images and objects of a COCO file, whose lists and categories are checked.
 
@@ -214,7 +215,7 @@ def parse_coco(
         split: where it belongs, without images.
         classes: that count.
         found: gets what is wrong with single records.
-        file_of: the file of the name of an image.
+        file_of: the file of the name of an image; None leaves out the image.
     """
     names = {category['id']: category['name'] for category in content['categories']}
     labels = {key: classes.index(name) for key, name in names.items() if name in classes}
@@ -301,7 +302,10 @@ class Lacking:
 
 
 def images_in_records(
-    records: Sequence[dict], split: Split, found: Defects, file_of: Callable[[str], str]
+    records: Sequence[dict],
+    split: Split,
+    found: Defects,
+    file_of: Callable[[str], Optional[str]],
 ) -> dict[Any, DataImage]:
     """The images of a COCO file by their ids, without objects; reports those that are unusable."""
     images: dict[Any, DataImage] = {}
@@ -320,8 +324,10 @@ def images_in_records(
             reason = 'the id of another image'
         if reason:
             found.add(defects.BAD_IMAGE, place_in(split, name or f'image {index}'), reason)
-        else:
-            images[record['id']] = DataImage(file_of(name), (sides[0], sides[1]), [])
+            continue
+        file = file_of(name)
+        if file is not None:
+            images[record['id']] = DataImage(file, (sides[0], sides[1]), [])
     return images
 
 

@@ -218,13 +218,14 @@ def mask_reader(dataset: dict, scope: str) -> tuple[dict[Path, dict], Any]:
 # A whole config
 
 
-def check_before_run(cfg: Config, *splits: str, folder: Path) -> None:
+def check_before_run(cfg: Config, *splits: str, folder: Path, leave_out: str = '') -> None:
     """Check the annotations of a run in its first process. Images only have to exist.
 
     Args:
         cfg: the config.
         splits: names of the splits.
         folder: gets a report.
+        leave_out: see `stop_message`.
 
     Raises:
         UserError: there are errors, which have been printed.
@@ -232,7 +233,7 @@ def check_before_run(cfg: Config, *splits: str, folder: Path) -> None:
 
     def check() -> None:
         if check_contents(cfg, *splits, folder=folder, how=NAMES):
-            raise UserError(stop_message())
+            raise UserError(stop_message(leave_out))
 
     of_first_process(check)
 

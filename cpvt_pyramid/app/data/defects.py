@@ -185,20 +185,31 @@ class Defects:
         ]
         return sorted(found, key=lambda problem: not problem.is_error)
 
-    def stop(self) -> None:
-        """Raise a UserError if there are errors, unless what has them is left out."""
+    def stop(self, leave_out: str = '') -> None:
+        """Raise a UserError if there are errors, unless what has them is left out.
+
+        Args:
+            leave_out: how a user of the command leaves out what has errors; see `stop_message`.
+        """
         errors = [kind for kind, _ in self._items if self.is_error(kind)]
         if self.skips:
             errors = [kind for kind in errors if kind.left_out == KEPT]
+        if errors and self.skips:
+            raise UserError(
+                'the data have errors above that --skip-bad cannot leave out; correct them'
+            )
         if errors:
-            raise UserError(stop_message(self.skips))
+            raise UserError(stop_message(leave_out))
 
 
-def stop_message(skips: bool = False) -> str:
-    """What to do about errors that have been printed."""
-    if skips:
-        return 'the data have errors above that --skip-bad cannot leave out; correct them'
-    return (
-        'the data have the errors above; correct them, or leave out what has errors with '
-        'cpvt new-config --skip-bad'
-    )
+def stop_message(leave_out: str = '') -> str:
+    """What to do about errors that have been printed.
+
+    Args:
+        leave_out: the option, or another command, that leaves out what has them. Empty: nothing
+            does.
+    """
+    line = 'the data have the errors above; correct them'
+    if leave_out:
+        return f'{line}, or leave out what has errors with {leave_out}'
+    return f'{line} (cpvt check-data lists all of each kind)'

@@ -84,7 +84,7 @@ def new_config(
     how = ALL if skip_bad else HEADERS
     formats = formats_with(HOLDS[task])
     data = checked_source(source, formats, how, found).data
-    found.stop()
+    found.stop('--skip-bad')
     data = with_validation(data)
     with scratch_folder(folder.resolve().parent) as scratch:
         target = Generated(scratch / folder.name, f'{HERE}/{folder.name}')

@@ -63,7 +63,8 @@ def run_training(
         resume_from(cfg, start)
         connect(launcher, cfg.get('env_cfg') or {})
         with trusted_checkpoints():
-            check_before_run(cfg, *SPLITS, folder=folder)
+            leave_out = 'cpvt new-config --skip-bad'
+            check_before_run(cfg, *SPLITS, folder=folder, leave_out=leave_out)
             runner = build_runner(cfg, start)
             if rank() == 0:
                 write_config(own, config, folder)

@@ -158,6 +158,7 @@ def test_what_infer_found(capsys):
         (['data', '--score-thr', '0.5'], '--score-thr needs results of cpvt infer, which data has'),
         (['data', '--margin', '-1'], '--margin must be at least 0, got -1.0'),
         (['masks'], 'has data in the format masks'),
+        (['bad'], 'the errors above; correct them (cpvt check-data lists all of each kind)\n'),
         (['results', '--split', 'val'], '--split is for annotated images, but results has results'),
         (['results'], 'results has no boxes'),
         (['torn'], 'torn/inputs.json is not complete: '),
@@ -167,6 +168,8 @@ def test_mistakes(words, message, capsys):
     fill(Path('data'), SCENES, '{}.png', labelme, '{}.json')
     fill(Path('masks'), SCENES, 'images/{}.png', label_map, 'masks/{}.png')
     write(Path('masks/classes.txt'), '\n'.join(('ground', *CLASSES)))
+    fill(Path('bad'), SCENES, '{}.png', labelme, '{}.json')
+    write(Path('bad/000.json'), '{')
     write(Path('results/inputs.json'), '{"a": "../data/000.png"}')
     write(Path('results/a.labels.png'), 'of a segmentor')
     write(Path('torn/inputs.json'), '{"a": ')

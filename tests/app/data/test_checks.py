@@ -251,7 +251,9 @@ def test_masks_of_validation_data_in_a_new_config(tmp_path, capsys):
     base, out = str(ROOT / 'configs/mask_rcnn_cpvt_s.py'), str(tmp_path / 'my.py')
     command = [str(tmp_path / 'data'), '--base', base, '--out', out]
     assert load_tool('new_config').main(command) == 2
-    assert 'that cannot be read (a polygon that is no list of pairs' in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert 'that cannot be read (a polygon that is no list of pairs' in said.out
+    assert said.err.endswith('; correct them, or leave out what has errors with --skip-bad\n')
     assert load_tool('new_config').main([*command, '--skip-bad']) == 0
     assert load_tool('check_data').main([out]) == 0
 
@@ -343,9 +345,13 @@ def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
     assert printed.out.count('data: error:') == 2  # of annotations alone
     assert 'cpvt check-data CONFIG reads all images' in printed.out
     assert printed.err.startswith('cpvt train: the data have the errors above; correct')
+    assert printed.err.endswith(' leave out what has errors with cpvt new-config --skip-bad\n')
     assert '    annotation ' in (tmp_path / 'a/data_report.txt').read_text()
-    run.insert(1, 'nowhere.pth')
+    torch.save({'state_dict': {}}, tmp_path / 'a.pth')
+    run.insert(1, str(tmp_path / 'a.pth'))
     assert test.main([*run, '--work-dir', str(tmp_path / 'c')]) == 2
+    line = 'cpvt test: the data have the errors above; correct them (cpvt check-data lists all of'
+    assert capsys.readouterr().err.startswith(line)
 
 
 # The report of check_data.py

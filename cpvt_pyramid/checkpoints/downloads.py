@@ -1,6 +1,7 @@
 """Weights by name: those in this package, and addresses and files on the Hugging Face hub.
 
-torch.hub and huggingface_hub download what is not on this machine, once, into their caches.
+What is not on this machine is downloaded once: by huggingface_hub into its cache, and from
+addresses into that of torch.hub.
 """
 
 import hashlib
@@ -22,7 +23,8 @@ SCHEMES = ('cpvt://', 'timm://', 'hf://', 'https://', 'http://')
 # torch.hub's convention, NAME-SHA256.pth. Eight digits from 20 on are a date.
 DIGEST = re.compile(r'-(?!20\d{6}\.)([0-9a-f]{8,64})\.\w+$')
 ON_HUB = re.compile('hf://([^/]+/[^/]+)(?:/(.+))?')
-TIMEOUT = 10  # seconds to connect
+TIMEOUT = 10  # seconds to connect, and between two parts of a file
+PART = 1 << 17  # bytes that are read at a time
 
 
 def local_file(source: Union[str, Path]) -> Path:
@@ -100,31 +102,48 @@ def cached_path(url: str) -> Path:
     return downloads_folder() / Path(urlsplit(url).path).name
 
 
-def from_address(url: str) -> Optional[Path]:
+def from_address(url: str) -> Path:
     """Download the file at an address to torch.hub's cache, where it is complete or not at all."""
     path = cached_path(url)
-    digest = DIGEST.search(path.name)
-    # torch.hub's function waits without limit for a connection. It takes what arrived before a
-    # connection broke for the file, if it has no hash.
-    length = content_length(url)
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent) as scratch:
         partial = Path(scratch, path.name)
-        torch.hub.download_url_to_file(
-            url, str(partial), digest and digest[1], progress=sys.stderr.isatty()
-        )
-        received = partial.stat().st_size
-        if length is not None and received != length:
-            raise EOFError(f'{received} of {length} bytes arrived')
+        receive(url, partial)
+        if difference := other_hash(partial):
+            raise ValueError(difference)
         os.replace(partial, path)
     return path
 
 
-def content_length(url: str) -> Optional[int]:
-    """Bytes of the file at an address, if the server says it."""
-    with urlopen(Request(url, headers={'User-Agent': 'torch.hub'}), timeout=TIMEOUT) as response:
-        length = response.headers['Content-Length']
-    return None if length is None else int(length)
+def receive(url: str, path: Path) -> None:
+    """Write the file at an address to a path, with a bar on a terminal.
+
+    torch.hub's function waits without limit for a server, and takes what arrived before a
+    connection broke for the file.
+
+    Raises:
+        OSError: the server does not have it, or sends nothing for `TIMEOUT` seconds.
+        EOFError: the connection broke.
+    """
+    from tqdm import tqdm
+
+    request = Request(url, headers={'User-Agent': 'torch.hub'})
+    with urlopen(request, timeout=TIMEOUT) as response, path.open('wb') as file:
+        length = response.headers['Content-Length']  # None: the server does not say it
+        total = None if length is None else int(length)
+        with tqdm(
+            total=total,
+            unit='B',
+            unit_scale=True,
+            unit_divisor=1024,
+            disable=not sys.stderr.isatty(),
+        ) as bar:
+            while part := response.read(PART):
+                file.write(part)
+                bar.update(len(part))
+        received = file.tell()
+    if total is not None and received != total:
+        raise EOFError(f'{received} of {total} bytes arrived')
 
 
 def checked(path: Path) -> Path:
@@ -134,19 +153,28 @@ def checked(path: Path) -> Path:
     Raises:
         ValueError: it does not have the hash in its name.
     """
-    expected = DIGEST.search(path.name)
-    if expected:
-        sha256 = hashlib.sha256()
-        with path.open('rb') as file:
-            while piece := file.read(1 << 20):
-                sha256.update(piece)
-        found = sha256.hexdigest()[: len(expected[1])]
-        if found != expected[1]:
-            raise ValueError(
-                f'{path} is damaged or another file: its SHA-256 begins with {found}, not '
-                f'{expected[1]}. Delete it, and it is downloaded again'
-            )
+    if difference := other_hash(path):
+        raise ValueError(
+            f'{path} is damaged or another file: {difference}. Delete it, and it is downloaded '
+            'again'
+        )
     return path
+
+
+def other_hash(path: Path) -> str:
+    """How the SHA-256 of a file differs from that in its name; empty if it does not, or if the name
+    has none."""
+    expected = DIGEST.search(path.name)
+    if not expected:
+        return ''
+    sha256 = hashlib.sha256()
+    with path.open('rb') as file:
+        while part := file.read(PART):
+            sha256.update(part)
+    found = sha256.hexdigest()[: len(expected[1])]
+    if found == expected[1]:
+        return ''
+    return f'its SHA-256 begins with {found}, not {expected[1]}'
 
 
 def from_hub(repo: str, file: Optional[str]) -> Optional[Path]:

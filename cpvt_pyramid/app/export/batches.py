@@ -54,8 +54,9 @@ def verify_file(path: Path, options: VerifyOptions) -> bool:
         UserError: the file cannot be run, or nothing can be compared.
     """
     session = open_session(path, options.runtime)
+    file = ImageModel(path, session)  # raises an error of what cannot be in batches
     is_as_in_pytorch = compare_with_pytorch(path, session, options.runtime.dtype)
-    is_invariant = compare_with_batches(path, session, options)
+    is_invariant = compare_with_batches(file, options)
     return is_as_in_pytorch and is_invariant
 
 
@@ -73,9 +74,9 @@ def compare_with_pytorch(path: Path, session: Session, dtype: str) -> bool:
     return all(check.passed for check in checks)
 
 
-def compare_with_batches(path: Path, session: Session, options: VerifyOptions) -> bool:
+def compare_with_batches(file: 'ImageModel', options: VerifyOptions) -> bool:
     """Run images alone and in batches."""
-    file = ImageModel(path, session)
+    path, session = file.path, file.session
     is_ours = session.metadata is not None
     value_range = (0, 255) if is_ours else options.value_range
     images = file.images(options.batch_size, options.size, value_range, options.photographs)

@@ -140,10 +140,9 @@ def drawn(sample: Sample) -> np.ndarray:
 
 
 def batches_of(images: Sequence[np.ndarray], session: Session, stride: int) -> list[list[int]]:
-    """The indices of the images in each batch: each image alone, and those of one padded size."""
+    """The indices of the images in each batch: each image alone, and those of one padded size, or
+    else an image twice."""
     batches = [[i] for i in range(len(images))]
-    if session.shapes['images'][0] is not None:  # batches of a fixed size
-        return batches
     by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i, image in enumerate(images):
         by_size[padded_input(image.shape[:2], session.shapes, stride)].append(i)

@@ -95,6 +95,16 @@ def test_a_batch_that_is_wrong_fails(model):
     assert failed == {('131x97', '150x123')}
 
 
+def test_a_fixed_batch_is_refused_before_anything_is_compared(model, capsys):
+    def fix(file: onnx.ModelProto) -> None:
+        for value in file.graph.input:
+            value.type.tensor_type.shape.dim[0].dim_value = 1
+
+    assert main([changed(with_test(model('detection')), fix)]) == 2
+    said = capsys.readouterr()
+    assert 'has the fixed batch size 1; export it with' in said.err and not said.out
+
+
 def test_damaged_test_data_and_devices_that_are_not_there(model, capsys):
     def tested(text: str) -> str:
         return changed(

@@ -34,17 +34,6 @@ class LoadReport(NamedTuple):
     ignored: Sequence[str] = ()  # only in the checkpoint, and expected there, such as a classifier
     choice: str = ''  # which of several wrappers in the checkpoint was taken, if there were several
 
-    @property
-    def misfit(self) -> Optional[str]:
-        """Why the checkpoint is not one of exactly this model; None if it is."""
-        if self.kept:
-            return f'lacks: {listed(self.kept)}'
-        if self.unused:
-            return f'has more than the model: {listed(self.unused)}'
-        if self.mismatched:
-            return f'has other shapes: {listed(self.mismatched)}'
-        return None
-
     def __str__(self) -> str:
         total = len(self.loaded) + len(self.kept) + len(self.mismatched)
         parts = [f'loaded {len(self.loaded)} of {total} tensors']

@@ -31,6 +31,7 @@ from ..predict.exported import ExportedModel
 from ..predict.openvino_graph import is_quantized, to_rows
 from ..predict.options import ModelOptions
 from ..predict.protocol import TooLarge
+from ..predict.result_files import is_result
 from ..predict.sessions import (
     KEY,
     TEST_KEY,
@@ -350,7 +351,7 @@ def quantize_images(
     check_file(out)
     remove_leftovers(out)
     check_new(*files_of(out))
-    calibration = find_images(images, 'IMAGES')
+    calibration = find_images(images, 'IMAGES', is_result)
     truth: Optional[Truth] = None
     if data is not None:
         if compare:
@@ -364,7 +365,7 @@ def quantize_images(
             print(line)
         compared = list(truth.images)
     elif compare:
-        compared = find_images(compare, '--compare')
+        compared = find_images(compare, '--compare', is_result)
     else:
         calibration, compared = split_images(calibration)
     with working('quantizing, comparing and measuring'):

@@ -40,8 +40,8 @@ def find_inputs(
             are left out, and other files with a warning.
         lines: one path each, by default from stdin. Paths that do not exist are kept; reading them
             reports the error later.
-        leave_out: which files in folders and of patterns are left out, as results of earlier runs
-            are.
+        leave_out: which files in folders and of patterns are left out, too; see
+            `predict.result_files.is_result`.
     """
     found: dict[str, tuple[Path, str]] = {}  # by absolute path; a link is an input of its own
     for text in inputs:
@@ -114,7 +114,9 @@ def media_in(folder: Path, leave_out: Callable[[Path], bool]) -> list[Path]:
     return found
 
 
-def find_images(inputs: Sequence[str], option: str) -> list[Path]:
+def find_images(
+    inputs: Sequence[str], option: str, leave_out: Callable[[Path], bool] = nothing
+) -> list[Path]:
     """As `find_inputs`, for an option that takes no videos; those in folders are left out.
 
     Raises:
@@ -123,7 +125,7 @@ def find_images(inputs: Sequence[str], option: str) -> list[Path]:
     for text in inputs:
         if is_video(Path(text)) and not Path(text).is_dir():
             raise UserError(f'{option} takes images, got the video {text}')
-    images = [path for path in find_inputs(inputs) if not is_video(path)]
+    images = [path for path in find_inputs(inputs, leave_out=leave_out) if not is_video(path)]
     if not images:
         raise UserError(f'no images in {" ".join(inputs)}')
     return images

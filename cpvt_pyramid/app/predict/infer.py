@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Optional
 
 from ..images.inputs import is_video
@@ -15,7 +14,6 @@ from .cluster import predict_on_ray
 from .opening import ModelFiles
 from .options import ALIGN, InferOptions
 from .protocol import Model
-from .result_files import is_result
 from .results import Results
 from .run_record import claimed, record_of
 from .running import Skipped, find_files, open_to_run, predict_files, with_workers
@@ -25,8 +23,7 @@ from .tiles import TILE
 def run_infer(model: str, inputs: Sequence[str], options: InferOptions) -> int:
     """Run a model on images and videos; returns the exit status, see `cpvt infer`."""
     check_folder(options.out_dir)
-    leave_out = partial(is_result, folder=options.out_dir)
-    given = find_files(model, inputs, options, takes_videos=True, leave_out=leave_out)
+    given = find_files(model, inputs, options, takes_videos=True)
     if options.ray:  # this process only looks at the model
         options = replace(options, workers=0)
         opened = open_to_run(given.model, replace(options, device='cpu'))

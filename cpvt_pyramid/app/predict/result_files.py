@@ -189,11 +189,12 @@ def read_owners(folder: Path) -> dict[str, str]:
         raise UserError(f'{file} is not complete: {one_line(error)}') from error
 
 
-def is_result(path: Path, folder: str) -> bool:
-    """Whether a file is one that an earlier run has written to the folder of results."""
+def is_result(path: Path) -> bool:
+    """Whether a file is a result of an earlier run: it is called like one, and is below a folder
+    that has `inputs.json`."""
     if not path.name.endswith(RESULTS):
         return False
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    return any((folder / OWNERS).is_file() for folder in Path(os.path.realpath(path)).parents)
 
 
 def remove_results(folder: Path) -> None:

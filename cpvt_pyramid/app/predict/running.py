@@ -15,7 +15,7 @@ from typing import NamedTuple, Optional, TypeVar, Union
 
 from tqdm import tqdm
 
-from ..images.inputs import NamedInput, find_inputs, is_video, nothing
+from ..images.inputs import NamedInput, find_inputs, is_video
 from ..images.large import open_large
 from ..images.rasters import ReadError
 from ..images.reading import size_of
@@ -29,6 +29,7 @@ from .large_images import TiledImage
 from .opening import ModelFiles, open_model, resolve_model
 from .options import RunOptions
 from .protocol import Model, Prepared, TooLarge, line_about_threshold, predict_all
+from .result_files import is_result
 from .sessions import OutOfMemory, SessionError
 from .sinks import Frame, Sink
 from .tiles import TILE, TileGrid
@@ -63,8 +64,7 @@ def run_on_files(
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
-    leave_out = nothing if sink.takes_videos else is_video  # of folders and patterns
-    given = find_files(model, inputs, options, sink.takes_videos, leave_out)
+    given = find_files(model, inputs, options, sink.takes_videos)
     options = with_workers(options, given.inputs)
     opened = open_to_run(given.model, options)
     named = sink.name(given.inputs)
@@ -79,16 +79,15 @@ def find_files(
     inputs: Sequence[str],
     options: RunOptions,
     takes_videos: bool,
-    leave_out: Callable[[Path], bool] = nothing,
 ) -> NamedFiles:
-    """The files that the words of a command line name.
+    """The files that the words of a command line name. Of folders and patterns, results of earlier
+    runs are left out, and videos that are not taken.
 
     Args:
         model: the first word.
         inputs: the words after it, of which the first may be a checkpoint.
         options: of the command.
         takes_videos: whether inputs may be videos.
-        leave_out: see `find_inputs`.
 
     Raises:
         UserError: there is no such file, or it is not of a kind that can be taken.
@@ -99,6 +98,10 @@ def find_files(
             f'{inputs[0]} was taken as the checkpoint of {model}, so that no image is left; give '
             'CONFIG CHECKPOINT IMAGES'
         )
+
+    def leave_out(path: Path) -> bool:
+        return is_result(path) or (is_video(path) and not takes_videos)
+
     found = find_inputs(words, leave_out=leave_out)
     for path in filter(is_video, found):
         if not takes_videos:

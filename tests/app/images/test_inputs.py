@@ -2,11 +2,12 @@
 
 import io
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from cpvt_pyramid.app.export.photographs import given_photographs
 from cpvt_pyramid.app.images.inputs import find_inputs
 from cpvt_pyramid.app.predict.result_files import is_result
 from cpvt_pyramid.app.tooling.command import UserError
@@ -18,9 +19,8 @@ def touch(*names: str) -> None:
         Path(name).touch()
 
 
-def found(*inputs: str, lines: str = '', out_dir: str = 'out') -> dict[str, str]:
-    leave_out = partial(is_result, folder=out_dir)
-    pairs = find_inputs(inputs, io.StringIO(lines), leave_out).items()
+def found(*inputs: str, lines: str = '') -> dict[str, str]:
+    pairs = find_inputs(inputs, io.StringIO(lines), is_result).items()
     return {path.as_posix(): name for path, name in pairs}
 
 
@@ -57,9 +57,23 @@ def test_what_is_left_out_of_a_folder_is_said():
     touch('d/a.png', 'd/c.txt', 'd/e/f.psd', 'd/a.overlay.jpg', *(f'd/z{i}.txt' for i in range(9)))
     with pytest.warns(UserWarning, match=r'd: left out .* c.txt, z0.txt, .*, z8.txt and 1 more$'):
         assert list(found('d')) == ['d/a.overlay.jpg', 'd/a.png']
-    with pytest.warns(UserWarning, match='earlier run: a.overlay.jpg, c.txt, '):
-        assert list(found('d', out_dir='d')) == ['d/a.png']
-    assert list(found('d/*.png', out_dir='d')) == ['d/a.png']
+
+
+@pytest.mark.filterwarnings('ignore:d. left out')
+@pytest.mark.parametrize('results', ['d', 'd/e'])
+def test_results_of_any_run_are_no_inputs(results):
+    """Wherever a run has written them, unless they are named themselves."""
+    result = f'{results}/f/a.overlay.jpg'
+    touch('d/a.png', result, f'{results}/inputs.json', f'{results}/f/a.labels.png')
+    with pytest.warns(UserWarning, match='written by an earlier run: .*a.overlay.jpg'):
+        assert list(found('d')) == ['d/a.png']
+    assert list(found('d/**/*.*g')) == ['d/a.png']
+    os.symlink('d', 'link')
+    assert list(found('link')) == ['link/a.png']
+    assert list(found(result)) == [result]
+    for name in ('d/a.png', result):
+        Image.new('RGB', (9, 9)).save(name)
+    assert len(given_photographs(['d'])) == 1  # as of cpvt verify and cpvt quantize
 
 
 def test_links():

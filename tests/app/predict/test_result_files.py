@@ -2,7 +2,6 @@
 
 import json
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ def touch(*names: str) -> None:
 
 def named(*inputs: str, out_dir: str = 'out') -> dict[str, str]:
     """The names of a run that then writes results."""
-    pairs = name_results(find_inputs(inputs, leave_out=partial(is_result, folder=out_dir)), out_dir)
+    pairs = name_results(find_inputs(inputs, leave_out=is_result), out_dir)
     for _, name in pairs:
         Path(out_dir, f'{name}{RESULTS[0]}').touch()
     return {path.as_posix(): name for path, name in pairs}

@@ -15,6 +15,7 @@ from cpvt_pyramid.app.tooling.threads import usable_cores
 # Vendor, family and models in /proc/cpuinfo, as in Linux's arch/x86/kernel/cpu/amd.c and
 # arch/x86/include/asm/intel-family.h.
 GENERATIONS = (
+    ('AuthenticAMD', 25, (range(0x00, 0x10), range(0x20, 0x60)), 'Zen 3'),
     ('AuthenticAMD', 25, (range(0x10, 0x20), range(0x60, 0xB0)), 'Zen 4'),
     ('AuthenticAMD', 26, (range(0x00, 0x30), range(0x40, 0x50), range(0x60, 0x80)), 'Zen 5'),
     ('GenuineIntel', 6, (range(0x8F, 0x90),), 'Sapphire Rapids'),

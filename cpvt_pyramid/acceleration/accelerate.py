@@ -51,21 +51,22 @@ def accelerate(
     It does so in float32 and, where oneDNN has it, in bfloat16: with weights in bfloat16, or with
     weights in float32 under `torch.autocast('cpu', torch.bfloat16)`.
 
-    Layers get another class that computes the same: products by oneDNN, with their GELU; MLPs in
-    parts, also those with a depthwise convolution (PVTv2, MiT); smaller windows at the border of a
-    map; patches by one product; and, in inference in float32, 3x3 convolutions with 256 channels or
-    more by Winograd's minimal filtering. The last one has 4 to 7 times the rounding errors of
-    PyTorch's convolution, and NaN and infinite values reach the 3 x 3 outputs around those that
-    depend on them. Small maps are computed as before, where that takes less time.
+    Layers get another class that computes the same: products by oneDNN, with their GELU, or, in
+    float32 without AVX-512, by MKL, which is faster there; MLPs in parts, also those with a
+    depthwise convolution (PVTv2, MiT); smaller windows at the border of a map; patches by one
+    product; and, in inference in float32, 3x3 convolutions with 256 channels or more by Winograd's
+    minimal filtering. The last one has 4 to 7 times the rounding errors of PyTorch's convolution,
+    and NaN and infinite values reach the 3 x 3 outputs around those that depend on them. Small maps
+    are computed as before, where that takes less time.
 
     In inference, attention, layer norms and MLPs are computed by functions of this package, in
     `acceleration/kernels.cpp`; an MLP is one function with the sum and the layer norm before it,
     its depthwise convolution and the sum after it. Training computes the forward pass of that
     convolution by them, too. The first call on a machine compiles them, in a few seconds, into
     `~/.cache/cpvt_pyramid` (or `$XDG_CACHE_HOME`). They need Linux, a C++ compiler (`CXX`, or g++)
-    and a processor with AVX-512, in bfloat16 one with avx512_bf16. Where the processor has AMX,
-    they multiply bfloat16 by it, if g++ is 11 or newer and channels are multiples of 32; else
-    products are oneDNN's and PyTorch's, which use it, too. Without the kernels PyTorch's functions
+    and a processor with AVX2, in bfloat16 one with avx512_bf16. Where the processor has AMX, they
+    multiply bfloat16 by it, if g++ is 11 or newer and channels are multiples of 32; else products
+    are oneDNN's and PyTorch's, which use it, too. Without the kernels PyTorch's functions
     compute the same; `cpvt doctor` says why.
 
     The process keeps blocks of memory of up to 32 MiB that it frees, also after `enable=False`: see

@@ -2,8 +2,8 @@
 kernels.cpp.
 
 They are compiled when a model is accelerated for the first time on a machine. They need Linux, a
-C++ compiler and a processor with AVX-512, for bfloat16 one with avx512_bf16. Elsewhere PyTorch's
-functions compute.
+C++ compiler and a processor with AVX2 or AVX-512, for bfloat16 one with avx512_bf16. Elsewhere
+PyTorch's functions compute.
 
 Shapes: B batch, H x W map, N queries, M keys, d channels of a head.
 """

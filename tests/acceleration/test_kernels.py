@@ -1,9 +1,11 @@
-"""The functions of kernels.cpp: what their formulas say, on every processor that has AVX2 or AVX-512."""
+"""The functions of kernels.cpp: what their formulas say, on every processor that has AVX2."""
 
 import copy
 import math
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -31,6 +33,7 @@ from cpvt_pyramid.acceleration.kernels import (
     multiplies_tiles,
 )
 from cpvt_pyramid.acceleration.patches import join_patches, split_patches
+from cpvt_pyramid.acceleration.processor import has_avx512
 from cpvt_pyramid.grid import Grid, grid_of_windows
 from cpvt_pyramid.layers import LayerNorm
 from cpvt_pyramid.model import WindowAttention
@@ -624,3 +627,16 @@ def test_processes_that_compile_at_the_same_time(monkeypatch, tmp_path, short_so
     time = compiled.stat().st_mtime_ns
     library.load_library()
     assert compiled.stat().st_mtime_ns == time
+
+
+@pytest.mark.skipif(
+    not (DTYPES and has_avx512()), reason='the tests above are those of the processor: it has AVX2'
+)
+def test_those_for_processors_with_avx2():
+    """The tests of results, in a process that computes without AVX-512."""
+    chosen = 'layer_norm or attention or windows or convolution or mlps or gelu or patches'
+    subprocess.run(
+        [sys.executable, '-m', 'pytest', '-q', '-n0', __file__, '-k', chosen],
+        env=os.environ | {'ATEN_CPU_CAPABILITY': 'avx2'},
+        check=True,
+    )

@@ -19,7 +19,14 @@ from ..model import Attention
 from ..plain_layers import plain_class
 from .kernels import fast_attention, has_products
 from .processor import fused_attention_is_slow
-from .products import add_in_float32, cast, common_dtype, is_differentiated, takes_plain
+from .products import (
+    add_in_float32,
+    cast,
+    common_dtype,
+    in_dtypes_of_forward,
+    is_differentiated,
+    takes_plain,
+)
 
 # From this number of scores of all heads of an image on, the backward pass by products is faster
 # than that of PyTorch's fused kernel, where that is slow. Not of all images: an image's gradients
@@ -108,6 +115,7 @@ class PartsOfAttention(torch.autograd.Function):
         return forward_attention(q, k, v, bias)
 
     @staticmethod
+    @in_dtypes_of_forward
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         q, k, v, bias = ctx.saved_tensors
         grad = grad.transpose(1, 2)

@@ -30,6 +30,7 @@ from .products import (
     fast_dtype,
     gelu_gradient,
     gradients,
+    in_dtypes_of_forward,
     is_differentiated,
 )
 
@@ -210,6 +211,7 @@ class ConvMLPInParts(torch.autograd.Function):
         return out
 
     @staticmethod
+    @in_dtypes_of_forward
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         x, outside, wide, *values = ctx.saved_tensors
         need_x, _, _, *need_values = ctx.needs_input_grad

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..bfloat16 import is_captured
 from .kernels import fast_join_patches, fast_split_patches, has_kernels
-from .products import affine, cast, fast_dtype, gradients, is_differentiated
+from .products import affine, cast, fast_dtype, gradients, in_dtypes_of_forward, is_differentiated
 
 
 class PatchConv(nn.Conv2d):
@@ -63,6 +63,7 @@ class PatchProduct(torch.autograd.Function):
         return affine(fast_split_patches(x, weight.shape[-1]), weight.flatten(1), bias)
 
     @staticmethod
+    @in_dtypes_of_forward
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         x, weight = ctx.saved_tensors
         k = weight.shape[-1]

@@ -9,7 +9,8 @@ weights are products of PyTorch's: oneDNN's take up to twice as long there.
 Shapes: x is (..., C), weights are (out, in) as in `nn.Linear`.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
@@ -21,7 +22,7 @@ from ..grid import Grid
 from ..model import MLP
 from ..plain_layers import is_plain_linear
 from ..recompute import drops_nothing
-from ..versions import cpu_autocast_dtype
+from ..versions import cpu_autocast_dtype, without_autocast
 from .processor import multiplies_bfloat16, prefers_mkl
 
 # Plain layers compute products of up to this number of multiplications: a call of oneDNN's takes
@@ -243,6 +244,18 @@ def contiguous(bias: Optional[Tensor]) -> Optional[Tensor]:
     return None if bias is None else bias.contiguous()
 
 
+def in_dtypes_of_forward(backward: Callable) -> Callable:
+    """A backward pass without autocast, also where it is called under it: what is saved has the
+    dtype that the forward pass computed in."""
+
+    @functools.wraps(backward)
+    def without(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+        with without_autocast('cpu'):
+            return backward(ctx, grad)
+
+    return without
+
+
 class OneDNNProduct(torch.autograd.Function):
     """`affine` of rows (T, C), with its gradient. It saves what PyTorch's `F.linear` saves."""
 
@@ -253,6 +266,7 @@ class OneDNNProduct(torch.autograd.Function):
         return affine(x, weight, bias)
 
     @staticmethod
+    @in_dtypes_of_forward
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         x, weight = ctx.saved_tensors
         return gradients(grad, x, weight, ctx.needs_input_grad)
@@ -281,6 +295,7 @@ class MLPInParts(torch.autograd.Function):
         return affine(F.gelu(hidden), weight2, bias2)
 
     @staticmethod
+    @in_dtypes_of_forward
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         x, weight1, bias1, weight2, hidden = ctx.saved_tensors
         needed = ctx.needs_input_grad

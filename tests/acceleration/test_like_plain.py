@@ -509,6 +509,20 @@ def test_autocast(layers, grad, dtype):
     torch.testing.assert_close(run(fast, x), run(plain, x), rtol=0.03, atol=0.1)
 
 
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_autocast_of_a_backward_pass_alone(layers, dtype):
+    """What a forward pass in float32 saves has not the dtype of autocast."""
+
+    def run(layer, x):
+        x = x.clone().requires_grad_()
+        loss = layer(x).square().sum()
+        with torch.autocast('cpu', dtype):
+            return torch.autograd.grad(loss, [x, *layer.parameters()])
+
+    plain, fast, x = layers
+    torch.testing.assert_close(run(fast, x), run(plain, x), rtol=0.03, atol=0.1)
+
+
 @pytest.mark.parametrize('name', ['weight', 'bias'])
 def test_pruned_after(layers, name):
     """A pruned weight or bias is computed before each call, in training and in inference."""

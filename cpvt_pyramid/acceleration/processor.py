@@ -11,6 +11,13 @@ def multiplies_bfloat16() -> bool:
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
+def line_about_bfloat16(device: str = 'cpu') -> str:
+    """That bfloat16 is slow on a type of device, this processor; empty if it is not."""
+    if device != 'cpu' or multiplies_bfloat16():
+        return ''
+    return 'this processor does not multiply bfloat16: PyTorch takes about 10 times as long in it'
+
+
 @functools.cache
 def has_avx512() -> bool:
     """True if PyTorch computes with AVX-512."""

@@ -151,6 +151,7 @@ def kernels() -> Finding:
     """What `accelerate` compiles; this may be the first time."""
     from ..acceleration.accelerate import what_is_missing
     from ..acceleration.library import NoKernels, load_library
+    from ..acceleration.processor import line_about_bfloat16
 
     if reason := what_is_missing():
         return Finding('note', f'models cannot be accelerated: {reason}')
@@ -158,6 +159,8 @@ def kernels() -> Finding:
         load_library()
     except NoKernels as error:
         return Finding('note', f'inference on a CPU is slower without them: {error}')
+    if line := line_about_bfloat16():
+        return Finding('ok', f'compiled, for accelerated models in float32; {line}')
     return Finding('ok', 'compiled, for accelerated models')
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support import ROOT
 
+from cpvt_pyramid.acceleration import library, processor
 from cpvt_pyramid.app import doctor
 
 
@@ -312,6 +313,15 @@ def test_without_torch_nothing_of_openmmlab_is_named(machine, monkeypatch, capsy
     monkeypatch.setattr(doctor, 'tried', lambda names: [doctor.Finding('ok', '')] * len(names))
     assert doctor.main([]) == 0
     assert 'onedl-mmcv==' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('multiplies', [False, True])
+def test_kernels_without_bfloat16(multiplies, monkeypatch):
+    monkeypatch.setattr(processor, 'multiplies_bfloat16', lambda: multiplies)
+    monkeypatch.setattr(library, 'load_library', lambda: None)
+    finding = doctor.kernels()
+    assert finding.state == 'ok'
+    assert ('this processor does not multiply bfloat16' in finding.detail) != multiplies
 
 
 def test_why_there_are_no_kernels(monkeypatch, tmp_path):

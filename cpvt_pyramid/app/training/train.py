@@ -10,6 +10,7 @@ from typing import Optional, Union
 from mmengine.config import Config
 from mmengine.device import get_device
 
+from ...acceleration.processor import line_about_bfloat16
 from ..config import check
 from ..config.load import load_config, work_dir_of
 from ..config.parts import kind_of
@@ -53,6 +54,9 @@ def run_training(
     cfg.work_dir = work_dir or str(work_dir_of(cfg, config))
     if amp:
         use_mixed_precision(cfg)
+    if rank() == 0 and kind_of(cfg.optim_wrapper) == 'BFloat16OptimWrapper':
+        if line := line_about_bfloat16(get_device()):
+            print(line)
     if auto_scale_lr:
         scale_learning_rate(cfg)
     own = copy.deepcopy(cfg)  # without what belongs to this run alone

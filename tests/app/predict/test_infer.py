@@ -28,6 +28,7 @@ from support import ROOT, film, in_processes, load_tool, photograph, save_tiff
 
 from benchmarks import process_memory
 from cpvt_pyramid.acceleration.accelerate import what_is_missing
+from cpvt_pyramid.acceleration.processor import multiplies_bfloat16
 from cpvt_pyramid.acceleration.products import OneDNNLinear
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.images.rasters import ReadError
@@ -111,9 +112,11 @@ def test_a_detector(untrained, images, capsys):
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_models_are_accelerated(untrained, dtype):
+def test_models_are_accelerated(untrained, dtype, recwarn):
     config, checkpoint = untrained['detector']
     opened = open_trained(checkpoint, config, ModelOptions('cpu', dtype=dtype))
+    is_slow = dtype == 'bfloat16' and not multiplies_bfloat16()
+    assert any('does not multiply bfloat16' in str(each.message) for each in recwarn) == is_slow
     found = {type(module) for module in opened.model.modules()}
     assert (OneDNNLinear in found) == (what_is_missing() is None)
 

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from cpvt_pyramid.__main__ import main
+from cpvt_pyramid.acceleration import processor
 from cpvt_pyramid.app.page.server import Server
 from cpvt_pyramid.app.predict import Predictor, UserError
 from cpvt_pyramid.app.predict.pytorch import model as pytorch_model
@@ -112,6 +113,16 @@ def test_the_last_layers_of_a_detector_stay_in_float32(tmp_path):
     moved = (logits - logits.bfloat16()).abs() > 1e-4
     assert len(logits) > 5 and moved.double().mean() > 0.8
     np.testing.assert_allclose(near.scores[:5], exact.scores[:5], rtol=0.05)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('multiplies', [False, True])
+def test_a_processor_without_bfloat16(multiplies, dtype, monkeypatch, recwarn):
+    """One line says why it takes so long."""
+    monkeypatch.setattr(processor, 'multiplies_bfloat16', lambda: multiplies)
+    Predictor(DETECTOR, device='cpu', dtype=dtype)
+    said = [str(each.message) for each in recwarn if 'bfloat16' in str(each.message)]
+    assert len(said) == (dtype == 'bfloat16' and not multiplies)
 
 
 def test_thresholds(tmp_path):

@@ -18,6 +18,7 @@ from support import run as run_process
 from tiny_mm import variables_of_programs
 
 from cpvt_pyramid.acceleration.patches import PatchConv
+from cpvt_pyramid.acceleration.processor import multiplies_bfloat16
 from cpvt_pyramid.acceleration.products import FusedMLP, OneDNNLinear
 from cpvt_pyramid.app.tooling.command import BROKEN_PIPE
 from cpvt_pyramid.app.tooling.files import make_folder
@@ -50,11 +51,13 @@ def test_a_work_dir_is_for_one_training_at_a_time(configs, monkeypatch, capsys):
         gc.enable()
 
 
-def test_mixed_precision_on_the_cpu_and_auto_scale_lr(configs):
+def test_mixed_precision_on_the_cpu_and_auto_scale_lr(configs, capsys):
     """Iterations of 2 images, where the config says 16."""
     command = [str(configs['detector']), '--work-dir', 'work', '--amp', '--auto-scale-lr']
     options = 'train_cfg.max_epochs=1', 'train_dataloader.dataset.indices=4', *NO_VALIDATION
     assert train.main([*command, '--cfg-options', *options]) == 0
+    is_slow = not multiplies_bfloat16()
+    assert ('does not multiply bfloat16' in capsys.readouterr().out) == is_slow
     cfg = Config.fromfile('work/detector.py')
     assert cfg.optim_wrapper.type == 'BFloat16OptimWrapper'
     losses = logged(Path('work/epoch_1.pth'), 'loss')

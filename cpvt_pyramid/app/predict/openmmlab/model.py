@@ -1,6 +1,7 @@
 """Models of OpenMMLab, from a config and a checkpoint to the predictions for images."""
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from mmengine.dataset import Compose, pseudo_collate
 from torch import Tensor, nn
 
 from ....acceleration.accelerate import accelerate, what_is_missing
+from ....acceleration.processor import line_about_bfloat16
 from ....mm.amp import replace_forward
 from ...config.check import check_settings
 from ...config.load import config_in_checkpoint, load_config, merge_options
@@ -300,6 +302,8 @@ def open_trained(
     if not what_is_missing():
         accelerate(model)  # on a CPU
     if options.dtype == 'bfloat16':
+        if line := line_about_bfloat16(next(model.parameters()).device.type):
+            warnings.warn(line, stacklevel=2)
         replace_forward(model)
     meta = dataset_meta(cfg, weights)
     score_thr = SCORE_THR if options.score_thr is None else options.score_thr

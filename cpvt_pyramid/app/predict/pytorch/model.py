@@ -4,6 +4,7 @@ A model is a session, as those of onnxruntime and OpenVINO are, so that images a
 results made, by the code for exported models.
 """
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ....acceleration.accelerate import accelerate, what_is_missing
+from ....acceleration.processor import line_about_bfloat16
 from ....tasks.segmentors import resize
 from ....tasks.trained import PALETTES, TRAINED, load_trained
 from ...predictions.drawing import class_palette
@@ -128,6 +130,8 @@ class TorchSession:
         self.place = next(model.parameters()).device
         self.device = f'PyTorch on {self.place}'
         self.dtype = getattr(torch, dtype)
+        if dtype == 'bfloat16' and (line := line_about_bfloat16(self.place.type)):
+            warnings.warn(line, stacklevel=2)
         self.dtypes: dict[str, np.dtype] = {name: np.dtype(np.int64) for name in self.shapes}
         self.dtypes['images'] = np.dtype(np.float32)
 

@@ -69,7 +69,7 @@ def options_of_processor() -> list[str]:
     for name, options in OPTIONS_OF.items():
         if capability.startswith(name):  # there is more than one of AVX512
             return [*OPTIONS, *options]
-    raise NoKernels('they need a processor with AVX2 or AVX-512')
+    raise NoKernels(f'they need AVX2 or AVX-512, and the CPU capability of PyTorch is {capability}')
 
 
 def compiled_file(options: list[str]) -> Path:

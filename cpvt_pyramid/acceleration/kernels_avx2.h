@@ -1,5 +1,5 @@
 // What kernels.cpp is made of, on processors with AVX2 and FMA: vectors of 8 floats or words. A
-// word is 32 bits.
+// word is 32 bits. kernels_avx512.h has the same names.
 
 #pragma once
 
@@ -15,9 +15,9 @@ using vec = __m256;
 using words = __m256i;
 constexpr int LANES = 8;
 constexpr int COLUMNS = 2 * LANES;  // of a panel, see the products
-constexpr int ROWS = 6;  // that are multiplied with a panel: 12 sums stay in registers
-constexpr int BLOCK_VECTORS = 1;  // of a convolution: with its 9 weights they stay in registers
-constexpr int ROWS_OF_NORM = 4;  // at a time: while the sum of one is awaited, others are computed
+constexpr int ROWS = 6;             // that are multiplied with a panel: 12 sums stay in registers
+constexpr int BLOCK_VECTORS = 1;    // that are convolved at a time: with 9 weights each
+constexpr int ROWS_OF_NORM = 4;     // at a time: while the sum of one is awaited, others are computed
 
 words as_words(vec x) { return _mm256_castps_si256(x); }
 vec as_vec(words x) { return _mm256_castsi256_ps(x); }

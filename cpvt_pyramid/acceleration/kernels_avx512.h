@@ -1,5 +1,6 @@
 // What kernels.cpp is made of, on processors with AVX-512: vectors of 16 floats or words. A word is
-// 32 bits: a float, an integer, or a pair of bfloat16.
+// 32 bits: a float, an integer, or a pair of bfloat16. kernels_avx2.h has the same names, but for
+// those of bfloat16.
 
 #pragma once
 
@@ -19,9 +20,9 @@ using vec = __m512;
 using words = __m512i;
 constexpr int LANES = 16;
 constexpr int COLUMNS = 2 * LANES;  // of a panel, see the products
-constexpr int ROWS = 12;  // that are multiplied with a panel: 24 sums stay in registers
-constexpr int BLOCK_VECTORS = 2;  // of a convolution: with its 9 weights they stay in registers
-constexpr int ROWS_OF_NORM = 8;  // at a time: while the sum of one is awaited, others are computed
+constexpr int ROWS = 12;            // that are multiplied with a panel: 24 sums stay in registers
+constexpr int BLOCK_VECTORS = 2;    // that are convolved at a time: with 9 weights each
+constexpr int ROWS_OF_NORM = 8;     // at a time: while the sum of one is awaited, others are computed
 
 words as_words(vec x) { return _mm512_castps_si512(x); }
 vec as_vec(words x) { return _mm512_castsi512_ps(x); }

@@ -166,7 +166,9 @@ def check_tag(tag: str, changelog: str, pyproject: str) -> None:
     try:
         date.fromisoformat(heading[1])
     except ValueError:
-        sys.exit(f'the entry of {version} in CHANGELOG.md needs a date, got ({heading[1]})')
+        sys.exit(
+            f'the entry of {version} in CHANGELOG.md needs a date, YYYY-MM-DD, got ({heading[1]})'
+        )
     if owner_in(pyproject) == OWNER:
         sys.exit(f'the address of the repository still has {OWNER}: make owner NAME=ACCOUNT')
 

@@ -143,7 +143,7 @@ def test_releases_need_a_dated_entry():
         ('v0.0.0', f'## {version} (2026-11-30)\n', f'the tag must be {tag}'),
         ('', f'## {version} (2026-11-30)\n', f'the tag must be {tag}'),
         (tag, '## 0.0.0 (2026-11-30)\n', 'has no entry'),
-        (tag, f'## {version} (not released)\n', r'needs a date, got \(not released\)'),
+        (tag, f'## {version} (not released)\n', r'needs a date, YYYY-MM-DD, got \(not released\)'),
         (tag, f'## {version} (2026-13-01)\n', 'needs a date'),
     ):
         with pytest.raises(SystemExit, match=complaint):

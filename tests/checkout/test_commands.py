@@ -18,6 +18,8 @@ from PIL import Image
 from support import ROOT, clear_global_instances
 
 from cpvt_pyramid.__main__ import main
+from cpvt_pyramid.app import doctor
+from cpvt_pyramid.app.export import batches
 
 sys.path.insert(0, str(ROOT / 'tests'))
 from extras import FIRST_TRAINING, first_training
@@ -131,6 +133,15 @@ def reader(tmp_path, monkeypatch):
     layouts.coco_of_splits(tmp_path / 'data/trees')
 
 
+@pytest.fixture
+def quick_commands(monkeypatch):
+    """The images of `cpvt verify` are small, and `cpvt doctor` imports into this process, which has
+    most of it; test_doctor.py tests that it does so in another one."""
+    monkeypatch.setattr(batches, 'SIZE', (64, 96))
+    monkeypatch.setattr(batches, 'SMALLER', (48, 64))
+    monkeypatch.setattr(doctor, 'tried', lambda names: [doctor.TRIALS[name][0]() for name in names])
+
+
 def run(command: str) -> None:
     """Run a command of `cpvt` in this process, with what a shell makes of its patterns."""
     _, *words = shlex.split(command)
@@ -148,7 +159,7 @@ def runs_here(page: Path) -> list[str]:
     ]
 
 
-@pytest.mark.usefixtures('reader')
+@pytest.mark.usefixtures('reader', 'quick_commands')
 @pytest.mark.parametrize(
     'page', filter(runs_here, PAGES), ids=lambda page: str(page.relative_to(ROOT))
 )
@@ -165,9 +176,28 @@ def test_every_other_command_runs(page):
         run(command + folder * ('--out-dir' not in command))
 
 
+# Two blocks and one map: it takes a minute to capture the model that is printed.
+SMALLER_MODEL = """
+_base_ = 'printed.py'
+model = dict(
+    backbone=dict(
+        arch=dict(
+            _delete_=True, dims=[8, 16], heads=[1, 2], mlp_ratios=[2, 2], depths=[1, 1],
+            sr_ratios=[8, 4]),
+        out_indices=(1,), init_cfg=None),
+    neck=dict(in_channels=[16], start_level=0, out_channels=16, num_outs=1),
+    bbox_head=dict(
+        in_channels=16, feat_channels=16, stacked_convs=1, anchor_generator=dict(strides=[8])))
+"""
+
+
 def test_the_first_training(tmp_path, monkeypatch):
-    """The README's way from nothing to an exported model, with fewer pages and one epoch."""
+    """The README's way from nothing to an exported model, with fewer pages, one epoch and a smaller
+    model. `make release` goes it with the model that is printed (extras.py)."""
     monkeypatch.chdir(tmp_path)
     for command in first_training():
         run(command)
+        if command.startswith('cpvt new-config '):
+            Path('my.py').rename('printed.py')
+            Path('my.py').write_text(SMALLER_MODEL)
     assert Path('work_dirs/my/curves.png').is_file() and Path('my.onnx').is_file()

@@ -193,7 +193,7 @@ model = dict(
 
 def test_the_first_training(tmp_path, monkeypatch):
     """The README's way from nothing to an exported model, with fewer pages, one epoch and a smaller
-    model. `make release` goes it with the model that is printed (extras.py)."""
+    model. `make test-extras` runs it with the model that is printed (extras.py)."""
     monkeypatch.chdir(tmp_path)
     for command in first_training():
         run(command)

@@ -3,6 +3,7 @@ import importlib.util
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any, Optional
 # Before torch is imported: graphs for all sizes are captured in almost half of the time without
 # this cache.
 os.environ.setdefault('TORCH_FAKE_TENSOR_DISPATCH_CACHE', '0')
+
+# Else each of the processes that tests start compiles the package again.
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
+sys.dont_write_bytecode = False
 
 import older_torch
 import pytest

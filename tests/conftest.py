@@ -3,7 +3,6 @@ import importlib.util
 import os
 import re
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ os.environ.setdefault('TORCH_FAKE_TENSOR_DISPATCH_CACHE', '0')
 
 # Else each of the processes that tests start compiles the package again.
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
-sys.dont_write_bytecode = False
 
 import older_torch
 import pytest

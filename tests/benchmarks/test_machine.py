@@ -17,7 +17,7 @@ SAPPHIRE_RAPIDS = 'Intel Xeon Platinum 8480+ (Sapphire Rapids)'
         ('AuthenticAMD', 26, 2, 'AMD EPYC', 'AMD EPYC (Zen 5)'),
         ('AuthenticAMD', 25, 17, 'AMD EPYC', 'AMD EPYC (Zen 4)'),
         ('AuthenticAMD', 25, 1, 'AMD EPYC', 'AMD EPYC (Zen 3)'),
-        ('AuthenticAMD', 25, 1, 'AMD EPYC', 'AMD EPYC, cpu family 25, model 1'),  # Zen 3
+        ('AuthenticAMD', 23, 49, 'AMD EPYC', 'AMD EPYC, cpu family 23, model 49'),  # Zen 2
         ('AuthenticAMD', 26, 80, 'AMD EPYC', 'AMD EPYC, cpu family 26, model 80'),  # newer
         ('GenuineIntel', 6, 143, 'Intel(R) Xeon(R) Platinum 8480+', SAPPHIRE_RAPIDS),
         (

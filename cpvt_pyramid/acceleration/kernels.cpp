@@ -23,7 +23,7 @@
 
 #ifdef __AVX512F__
 #include "kernels_avx512.h"
-#include "kernels_bfloat16.h"
+#include "kernels_amx.h"
 #else
 #include "kernels_avx2.h"
 #endif
@@ -200,8 +200,8 @@ struct Vectors {
   }
 };
 
-// LANES columns of a panel, and up to LANES groups of their rows. `at(i)` is where those of column i
-// begin; columns from number `count` on are zeros.
+// LANES columns of a panel, and up to LANES groups of their rows. `at(i)` is where those of column
+// i begin; columns from number `count` on are zeros.
 template <typename F, typename At>
 void pack_block(At at, int64_t count, int64_t groups, F* to) {
   words block[LANES];
@@ -221,6 +221,36 @@ void copy_values(const T* x, F* to, int64_t n) {
     each_vector(n, [=](int64_t i, int64_t count) { store(to + i, load(x + i, count), count); });
   }
 }
+
+#ifdef __AVX512BF16__
+
+// Least cycles of the processor's clock that some products of registers take.
+template <typename F>
+std::uint64_t cycles_of_products() {
+  std::uint64_t least = ~std::uint64_t{0};
+  for (int turn = 0; turn < 10; turn++) {
+    words zeros = no_words();
+    vec sums[ROWS];
+    each_row<ROWS>([&](int r) { sums[r] = repeated(0); });
+    const std::uint64_t start = __rdtsc();
+    for (int i = 0; i < 200; i++) {
+      asm volatile("" : "+v"(zeros));  // the compiler must not know them
+      each_row<ROWS>([&](int r) { add_products(sums[r], 0, zeros, F()); });
+    }
+    each_row<ROWS>([&](int r) { asm volatile("" : : "v"(sums[r])); });
+    least = std::min<std::uint64_t>(least, __rdtsc() - start);
+  }
+  return least;
+}
+
+// Whether the processor multiplies pairs of bfloat16 clearly faster than as many floats, to which
+// they are converted else. AMD's take half the time; for Intel's it is the same.
+bool has_fast_pairs() {
+  static const bool found = cycles_of_products<bfloat16>() < 1.5 * cycles_of_products<float>();
+  return found;
+}
+
+#endif
 
 // Attention
 
@@ -548,7 +578,7 @@ class Gelu {
 
   vec coefficient(int power, words piece) const {
     const float* const table = coefficients_[power];
-    return _mm512_permutex2var_ps(load(table, LANES), piece, load(table + LANES, LANES));
+    return looked_up(load(table, LANES), load(table + LANES, LANES), piece);
   }
 
   // The polynomial of a piece, by Newton's interpolation in Chebyshev's nodes.

@@ -17,7 +17,7 @@ constexpr int LANES = 8;
 constexpr int COLUMNS = 2 * LANES;  // of a panel, see the products
 constexpr int ROWS = 6;             // that are multiplied with a panel: 12 sums stay in registers
 constexpr int BLOCK_VECTORS = 1;    // that are convolved at a time: with 9 weights each
-constexpr int ROWS_OF_NORM = 4;     // at a time: while the sum of one is awaited, others are computed
+constexpr int ROWS_OF_NORM = 4;     // at a time: others are computed while a sum is awaited
 
 words as_words(vec x) { return _mm256_castps_si256(x); }
 vec as_vec(words x) { return _mm256_castsi256_ps(x); }

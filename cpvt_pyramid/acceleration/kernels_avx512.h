@@ -22,7 +22,7 @@ constexpr int LANES = 16;
 constexpr int COLUMNS = 2 * LANES;  // of a panel, see the products
 constexpr int ROWS = 12;            // that are multiplied with a panel: 24 sums stay in registers
 constexpr int BLOCK_VECTORS = 2;    // that are convolved at a time: with 9 weights each
-constexpr int ROWS_OF_NORM = 8;     // at a time: while the sum of one is awaited, others are computed
+constexpr int ROWS_OF_NORM = 8;     // at a time: others are computed while a sum is awaited
 
 words as_words(vec x) { return _mm512_castps_si512(x); }
 vec as_vec(words x) { return _mm512_castsi512_ps(x); }
@@ -58,7 +58,9 @@ void store(bfloat16* to, vec x, int64_t count) {
 
 // The first `count` values, each in a word, then zeros; and back. Nothing is computed with them, so
 // that every bit stays.
-words load_words(const float* x, int64_t count) { return _mm512_maskz_loadu_epi32(first(count), x); }
+words load_words(const float* x, int64_t count) {
+  return _mm512_maskz_loadu_epi32(first(count), x);
+}
 words load_words(const bfloat16* x, int64_t count) {
   return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(count), x));
 }
@@ -100,6 +102,9 @@ vec nearest_integer(vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEARES
 
 // x * 2^power of whole powers.
 vec times_power_of_two(vec x, vec power) { return _mm512_scalef_ps(x, power); }
+
+// The values of a table that words point to; the table is two vectors.
+vec looked_up(vec low, vec high, words at) { return _mm512_permutex2var_ps(low, at, high); }
 
 // Add the products of two words, each a float or a pair of bfloat16, to a sum.
 void add_products(vec& sum, std::int32_t left, words right, float) {

@@ -75,7 +75,8 @@ def options_of_processor() -> list[str]:
 def compiled_file(options: list[str]) -> Path:
     """kernels.cpp, compiled with some options, in the user's folder for caches.
 
-    Files of other versions (55 kB each) and folders of killed compilers stay. All can be removed.
+    Files of other versions (70 to 220 kB each) and folders of killed compilers stay. All can be
+    removed.
     """
     compiler = find_compiler()
     sources = [SOURCE, *sorted(SOURCE.parent.glob(HEADERS))]

@@ -1,13 +1,10 @@
-// How kernels.cpp multiplies bfloat16: by AMX, or by AVX-512 where that is faster than to multiply
-// floats.
+// How kernels.cpp multiplies bfloat16 on processors with AMX.
 
 #pragma once
 
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include <algorithm>
 
 #include "kernels_avx512.h"
 
@@ -75,34 +72,5 @@ bool has_tiles() {
 #else
 bool has_tiles() { return false; }
 #endif
-
-// Least cycles of the processor's clock that some products of registers take.
-template <typename F>
-std::uint64_t cycles_of_products() {
-  std::uint64_t least = ~std::uint64_t{0};
-  for (int turn = 0; turn < 10; turn++) {
-    words zeros = no_words();
-    vec sums[ROWS];
-    #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) sums[r] = repeated(0);
-    const std::uint64_t start = __rdtsc();
-    for (int i = 0; i < 200; i++) {
-      asm volatile("" : "+v"(zeros));  // the compiler must not know them
-      #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) add_products(sums[r], 0, zeros, F());
-    }
-    #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) asm volatile("" : : "v"(sums[r]));
-    least = std::min<std::uint64_t>(least, __rdtsc() - start);
-  }
-  return least;
-}
-
-// Whether the processor multiplies pairs of bfloat16 clearly faster than as many floats, to which
-// they are converted else. AMD's take half the time; for Intel's it is the same.
-bool has_fast_pairs() {
-  static const bool found = cycles_of_products<bfloat16>() < 1.5 * cycles_of_products<float>();
-  return found;
-}
 
 }  // namespace

@@ -186,7 +186,8 @@ def test_mlps(rows, channels, width, threads, how, seed):
         for part in (slice(1), slice(rows // 2, rows)):
             assert torch.equal(fast_mlp(x[part], attended[part], parameters), found[part])
     # Values between two of the factors' dtype may be rounded to either.
-    rounding = torch.finfo(dtype).eps * exact.abs() + 60 * torch.finfo(torch.float32).eps
+    roundings = 30 if has_avx512() else 60  # the GELU of AVX2 rounds more
+    rounding = torch.finfo(dtype).eps * exact.abs() + roundings * torch.finfo(torch.float32).eps
     if factors != torch.float32:
         rounding += 10 * torch.finfo(factors).eps / min(channels, width) ** 0.5
     assert ((found.double() - exact).abs() <= rounding).all()

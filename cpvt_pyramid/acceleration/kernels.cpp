@@ -142,7 +142,8 @@ void layer_norm(const T* x, const float* weight, const float* bias, T* out, int6
 // the values of the group. A group fills 32 bits: one float, or two bfloat16, which the processor
 // multiplies and adds at once.
 //
-// F is the type of the factors. That of bfloat16 in memory may be float, see `has_fast_pairs`.
+// F is the type of the factors. That of bfloat16 in memory may be float, see
+// `multiplies_pairs_fast`.
 
 template <typename F>
 constexpr int GROUP = 4 / sizeof(F);
@@ -221,36 +222,6 @@ void copy_values(const T* x, F* to, int64_t n) {
     each_vector(n, [=](int64_t i, int64_t count) { store(to + i, load(x + i, count), count); });
   }
 }
-
-#ifdef __AVX512BF16__
-
-// Least cycles of the processor's clock that some products of registers take.
-template <typename F>
-std::uint64_t cycles_of_products() {
-  std::uint64_t least = ~std::uint64_t{0};
-  for (int turn = 0; turn < 10; turn++) {
-    words zeros = no_words();
-    vec sums[ROWS];
-    each_row<ROWS>([&](int r) { sums[r] = repeated(0); });
-    const std::uint64_t start = __rdtsc();
-    for (int i = 0; i < 200; i++) {
-      asm volatile("" : "+v"(zeros));  // the compiler must not know them
-      each_row<ROWS>([&](int r) { add_products(sums[r], 0, zeros, F()); });
-    }
-    each_row<ROWS>([&](int r) { asm volatile("" : : "v"(sums[r])); });
-    least = std::min<std::uint64_t>(least, __rdtsc() - start);
-  }
-  return least;
-}
-
-// Whether the processor multiplies pairs of bfloat16 clearly faster than as many floats, to which
-// they are converted else. AMD's take half the time; for Intel's it is the same.
-bool has_fast_pairs() {
-  static const bool found = cycles_of_products<bfloat16>() < 1.5 * cycles_of_products<float>();
-  return found;
-}
-
-#endif
 
 // Attention
 
@@ -1162,7 +1133,7 @@ DEFINE_PRODUCTS(float, Vectors<float>, float32)
 
 #ifdef __AVX512BF16__
 int kernels_have_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
-int kernels_have_fast_pairs() { return has_fast_pairs(); }
+int kernels_have_fast_pairs() { return multiplies_pairs_fast(); }
 int kernels_have_tiles() { return has_tiles(); }
 
 DEFINE(bfloat16, bfloat16)

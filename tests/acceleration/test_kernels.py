@@ -1,11 +1,14 @@
 """The functions of kernels.cpp: what their formulas say, on every processor that has AVX2."""
 
 import copy
+import ctypes
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -634,6 +637,17 @@ def test_processes_that_compile_at_the_same_time(monkeypatch, tmp_path, short_so
     time = compiled.stat().st_mtime_ns
     library.load_library()
     assert compiled.stat().st_mtime_ns == time
+
+
+@pytest.mark.skipif(torch.bfloat16 not in DTYPES, reason='the processor has no avx512_bf16')
+def test_bfloat16_is_multiplied_in_the_same_way_in_each_process(tmp_path):
+    """As if each were loaded by a process of its own."""
+    compiled = library.compiled_file(library.options_of_processor())
+    found = set()
+    for i in range(30):
+        path = shutil.copy(compiled, tmp_path / f'{i}.so')
+        found.add(bool(ctypes.CDLL(str(path)).kernels_have_fast_pairs()))
+    assert found == {'AuthenticAMD' in Path('/proc/cpuinfo').read_text()}
 
 
 @pytest.mark.skipif(

@@ -272,16 +272,15 @@ def random_attention(
     `scale` is that of the queries.
 
     Returns:
-        Queries, keys and values, maps of one row (B, heads, 1, N, d); a bias of the keys (B, 1, M),
-        or None if none is masked; and their attention in double precision, (B, N, heads, d).
+        Queries, keys and values (B, heads, N, d); a bias of the keys (B, M), or None if none is
+        masked; and their attention in double precision, (B, N, heads, d).
     """
     q = (scale * torch.randn(images, queries, heads, channels)).to(dtype).transpose(1, 2)
     kv = torch.randn(images, keys, 2, heads, channels).to(dtype)
     k, v = kv.transpose(1, 3).unbind(2)
     bias = mask_of_some(images, keys) if masked else None
     exact = attention_formula(q.double(), k.double(), v.double(), bias).transpose(1, 2)
-    rows = [x[:, :, None] for x in (q, k, v)]
-    return rows, None if bias is None else bias[:, None], exact
+    return [q, k, v], bias, exact
 
 
 # The largest error of attention, relative to the largest of its values.

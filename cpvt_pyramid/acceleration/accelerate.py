@@ -10,13 +10,14 @@ from torch import nn
 from ..model import MLP, Attention, PatchEmbed
 from ..plain_layers import is_plain_linear, plain_class
 from ..versions import VERSION
-from .attention import AttentionInParts, in_parts
+from .attention import AttentionInParts, FusedGlobalAttention, FusedLinearAttention, in_parts
 from .blocks import FusedBlock
 from .conv_mlp import FusedConvMLP
 from .library import library
 from .memory import keep_freed_memory
 from .norms import FastLayerNorm
 from .patches import PatchConv, takes_patches
+from .pegs import FusedPosCNN
 from .products import FusedMLP, OneDNNLinear, is_plain_parameter
 from .windows import BorderWindowAttention
 from .winograd import FEWEST_CHANNELS, WinogradConv2d, takes_tiles
@@ -34,8 +35,11 @@ FAST: dict[type, type] = {
         FastLayerNorm,
         FusedMLP,
         FusedConvMLP,
+        FusedGlobalAttention,
+        FusedLinearAttention,
         BorderWindowAttention,
         FusedBlock,
+        FusedPosCNN,
     )
 }
 CONVOLUTIONS = (PatchConv, WinogradConv2d)  # the place and the size of one decide

@@ -1,4 +1,4 @@
-"""Attention by a function of our own, and its gradient in bfloat16 by products of oneDNN.
+"""Attention by functions of our own, and its gradient in bfloat16 by products of oneDNN.
 
 Shapes: B batch, N queries, M keys, d channels of a head.
 """
@@ -11,20 +11,23 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..bfloat16 import is_captured
 from ..grid import Grid
-from ..model import Attention
-from ..plain_layers import plain_class
-from .kernels import fast_attention, has_products
+from ..model import Attention, GlobalAttention, LinearAttention
+from ..plain_layers import acts_alone, plain_class
+from .kernels import Linear, fast_attention, fast_global_attention, has_products
 from .processor import fused_attention_is_slow
 from .products import (
+    OneDNNLinear,
     add_in_float32,
     cast,
     common_dtype,
+    fast_dtype,
     in_dtypes_of_forward,
     is_differentiated,
+    is_ordinary,
     takes_plain,
 )
 
@@ -32,6 +35,9 @@ from .products import (
 # than that of PyTorch's fused kernel, where that is slow. Not of all images: an image's gradients
 # would depend on the size of its batch.
 WORTH_PRODUCTS = 2**14
+
+# For fewer tokens, to pack the weights of linear layers takes longer than is gained (Zen 4).
+FEWEST_TOKENS = 64
 
 # Scores that are computed at a time, which stay in the cache.
 SCORES_AT_A_TIME = 2**20
@@ -70,6 +76,66 @@ class AttentionInParts(Attention):
         return is_worth_products(q, k)
 
 
+class FusedGlobalAttention(AttentionInParts, GlobalAttention):
+    """A `GlobalAttention` whose queries, attention and last layer are one function in inference."""
+
+    stands_for: type = GlobalAttention
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        if type(self) not in (FusedGlobalAttention, FusedLinearAttention):  # see `FAST`
+            return GlobalAttention.forward(self, x, grid)
+        if torch.is_grad_enabled() or is_captured() or not is_simple(self, grid):
+            return super().forward(x, grid)
+        layers = fusible_layers(x, self.q, 1, self.proj, self.heads)
+        if layers is None:
+            return super().forward(x, grid)
+        kv = self.kv(self.subsample(x, grid))
+        dtype = layers[0].weight.dtype
+        if not is_ordinary(kv) or kv.dtype != dtype:
+            k, v = self.split_by_head(kv, 2)
+            x = self.proj(self.attend(self.by_head(self.q(x)), k, v, grid).reshape(x.shape))
+        else:
+            bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0]  # (B, M)
+            kv = kv.flatten(1, -2)
+            x = fast_global_attention(x.to(dtype), kv, *layers, self.heads, bias)
+        return x if self.drop is None else self.drop(x)
+
+
+class FusedLinearAttention(FusedGlobalAttention, LinearAttention):
+    """The same of a `LinearAttention`."""
+
+    stands_for = LinearAttention
+
+
+def fusible_layers(
+    x: Tensor, first: nn.Module, parts: int, proj: nn.Module, heads: int
+) -> Optional[tuple[Linear, Linear]]:
+    """The layers before and after the attention of tokens (..., C), in the dtype in which functions
+    of our own compute them with it. None: they cannot, or would not be faster.
+
+    The first layer makes one part, queries, or three, queries, keys and values. Calls of both must
+    do nothing but apply their weights and biases.
+    """
+    parameters: list[Any] = []
+    for layer in (first, proj):
+        if type(layer) is not OneDNNLinear or not acts_alone(layer) or layer.bias is None:
+            return None
+        parameters += [layer.weight, layer.bias]
+    dtype = fast_dtype(x, *parameters)
+    if dtype is None or x.numel() < FEWEST_TOKENS * x.shape[-1]:
+        return None
+    channels = x.shape[-1]
+    weight1, bias1, weight2, bias2 = parameters
+    if weight1.shape != (parts * channels, channels) or weight2.shape != (channels, channels):
+        return None
+    if bias1.shape != weight1.shape[:1] or bias2.shape != (channels,):
+        return None
+    if channels % heads or not has_products(dtype, channels, channels // heads):
+        return None
+    weight1, bias1, weight2, bias2 = cast(dtype, *parameters)
+    return Linear(weight1, bias1), Linear(weight2, bias2)
+
+
 @functools.cache
 def in_parts(kind: Any) -> Any:
     """The fast class of a class of attention that has no `attend` of its own."""
@@ -102,8 +168,7 @@ def forward_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -
     if not has_products(q.dtype, q.shape[-1]):
         mask = None if bias is None else bias[:, None, None]
         return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
-    q, k, v = [x[:, :, None] for x in (q, k, v)]  # as maps of one row
-    return fast_attention(q, k, v, None if bias is None else bias[:, None]).squeeze(1)
+    return fast_attention(q, k, v, bias)
 
 
 class PartsOfAttention(torch.autograd.Function):

@@ -12,7 +12,13 @@ from ..model import Block
 from ..plain_layers import acts_alone, has_hooks
 from ..recompute import drops_nothing
 from .conv_mlp import FEWEST_ROWS, FusedConvMLP, is_plain_depthwise
-from .kernels import NormAndMLP, fast_conv_mlp, fast_mlp, has_products
+from .kernels import (
+    Linear,
+    NormAndMLP,
+    fast_conv_mlp,
+    fast_mlp,
+    has_products,
+)
 from .norms import FastLayerNorm
 from .processor import has_avx512
 from .products import (
@@ -51,7 +57,8 @@ class FusedBlock(Block):
             return super().add(x, attended, grid)
         weight1, bias1, weight2, bias2, kernel, kernel_bias = cast(x.dtype, *found[2:])
         eps = float(self.norm2.eps)
-        layers = NormAndMLP(found.norm_weight, found.norm_bias, eps, weight1, bias1, weight2, bias2)
+        fc1, fc2 = Linear(weight1, bias1), Linear(weight2, bias2)
+        layers = NormAndMLP(found.norm_weight, found.norm_bias, eps, fc1, fc2)
         if kernel is None:
             return fast_mlp(x, attended, layers)
         outside = None if grid.padding is None else grid.padding.outside

@@ -84,9 +84,8 @@ void in_threads(int64_t count, int64_t threads, int64_t parts, Function f) {
 
 // Layer norm
 
-template <int rows, typename T, typename Result>
-void normalize(const T* x, const float* weight, const float* bias, Result* out, int64_t n,
-               float eps) {
+template <int rows, typename T, typename P, typename Result>
+void normalize(const T* x, const P* weight, const P* bias, Result* out, int64_t n, float eps) {
   vec sums[rows], rests[rows], squares[rows];
   float mean[rows], scale[rows];
   each_row<rows>([&](int r) { sums[r] = rests[r] = squares[r] = repeated(0); });
@@ -118,8 +117,8 @@ void normalize(const T* x, const float* weight, const float* bias, Result* out, 
   });
 }
 
-template <typename T, typename Result>
-void normalize_rows(const T* x, const float* weight, const float* bias, Result* out, int64_t rows,
+template <typename T, typename P, typename Result>
+void normalize_rows(const T* x, const P* weight, const P* bias, Result* out, int64_t rows,
                     int64_t n, float eps) {
   int64_t i = 0;
   for (; i + ROWS_OF_NORM <= rows; i += ROWS_OF_NORM) {
@@ -128,8 +127,9 @@ void normalize_rows(const T* x, const float* weight, const float* bias, Result* 
   for (; i < rows; i++) normalize<1>(x + i * n, weight, bias, out + i * n, n, eps);
 }
 
-template <typename T>
-void layer_norm(const T* x, const float* weight, const float* bias, T* out, int64_t rows, int64_t n,
+// `P`: the type of the parameters.
+template <typename T, typename P>
+void layer_norm(const T* x, const P* weight, const P* bias, T* out, int64_t rows, int64_t n,
                 float eps, int64_t threads) {
   in_threads(rows, threads, PARTS, [=](int64_t start, int64_t stop, int64_t) {
     normalize_rows(x + start * n, weight, bias, out + start * n, stop - start, n, eps);
@@ -223,77 +223,90 @@ void copy_values(const T* x, F* to, int64_t n) {
   }
 }
 
-// Attention
+// Linear layers
 
-// Part of a map.
-struct Area {
-  int64_t top, left, height, width;
+constexpr int64_t MOST_ROWS = 32;  // that are multiplied, and read, at a time
 
-  int64_t size() const { return height * width; }
-};
-
-// Tokens of a map, by head: where they begin, and how many values are from one to the next.
+// The weight of a linear layer, (out, in), and its bias.
 template <typename T>
-struct Tokens {
-  T* data;
-  int64_t image, head, row, column;
+struct Linear {
+  const T* weight;
+  const T* bias;
+  int64_t in, out;
+};
 
-  // Those of a head of an image.
-  Tokens of(int64_t i, int64_t h) const { return {data + i * image + h * head, 0, 0, row, column}; }
+// Panels of the transposed weight of a linear layer: columns are its rows.
+template <typename F>
+struct Panels {
+  Panels(int64_t in, int64_t out, std::uintptr_t memory)
+      : in(in), data(take<F>(memory, rounded_up(out, COLUMNS) * in)), end(memory) {}
 
-  // Channels of the token with a number in an area, counted row by row.
-  T* at(const Area& area, int64_t number) const {
-    return data + (area.top + number / area.width) * row +
-           (area.left + number % area.width) * column;
+  template <typename T>
+  void pack(const Linear<T>& layer, int64_t threads) const {
+    const int64_t groups = in / GROUP<F>;
+    const int64_t blocks = ceil_div(groups, LANES);  // of a column
+    const int64_t count = rounded_up(layer.out, COLUMNS) / LANES * blocks;
+    in_threads(count, threads, PARTS, [=](int64_t first_block, int64_t stop, int64_t) {
+      for (int64_t i = first_block; i < stop; i++) {
+        const int64_t column = i / blocks * LANES;
+        const int64_t group = i % blocks * LANES;
+        const auto at = [=](int64_t c) {
+          return layer.weight + (column + c) * layer.in + group * GROUP<F>;
+        };
+        F* const panel = data + column / COLUMNS * COLUMNS * in;
+        pack_block(at, layer.out - column, std::min<int64_t>(groups - group, LANES),
+                   panel + (column % COLUMNS + group * COLUMNS) * GROUP<F>);
+      }
+    });
   }
-};
 
-// Sizes of maps with tokens: those of queries and results, and those of keys and values.
-struct Sizes {
-  int64_t images, heads, channels;  // channels of a head
-  int64_t height, width;
-  int64_t key_height, key_width;
-  int64_t window;  // side of the windows of both maps; 0: each query attends to all keys
-};
-
-// What a thread computes on the way to the attention of a head, in memory of the caller's.
-template <typename Kind>
-struct Workspace {
-  using F = typename Kind::Factor;
-
-  Workspace(int64_t key_count, int64_t channels, std::uintptr_t memory)
-      : keys(rounded_up(key_count, COLUMNS)),
-        key_panels(take<F>(memory, keys * channels)),
-        value_panels(take<F>(memory, keys * rounded_up(channels, COLUMNS))),
-        queries(take<F>(memory, Kind::ROWS * channels)),
-        scores(take<float>(memory, Kind::ROWS * keys)),
-        bias(take<float>(memory, keys)),
-        end(memory) {}
-
-  int64_t keys;        // with those that fill the last panel
-  F* key_panels;       // panel, group of channels, key, channel
-  F* value_panels;     // panel, group of keys, channel, key
-  F* queries;          // ROWS, channels
-  float* scores;       // ROWS, keys; then weights, in the first half of a row if F is bfloat16
-  float* bias;         // keys; in units of log(2)
+  int64_t in;
+  F* data;
   std::uintptr_t end;
 };
 
-// Panels of the keys of an area: columns are keys, rows are channels.
-template <typename Kind, typename T>
-void pack_keys(const Tokens<const T>& keys, const Area& area, int64_t channels,
-               Workspace<Kind>& work) {
-  using F = typename Kind::Factor;
-  const int64_t groups = channels / GROUP<F>;
-  for (int64_t start = 0; start < work.keys; start += LANES) {
-    const int64_t panel = start / COLUMNS * groups * COLUMNS + start % COLUMNS;
-    for (int64_t g = 0; g < groups; g += LANES) {
-      const auto at = [&](int64_t i) { return keys.at(area, start + i) + g * GROUP<F>; };
-      pack_block(at, area.size() - start, std::min<int64_t>(groups - g, LANES),
-                 work.key_panels + (panel + g * COLUMNS) * GROUP<F>);
+// Call f(token, rows, column, products) for the products of tokens, `stride` values apart, with the
+// panels of the columns `begin` to `end`. Of each column the rows `start` to `start + count` are
+// multiplied.
+template <typename Kind, typename F, typename Function>
+void multiply_tokens(const F* x, int64_t stride, int64_t tokens, const Panels<F>& panels,
+                     int64_t begin, int64_t end, int64_t start, int64_t count, const Function& f) {
+  vec products[Kind::ROWS][2];
+  for (int64_t column = begin; column < end; column += COLUMNS) {
+    const F* const panel = panels.data + column * panels.in + start * COLUMNS;
+    for (int64_t token = 0; token < tokens; token += Kind::ROWS) {
+      const int64_t rows = std::min<int64_t>(tokens - token, Kind::ROWS);
+      Kind::multiply(rows, x + token * stride, stride, panel, count / GROUP<F>, products);
+      f(token, rows, column, products);
     }
   }
 }
+
+// A linear layer of tokens without space between them. `at(token)` is where its results go.
+template <typename Kind, typename T, typename F, typename At>
+void apply(const Linear<T>& layer, const Panels<F>& panels, const F* x, int64_t tokens, At at) {
+  multiply_tokens<Kind>(
+      x, layer.in, tokens, panels, 0, layer.out, 0, layer.in,
+      [=](int64_t token, int64_t rows, int64_t column, const vec products[][2]) {
+        each_vector(std::min<int64_t>(layer.out - column, COLUMNS), [=](int64_t i, int64_t count) {
+          const vec bias = load(layer.bias + column + i, count);
+          for (int64_t r = 0; r < rows; r++) {
+            store(at(token + r) + column + i, products[r][i / LANES] + bias, count);
+          }
+        });
+      });
+}
+
+// Attention
+
+// Tokens of a head: where they begin, and how many values are from one to the next.
+template <typename T>
+struct Tokens {
+  T* data;
+  int64_t stride;
+
+  T* at(int64_t number) const { return data + number * stride; }
+};
 
 // The values of some rows, up to LANES, each group of rows in a word.
 template <typename T>
@@ -301,84 +314,126 @@ words load_rows(const T* const rows[1], int64_t count, float) {
   return rows[0] ? as_words(load(rows[0], count)) : no_words();
 }
 
-// LANES channels of a group of keys; those of keys that are not there are zeros.
-template <typename F, typename T>
-words value_group(const Tokens<const T>& values, const Area& area, int64_t key, int64_t channel,
-                  int64_t count) {
-  const T* rows[GROUP<F>];
-  for (int i = 0; i < GROUP<F>; i++) {
-    rows[i] = key + i < area.size() ? values.at(area, key + i) + channel : nullptr;
-  }
-  return load_rows(rows, count, F());
-}
-
-// Panels of the values of an area: columns are channels, rows are keys.
-template <typename Kind, typename T>
-void pack_values(const Tokens<const T>& values, const Area& area, int64_t channels,
-                 Workspace<Kind>& work) {
+// Keys and values of a head, packed in memory of the caller's.
+template <typename Kind>
+struct Keys {
   using F = typename Kind::Factor;
-  F* to = work.value_panels;
-  for (int64_t panel = 0; panel < channels; panel += COLUMNS) {
-    for (int64_t key = 0; key < work.keys; key += GROUP<F>) {
-      for (int64_t channel = panel; channel < panel + COLUMNS; channel += LANES) {
-        const int64_t count = std::clamp<int64_t>(channels - channel, 0, LANES);
-        store_words(to, value_group<F>(values, area, key, channel, count));
-        to += LANES * GROUP<F>;
+
+  Keys(int64_t most, int64_t channels, std::uintptr_t memory)
+      : size(rounded_up(most, COLUMNS)),
+        channels(channels),
+        key_panels(take<F>(memory, size * channels)),
+        value_panels(take<F>(memory, size * rounded_up(channels, COLUMNS))),
+        bias(take<float>(memory, size)),
+        end(memory) {}
+
+  // Up to `most` keys; `bias_at(key)` is added to the scores of each.
+  template <typename T, typename BiasAt>
+  void pack(const Tokens<const T>& keys, const Tokens<const T>& values, int64_t count,
+            BiasAt bias_at) {
+    size = rounded_up(count, COLUMNS);
+    pack_keys(keys, count);
+    pack_values(values, count);
+    for (int64_t key = 0; key < count; key++) bias[key] = in_log2(bias_at(key));
+    std::fill(bias + count, bias + size, -INFINITY);
+  }
+
+  int64_t size;  // the number of keys, with those that fill the last panel
+  int64_t channels;
+  F* key_panels;    // panel, group of channels, key, channel
+  F* value_panels;  // panel, group of keys, channel, key
+  float* bias;      // size; in units of log(2)
+  std::uintptr_t end;
+
+ private:
+  // A finite value stays finite: -FLT_MAX is a usual mask.
+  static float in_log2(float bias) {
+    return std::isinf(bias) ? bias : std::clamp(bias * LOG2_E, -FLT_MAX, FLT_MAX);
+  }
+
+  // Columns are keys, rows are channels.
+  template <typename T>
+  void pack_keys(const Tokens<const T>& keys, int64_t count) {
+    const int64_t groups = channels / GROUP<F>;
+    for (int64_t start = 0; start < size; start += LANES) {
+      const int64_t panel = start / COLUMNS * groups * COLUMNS + start % COLUMNS;
+      for (int64_t g = 0; g < groups; g += LANES) {
+        const auto at = [&](int64_t i) { return keys.at(start + i) + g * GROUP<F>; };
+        pack_block(at, count - start, std::min<int64_t>(groups - g, LANES),
+                   key_panels + (panel + g * COLUMNS) * GROUP<F>);
       }
     }
   }
-}
 
-// In units of log(2). A finite value stays finite: -FLT_MAX is a usual mask.
-float in_log2(float bias) {
-  return std::isinf(bias) ? bias : std::clamp(bias * LOG2_E, -FLT_MAX, FLT_MAX);
-}
-
-// What is added to the scores: that of the caller's, (rows, columns of the map) or null, and
-// -infinity for the keys that fill the last panel.
-template <typename Kind>
-void pack_bias(const float* bias, int64_t columns, const Area& area, Workspace<Kind>& work) {
-  for (int64_t key = 0; key < area.size(); key++) {
-    const int64_t y = area.top + key / area.width;
-    const int64_t x = area.left + key % area.width;
-    work.bias[key] = bias ? in_log2(bias[y * columns + x]) : 0;
+  // Columns are channels, rows are keys.
+  template <typename T>
+  void pack_values(const Tokens<const T>& values, int64_t count) {
+    F* to = value_panels;
+    for (int64_t panel = 0; panel < channels; panel += COLUMNS) {
+      for (int64_t key = 0; key < size; key += GROUP<F>) {
+        const T* rows[GROUP<F>];
+        for (int64_t channel = panel; channel < panel + COLUMNS; channel += LANES) {
+          for (int i = 0; i < GROUP<F>; i++) {
+            rows[i] = key + i < count ? values.at(key + i) + channel : nullptr;
+          }
+          const int64_t there = std::clamp<int64_t>(channels - channel, 0, LANES);
+          store_words(to, load_rows(rows, there, F()));
+          to += LANES * GROUP<F>;
+        }
+      }
+    }
   }
-  std::fill(work.bias + area.size(), work.bias + work.keys, -INFINITY);
-}
+};
 
-// Attention of some queries of an area, from number `start` on, to the packed keys and values.
-template <typename Kind, typename T>
-void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& area, int64_t start,
-            int64_t rows, int64_t channels, float scale, Workspace<Kind>& work) {
+// What a thread computes on the way to the attention of a head.
+template <typename Kind>
+struct Workspace {
   using F = typename Kind::Factor;
+
+  Workspace(int64_t most_keys, int64_t channels, std::uintptr_t memory)
+      : queries(take<F>(memory, Kind::ROWS * channels)),
+        scores(take<float>(memory, Kind::ROWS * rounded_up(most_keys, COLUMNS))),
+        end(memory) {}
+
+  F* queries;     // ROWS, channels
+  float* scores;  // ROWS, keys; then weights, in the first half of a row if F is bfloat16
+  std::uintptr_t end;
+};
+
+// Attention of up to ROWS queries to packed keys and values.
+template <typename Kind, typename T, typename Result>
+void attend_rows(const Tokens<const T>& queries, const Tokens<Result>& out, int64_t rows,
+                 float scale, const Keys<Kind>& keys, const Workspace<Kind>& work) {
+  using F = typename Kind::Factor;
+  const int64_t channels = keys.channels;
   for (int64_t r = 0; r < rows; r++) {
-    copy_values(queries.at(area, start + r), work.queries + r * channels, channels);
+    copy_values(queries.at(r), work.queries + r * channels, channels);
   }
   vec products[Kind::ROWS][2];
   vec largest[Kind::ROWS];
   std::fill(largest, largest + Kind::ROWS, repeated(-INFINITY));
   const vec factor = repeated(scale * LOG2_E);
-  for (int64_t panel = 0; panel < work.keys; panel += COLUMNS) {
-    Kind::multiply(rows, work.queries, channels, work.key_panels + panel * channels,
+  for (int64_t panel = 0; panel < keys.size; panel += COLUMNS) {
+    Kind::multiply(rows, work.queries, channels, keys.key_panels + panel * channels,
                    channels / GROUP<F>, products);
     for (int half = 0; half < 2; half++) {
       const int64_t key = panel + half * LANES;
-      const vec bias = load(work.bias + key, LANES);
+      const vec bias = load(keys.bias + key, LANES);
       for (int64_t r = 0; r < rows; r++) {
         const vec scores = multiply_add(products[r][half], factor, bias);
         largest[r] = larger(scores, largest[r]);
-        store(work.scores + r * work.keys + key, scores, LANES);
+        store(work.scores + r * keys.size + key, scores, LANES);
       }
     }
   }
   vec scales[Kind::ROWS];
   for (int64_t r = 0; r < rows; r++) {
-    float* const scores = work.scores + r * work.keys;
+    float* const scores = work.scores + r * keys.size;
     F* const weights = reinterpret_cast<F*>(scores);
     // Finite, so that weights are 0 where all scores are -infinity, and not NaN.
     const vec top = repeated(std::max(largest_of(largest[r]), -FLT_MAX));
     vec sum = repeated(0);
-    for (int64_t key = 0; key < work.keys; key += COLUMNS) {
+    for (int64_t key = 0; key < keys.size; key += COLUMNS) {
       const vec a = power_of_two(load(scores + key, LANES) - top);
       const vec b = power_of_two(load(scores + key + LANES, LANES) - top);
       sum += a + b;
@@ -390,10 +445,10 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
   }
   const F* const weights = reinterpret_cast<const F*>(work.scores);
   for (int64_t panel = 0; panel < channels; panel += COLUMNS) {
-    Kind::multiply(rows, weights, work.keys * GROUP<F>, work.value_panels + panel * work.keys,
-                   work.keys / GROUP<F>, products);
+    Kind::multiply(rows, weights, keys.size * GROUP<F>, keys.value_panels + panel * keys.size,
+                   keys.size / GROUP<F>, products);
     for (int64_t r = 0; r < rows; r++) {
-      T* const to = out.at(area, start + r) + panel;
+      Result* const to = out.at(r) + panel;
       each_vector(std::min<int64_t>(channels - panel, COLUMNS), [&](int64_t i, int64_t count) {
         store(to + i, products[r][i / LANES] * scales[r], count);
       });
@@ -401,57 +456,316 @@ void attend(const Tokens<const T>& queries, const Tokens<T>& out, const Area& ar
   }
 }
 
-int64_t largest_key_count(const Sizes& sizes) {
-  if (sizes.window == 0) return sizes.key_height * sizes.key_width;
-  return std::min(sizes.window, sizes.height) * std::min(sizes.window, sizes.width);
+// Attention of any number of queries, in equal parts.
+template <typename Kind, typename T, typename Result>
+void attend(const Tokens<const T>& queries, const Tokens<Result>& out, int64_t count, float scale,
+            const Keys<Kind>& keys, const Workspace<Kind>& work) {
+  const int64_t parts = ceil_div(count, Kind::ROWS);
+  for (int64_t i = 0; i < parts; i++) {
+    const int64_t start = count * i / parts;
+    const int64_t stop = count * (i + 1) / parts;
+    attend_rows<Kind, T, Result>({queries.at(start), queries.stride},
+                                 {out.at(start), out.stride}, stop - start, scale, keys, work);
+  }
 }
+
+// Tokens by head: where they begin, and how many values are from one to the next.
+template <typename T>
+struct Heads {
+  T* data;
+  int64_t image, head, token;
+
+  Tokens<T> of(int64_t i, int64_t h) const { return {data + i * image + h * head, token}; }
+};
+
+// Of queries and results, and of keys and values.
+struct Sizes {
+  int64_t images, heads, channels;  // channels of a head
+  int64_t queries, keys;
+};
 
 // Bytes of the memory of a thread.
 template <typename Kind>
 int64_t workspace_size(const Sizes& sizes) {
-  return Workspace<Kind>(largest_key_count(sizes), sizes.channels, 0).end;
+  const Keys<Kind> keys(sizes.keys, sizes.channels, 0);
+  return Workspace<Kind>(sizes.keys, sizes.channels, keys.end).end;
 }
 
 template <typename Kind, typename T>
-void attention(const Tokens<const T>& queries, const Tokens<const T>& keys,
-               const Tokens<const T>& values, const Tokens<T>& out, const float* bias,
+void attention(const Heads<const T>& queries, const Heads<const T>& keys,
+               const Heads<const T>& values, const Heads<T>& out, const float* bias,
                const Sizes& sizes, float scale, std::uintptr_t memory, int64_t threads) {
-  const int64_t height = sizes.window ? sizes.window : sizes.height;
-  const int64_t width = sizes.window ? sizes.window : sizes.width;
-  const int64_t across = ceil_div(sizes.width, width);
-  const int64_t windows = ceil_div(sizes.height, height) * across;
-  // Of the queries of an area.
-  const int64_t parts =
-      ceil_div(std::min(height, sizes.height) * std::min(width, sizes.width), Kind::ROWS);
+  const int64_t parts = ceil_div(sizes.queries, Kind::ROWS);  // of the queries of a head
   const int64_t bytes = workspace_size<Kind>(sizes);
-  const int64_t items = sizes.images * windows * sizes.heads * parts;
+  const int64_t items = sizes.images * sizes.heads * parts;
   in_threads(items, threads, FEW_PARTS, [&](int64_t first_item, int64_t end, int64_t thread) {
-    Workspace<Kind> work(largest_key_count(sizes), sizes.channels, memory + thread * bytes);
+    Keys<Kind> packed(sizes.keys, sizes.channels, memory + thread * bytes);
+    const Workspace<Kind> work(sizes.keys, sizes.channels, packed.end);
     Kind::begin();
-    int64_t packed = -1;
+    int64_t last = -1;  // the head whose keys are packed
     for (int64_t item = first_item; item < end; item++) {
       const int64_t part = item % parts;
       const int64_t head = item / parts % sizes.heads;
-      const int64_t window = item / parts / sizes.heads % windows;
-      const int64_t image = item / parts / sizes.heads / windows;
-      Area area;
-      area.top = window / across * height;
-      area.left = window % across * width;
-      area.height = std::min(height, sizes.height - area.top);
-      area.width = std::min(width, sizes.width - area.left);
-      if (item / parts != packed) {
-        Area key_area = area;
-        if (sizes.window == 0) key_area = {0, 0, sizes.key_height, sizes.key_width};
-        const int64_t key_map = sizes.key_height * sizes.key_width;
-        pack_keys(keys.of(image, head), key_area, sizes.channels, work);
-        pack_values(values.of(image, head), key_area, sizes.channels, work);
-        pack_bias(bias ? bias + image * key_map : nullptr, sizes.key_width, key_area, work);
-        packed = item / parts;
+      const int64_t image = item / parts / sizes.heads;
+      if (item / parts != last) {
+        const float* const of_image = bias ? bias + image * sizes.keys : nullptr;
+        packed.pack(keys.of(image, head), values.of(image, head), sizes.keys,
+                    [=](int64_t key) { return of_image ? of_image[key] : 0; });
+        last = item / parts;
       }
-      const int64_t start = area.size() * part / parts;
-      const int64_t stop = area.size() * (part + 1) / parts;
-      attend(queries.of(image, head), out.of(image, head), area, start, stop - start,
-             sizes.channels, scale, work);
+      const int64_t start = sizes.queries * part / parts;
+      const int64_t stop = sizes.queries * (part + 1) / parts;
+      const Tokens<const T> from = queries.of(image, head);
+      const Tokens<T> to = out.of(image, head);
+      attend_rows<Kind, T, T>({from.at(start), from.stride}, {to.at(start), to.stride},
+                              stop - start, scale, packed, work);
+    }
+    Kind::end();
+  });
+}
+
+// Attention with its linear layers
+//
+// A thread computes all of it for some tokens at a time: queries, their attention and its linear
+// layer, which stay in its cache.
+
+constexpr int64_t ATTENTION_BYTES = 256 << 10;  // of the tokens that are computed at a time
+
+// Of tokens (images, height, width, channels).
+struct AttentionSizes {
+  int64_t images, height, width, channels;
+  int64_t heads;
+  int64_t keys;    // of an image
+  int64_t window;  // side of the windows, whose tokens are their keys
+
+  int64_t of_head() const { return channels / heads; }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(of_head())); }
+};
+
+// What a thread computes for some tokens.
+template <typename Kind>
+struct AttentionPart {
+  using F = typename Kind::Factor;
+
+  // `channels`: of a token; `projected`: of what the first layer makes of it.
+  AttentionPart(int64_t most_tokens, int64_t channels, int64_t projected, std::uintptr_t memory)
+      : tokens(take<F>(memory, rounded_up(most_tokens, MOST_ROWS) * channels)),
+        projected(take<F>(memory, most_tokens * projected)),
+        places(take<int64_t>(memory, most_tokens)),
+        end(memory) {}
+
+  F* tokens;        // tokens, channels; then the attention of each
+  F* projected;     // tokens, channels of queries, or of queries, keys and values
+  int64_t* places;  // of the tokens in the batch
+  std::uintptr_t end;
+};
+
+// Bytes of a token in an `AttentionPart`.
+template <typename F>
+int64_t bytes_of_token(int64_t channels) {
+  return channels * sizeof(F) + sizeof(int64_t);
+}
+
+// The windows of a batch of maps, those at the border may be smaller.
+struct Windows {
+  explicit Windows(const AttentionSizes& sizes)
+      : sizes(sizes),
+        across(ceil_div(sizes.width, sizes.window)),
+        of_image(ceil_div(sizes.height, sizes.window) * across),
+        count(sizes.images * of_image) {}
+
+  // Write the places of the tokens of a window, and return their number.
+  int64_t find(int64_t window, int64_t* places) const {
+    const int64_t side = sizes.window;
+    const int64_t top = window % of_image / across * side;
+    const int64_t left = window % of_image % across * side;
+    int64_t tokens = 0;
+    for (int64_t y = top; y < std::min(top + side, sizes.height); y++) {
+      for (int64_t x = left; x < std::min(left + side, sizes.width); x++) {
+        places[tokens++] = (window / of_image * sizes.height + y) * sizes.width + x;
+      }
+    }
+    return tokens;
+  }
+
+  int64_t most_tokens() const {  // of a window
+    return std::min(sizes.window, sizes.height) * std::min(sizes.window, sizes.width);
+  }
+
+  AttentionSizes sizes;
+  int64_t across, of_image, count;
+};
+
+// Windows that a thread computes at a time. Fewer tokens would use the packed weights less often.
+template <typename Kind>
+int64_t windows_of_part(const Windows& windows) {
+  constexpr int64_t FEWEST_TOKENS = 96;
+  const int64_t tokens = windows.most_tokens();
+  const int64_t bytes = bytes_of_token<typename Kind::Factor>(4 * windows.sizes.channels);
+  return std::max<int64_t>(ATTENTION_BYTES / bytes, FEWEST_TOKENS) / tokens + 1;
+}
+
+// The memory of `window_attention`.
+template <typename Kind>
+struct WindowMemory {
+  using F = typename Kind::Factor;
+
+  WindowMemory(const Windows& windows, std::uintptr_t memory)
+      : most(windows_of_part<Kind>(windows) * windows.most_tokens()),
+        keys(windows.most_tokens()),
+        channels(windows.sizes.channels),
+        of_head(windows.sizes.of_head()),
+        qkv(channels, 3 * channels, memory),
+        proj(channels, channels, qkv.end) {}
+
+  AttentionPart<Kind> part(int64_t thread) const {
+    return {most, channels, 3 * channels, proj.end + thread * of_thread()};
+  }
+  Keys<Kind> packed(int64_t thread) const { return {keys, of_head, part(thread).end}; }
+  Workspace<Kind> work(int64_t thread) const { return {keys, of_head, packed(thread).end}; }
+
+  int64_t of_thread() const {
+    const AttentionPart<Kind> part(most, channels, 3 * channels, 0);
+    return Workspace<Kind>(keys, of_head, Keys<Kind>(keys, of_head, part.end).end).end;
+  }
+  int64_t bytes(int64_t threads) const { return proj.end + threads * of_thread(); }
+
+  int64_t most, keys, channels, of_head;
+  Panels<F> qkv, proj;
+};
+
+// Attention inside windows, (images, height, width, channels). `bias`, (images, height, width) or
+// null, is added to the scores of each key.
+template <typename Kind, typename T>
+void window_attention(const T* x, const float* bias, const Linear<T>& qkv, const Linear<T>& proj,
+                      T* out, const AttentionSizes& sizes, std::uintptr_t start_of_memory,
+                      int64_t threads) {
+  using F = typename Kind::Factor;
+  const Windows windows(sizes);
+  const WindowMemory<Kind> memory(windows, start_of_memory);
+  memory.qkv.pack(qkv, threads);
+  memory.proj.pack(proj, threads);
+  const int64_t n = sizes.channels;
+  const int64_t most = windows_of_part<Kind>(windows);
+  in_threads(windows.count, threads, PARTS, [=](int64_t first, int64_t end, int64_t thread) {
+    const AttentionPart<Kind> part = memory.part(thread);
+    Keys<Kind> keys = memory.packed(thread);
+    const Workspace<Kind> work = memory.work(thread);
+    Kind::begin();
+    for (int64_t start = first; start < end; start += most) {
+      const int64_t stop = std::min(start + most, end);
+      int64_t tokens = 0;
+      for (int64_t i = start; i < stop; i++) tokens += windows.find(i, part.places + tokens);
+      for (int64_t i = 0; i < tokens; i++) {
+        copy_values(x + part.places[i] * n, part.tokens + i * n, n);
+      }
+      apply<Kind>(qkv, memory.qkv, part.tokens, tokens,
+                  [=](int64_t token) { return part.projected + token * 3 * n; });
+      int64_t token = 0;
+      for (int64_t i = start; i < stop; i++) {
+        const int64_t* const places = part.places + token;
+        const int64_t count = windows.find(i, part.places + token);
+        for (int64_t head = 0; head < sizes.heads; head++) {
+          const int64_t channel = head * sizes.of_head();
+          const F* const queries = part.projected + token * 3 * n + channel;
+          keys.template pack<F>({queries + n, 3 * n}, {queries + 2 * n, 3 * n}, count,
+                                [=](int64_t key) { return bias ? bias[places[key]] : 0; });
+          attend<Kind, F, F>({queries, 3 * n}, {part.tokens + token * n + channel, n}, count,
+                             sizes.scale(), keys, work);
+        }
+        token += count;
+      }
+      apply<Kind>(proj, memory.proj, part.tokens, tokens,
+                  [=](int64_t token) { return out + part.places[token] * n; });
+    }
+    Kind::end();
+  });
+}
+
+// Tokens of an image that a thread computes at a time, a multiple of ROWS.
+template <typename Kind>
+int64_t queries_of_part(const AttentionSizes& sizes) {
+  const int64_t fitting = ATTENTION_BYTES / bytes_of_token<typename Kind::Factor>(2 * sizes.channels);
+  return std::max(fitting / Kind::ROWS * Kind::ROWS, Kind::ROWS);
+}
+
+// The memory of `global_attention`.
+template <typename Kind>
+struct GlobalMemory {
+  using F = typename Kind::Factor;
+
+  GlobalMemory(const AttentionSizes& sizes, std::uintptr_t memory)
+      : most(queries_of_part<Kind>(sizes)),
+        keys(sizes.keys),
+        channels(sizes.channels),
+        of_head(sizes.of_head()),
+        heads(sizes.images * sizes.heads),
+        q(channels, channels, memory),
+        proj(channels, channels, q.end) {}
+
+  Keys<Kind> packed(int64_t head) const { return {keys, of_head, proj.end + head * of_keys()}; }
+  AttentionPart<Kind> part(int64_t thread) const {
+    return {most, channels, channels, proj.end + heads * of_keys() + thread * of_thread()};
+  }
+  Workspace<Kind> work(int64_t thread) const { return {keys, of_head, part(thread).end}; }
+
+  int64_t of_keys() const { return Keys<Kind>(keys, of_head, 0).end; }
+  int64_t of_thread() const {
+    return Workspace<Kind>(keys, of_head, AttentionPart<Kind>(most, channels, channels, 0).end).end;
+  }
+  int64_t bytes(int64_t threads) const {
+    return proj.end + heads * of_keys() + threads * of_thread();
+  }
+
+  int64_t most, keys, channels, of_head, heads;
+  Panels<F> q, proj;
+};
+
+// Attention of all tokens to the keys and values of their image, (images, keys, 2 * channels).
+// `bias`, (images, keys) or null, is added to the scores of each key.
+template <typename Kind, typename T>
+void global_attention(const T* x, const T* kv, const float* bias, const Linear<T>& q,
+                      const Linear<T>& proj, T* out, const AttentionSizes& sizes,
+                      std::uintptr_t start_of_memory, int64_t threads) {
+  using F = typename Kind::Factor;
+  const GlobalMemory<Kind> memory(sizes, start_of_memory);
+  memory.q.pack(q, threads);
+  memory.proj.pack(proj, threads);
+  const int64_t n = sizes.channels;
+  in_threads(memory.heads, threads, PARTS, [=](int64_t first, int64_t end, int64_t) {
+    for (int64_t i = first; i < end; i++) {
+      const int64_t image = i / sizes.heads;
+      const T* const keys = kv + image * sizes.keys * 2 * n + i % sizes.heads * sizes.of_head();
+      const float* const of_image = bias ? bias + image * sizes.keys : nullptr;
+      memory.packed(i).template pack<T>({keys, 2 * n}, {keys + n, 2 * n}, sizes.keys,
+                                        [=](int64_t key) { return of_image ? of_image[key] : 0; });
+    }
+  });
+  const int64_t tokens = sizes.height * sizes.width;  // of an image
+  const int64_t parts = ceil_div(tokens, Kind::ROWS);
+  in_threads(sizes.images * parts, threads, PARTS, [=](int64_t first, int64_t end, int64_t thread) {
+    const AttentionPart<Kind> part = memory.part(thread);
+    const Workspace<Kind> work = memory.work(thread);
+    Kind::begin();
+    int64_t item = first;
+    while (item < end) {
+      const int64_t image = item / parts;
+      const int64_t start = item % parts * Kind::ROWS;
+      const int64_t count =
+          std::min({memory.most, tokens - start, (end - item) * int64_t{Kind::ROWS}});
+      const int64_t here = (image * tokens + start) * n;
+      copy_values(x + here, part.tokens, count * n);
+      apply<Kind>(q, memory.q, part.tokens, count,
+                  [=](int64_t token) { return part.projected + token * n; });
+      for (int64_t head = 0; head < sizes.heads; head++) {
+        const int64_t channel = head * sizes.of_head();
+        const Keys<Kind> keys = memory.packed(image * sizes.heads + head);
+        attend<Kind, F, F>({part.projected + channel, n}, {part.tokens + channel, n}, count,
+                           sizes.scale(), keys, work);
+      }
+      apply<Kind>(proj, memory.proj, part.tokens, count,
+                  [=](int64_t token) { return out + here + token * n; });
+      item += ceil_div(count, Kind::ROWS);
     }
     Kind::end();
   });
@@ -654,12 +968,32 @@ void multiply_add(Block& sum, Block x, Block factor) {
   sum = Block::of([&](int i) { return multiply_add(x.part[i], factor.part[i], sum.part[i]); });
 }
 
+// What becomes of the sums of a convolution: its GELU,
+template <typename T>
+struct ThenGelu {
+  Block operator()(Block sum, int64_t, int64_t) const {
+    return Block::of([&](int i) { return gelu(sum.part[i]); });
+  }
+  ThenGelu from(int64_t) const { return *this; }
+};
+
+// or the sum of it and a token of another row.
+template <typename T>
+struct ThenAdd {
+  const T* row;
+  Block operator()(Block sum, int64_t place, int64_t count) const {
+    const Block x = load_block(row + place, count);
+    return Block::of([&](int i) { return sum.part[i] + x.part[i]; });
+  }
+  ThenAdd from(int64_t channel) const { return {row + channel}; }
+};
+
 // `count` channels of the columns `start` to `stop` of a row. `rows` are those above, here and
 // below, or null; n channels are between columns, and `of_weights` between the 9 weights of one.
-template <typename T>
+template <typename T, typename Then>
 inline __attribute__((always_inline)) void convolve_columns(
     const T* const rows[3], const T* weights, const T* bias, T* out, int64_t start, int64_t stop,
-    int64_t width, int64_t n, int64_t of_weights, int64_t count) {
+    int64_t width, int64_t n, int64_t of_weights, int64_t count, const Then& then) {
   Block kernel[3][3];
   for (int k = 0; k < 9; k++) kernel[k / 3][k % 3] = load_block(weights + k * of_weights, count);
   const Block first_sum = load_block(bias, count);
@@ -679,8 +1013,8 @@ inline __attribute__((always_inline)) void convolve_columns(
       }
     }
     if (column > start) {
-      const Block activated = Block::of([&](int i) { return gelu(left.part[i]); });
-      store_block(out + (column - 1) * n, activated, count);
+      const int64_t place = (column - 1) * n;
+      store_block(out + place, then(left, place, count), count);
     }
     left = here;
     here = right;
@@ -688,9 +1022,10 @@ inline __attribute__((always_inline)) void convolve_columns(
 }
 
 // `channels` of a row; see above.
-template <typename T>
+template <typename T, typename Then>
 void convolve_row(const T* above, const T* row, const T* below, const T* weights, const T* bias,
-                  T* out, int64_t width, int64_t n, int64_t of_weights, int64_t channels) {
+                  T* out, int64_t width, int64_t n, int64_t of_weights, int64_t channels,
+                  const Then& then) {
   for (int64_t start = 0; start < width; start += SPAN) {
     const int64_t stop = std::min(start + SPAN, width);
     each_vector<BLOCK>(channels, [&](int64_t channel, int64_t count) {
@@ -700,16 +1035,16 @@ void convolve_row(const T* above, const T* row, const T* below, const T* weights
           below ? below + channel : nullptr,
       };
       convolve_columns(rows, weights + channel, bias + channel, out + channel, start, stop, width,
-                       n, of_weights, count);
+                       n, of_weights, count, then.from(channel));
     });
   }
 }
 
-// The rows `top` to `bottom` of maps (images, height, width, n).
-template <typename T>
-void convolve_gelu(const T* x, const T* weights, const T* bias, T* out, int64_t images,
-                   int64_t height, int64_t width, int64_t n, int64_t top, int64_t bottom,
-                   int64_t threads) {
+// The rows `top` to `bottom` of maps (images, height, width, n). `then(i)` is what becomes of row i of
+// the results.
+template <typename T, typename Then>
+void convolve(const T* x, const T* weights, const T* bias, T* out, int64_t images, int64_t height,
+              int64_t width, int64_t n, int64_t top, int64_t bottom, int64_t threads, Then then) {
   const int64_t of_row = width * n;
   const int64_t results = bottom - top;  // rows of an image
   in_threads(images * results, threads, PARTS, [=](int64_t first_row, int64_t end, int64_t) {
@@ -717,7 +1052,7 @@ void convolve_gelu(const T* x, const T* weights, const T* bias, T* out, int64_t 
       const int64_t y = top + i % results;
       const T* const row = x + (i / results * height + y) * of_row;
       convolve_row(y > 0 ? row - of_row : nullptr, row, y + 1 < height ? row + of_row : nullptr,
-                   weights, bias, out + i * of_row, width, n, n, n);
+                   weights, bias, out + i * of_row, width, n, n, n, then(i));
     }
   });
 }
@@ -730,56 +1065,33 @@ void convolve_gelu(const T* x, const T* weights, const T* bias, T* out, int64_t 
 constexpr int64_t PART_BYTES = 512 << 10;  // of the tokens that are computed at a time
 constexpr int64_t WIDE = 128;              // channels of the wide map that are computed at a time
 constexpr int64_t WIDE_CONV = 64;          // with a convolution, which needs more tokens
-constexpr int64_t MOST_ROWS = 32;          // that are multiplied, and read, at a time
 constexpr int64_t ENOUGH_ROWS = 32;        // of maps for a thread, of which there are several parts
 
-// A layer norm and two linear layers, whose weights are (out, in).
+// A layer norm and two linear layers.
 template <typename T>
 struct NormMLP {
   const float* norm_weight;
   const float* norm_bias;
   float eps;
-  const T* weight1;
-  const float* bias1;
-  const T* weight2;
-  const float* bias2;
-  int64_t channels, width;  // of the map and of the wide map
-};
+  Linear<T> fc1, fc2;
 
-// Panels of the transposed of a weight (n, k): columns are its rows.
-template <typename T, typename F>
-void pack_weight(const T* weight, int64_t n, int64_t k, F* panels, int64_t threads) {
-  const int64_t groups = k / GROUP<F>;
-  const int64_t blocks = ceil_div(groups, LANES);  // of a column
-  const int64_t count = rounded_up(n, COLUMNS) / LANES * blocks;
-  in_threads(count, threads, PARTS, [=](int64_t first_block, int64_t end, int64_t) {
-    for (int64_t i = first_block; i < end; i++) {
-      const int64_t column = i / blocks * LANES;
-      const int64_t group = i % blocks * LANES;
-      const int64_t panel = column / COLUMNS * groups * COLUMNS + column % COLUMNS;
-      const auto at = [=](int64_t c) { return weight + (column + c) * k + group * GROUP<F>; };
-      pack_block(at, n - column, std::min<int64_t>(groups - group, LANES),
-                 panels + (panel + group * COLUMNS) * GROUP<F>);
-    }
-  });
-}
+  int64_t channels() const { return fc1.in; }
+  int64_t width() const { return fc1.out; }  // of the wide map
+};
 
 // Both weights of an MLP, packed.
 template <typename F>
-struct Panels {
-  Panels(int64_t channels, int64_t width, std::uintptr_t memory)
-      : of_weight1(take<F>(memory, rounded_up(width, COLUMNS) * channels)),
-        of_weight2(take<F>(memory, rounded_up(channels, COLUMNS) * width)),
-        end(memory) {}
+struct MLPPanels {
+  MLPPanels(int64_t channels, int64_t width, std::uintptr_t memory)
+      : fc1(channels, width, memory), fc2(width, channels, fc1.end), end(fc2.end) {}
 
   template <typename T>
   void pack(const NormMLP<T>& layers, int64_t threads) const {
-    pack_weight(layers.weight1, layers.width, layers.channels, of_weight1, threads);
-    pack_weight(layers.weight2, layers.channels, layers.width, of_weight2, threads);
+    fc1.pack(layers.fc1, threads);
+    fc2.pack(layers.fc2, threads);
   }
 
-  F* of_weight1;
-  F* of_weight2;
+  Panels<F> fc1, fc2;
   std::uintptr_t end;
 };
 
@@ -794,16 +1106,16 @@ void add_branches(const T* x, const T* branch, T* out, int64_t values) {
 // Tokens after the layer norm.
 template <typename T, typename F>
 void normalize_tokens(const NormMLP<T>& layers, const T* x, F* out, int64_t tokens) {
-  normalize_rows(x, layers.norm_weight, layers.norm_bias, out, tokens, layers.channels, layers.eps);
+  normalize_rows(x, layers.norm_weight, layers.norm_bias, out, tokens, layers.channels(), layers.eps);
 }
 
 // Begin the sums (tokens, channels up to a whole panel) with the tokens and the last bias.
 template <typename T>
 void start_sums(const NormMLP<T>& layers, const T* x, float* sums, int64_t tokens) {
-  const int64_t n = layers.channels;
+  const int64_t n = layers.channels();
   for (int64_t token = 0; token < tokens; token++) {
     each_vector(n, [&](int64_t i, int64_t count) {
-      const vec sum = load(x + token * n + i, count) + load(layers.bias2 + i, count);
+      const vec sum = load(x + token * n + i, count) + load(layers.fc2.bias + i, count);
       store(sums + token * rounded_up(n, COLUMNS) + i, sum, count);
     });
   }
@@ -811,7 +1123,7 @@ void start_sums(const NormMLP<T>& layers, const T* x, float* sums, int64_t token
 
 template <typename T>
 void store_sums(const NormMLP<T>& layers, const float* sums, T* out, int64_t tokens) {
-  const int64_t n = layers.channels;
+  const int64_t n = layers.channels();
   for (int64_t token = 0; token < tokens; token++) {
     each_vector(n, [&](int64_t i, int64_t count) {
       const vec sum = load(sums + token * rounded_up(n, COLUMNS) + i, count);
@@ -823,48 +1135,38 @@ void store_sums(const NormMLP<T>& layers, const float* sums, T* out, int64_t tok
 // Channels `start` to `start + count` of the wide map of normalized tokens, after an activation;
 // `stride` channels are between tokens.
 template <typename Kind, typename T, typename F, typename Activation>
-void expand(const NormMLP<T>& layers, const Panels<F>& panels, const F* x, int64_t tokens,
+void expand(const NormMLP<T>& layers, const MLPPanels<F>& panels, const F* x, int64_t tokens,
             int64_t start, int64_t count, F* wide, int64_t stride, const Activation& activation) {
-  const int64_t n = layers.channels;
-  vec products[Kind::ROWS][2];
-  for (int64_t column = 0; column < count; column += COLUMNS) {
-    vec bias[2];
-    for (int half = 0; half < 2; half++) {
-      const int64_t first_channel = column + half * LANES;
-      const int64_t there = std::clamp<int64_t>(count - first_channel, 0, LANES);
-      bias[half] = load(layers.bias1 + start + first_channel, there);
-    }
-    const F* const panel = panels.of_weight1 + (start + column) * n;
-    for (int64_t token = 0; token < tokens; token += Kind::ROWS) {
-      const int64_t some = std::min<int64_t>(tokens - token, Kind::ROWS);
-      Kind::multiply(some, x + token * n, n, panel, n / GROUP<F>, products);
-      for (int64_t r = 0; r < some; r++) {
-        F* const to = wide + (token + r) * stride + column;
-        store(to, activation(products[r][0] + bias[0]), LANES);
-        store(to + LANES, activation(products[r][1] + bias[1]), LANES);
-      }
-    }
-  }
+  const int64_t n = layers.channels();
+  multiply_tokens<Kind>(
+      x, n, tokens, panels.fc1, start, start + count, 0, n,
+      [&](int64_t token, int64_t rows, int64_t column, const vec products[][2]) {
+        for (int half = 0; half < 2; half++) {
+          const int64_t channel = column + half * LANES;
+          const int64_t there = std::clamp<int64_t>(start + count - channel, 0, LANES);
+          const vec bias = load(layers.fc1.bias + channel, there);
+          for (int64_t r = 0; r < rows; r++) {
+            F* const to = wide + (token + r) * stride + channel - start;
+            store(to, activation(products[r][half] + bias), LANES);
+          }
+        }
+      });
 }
 
 // Add the products of channels `start` to `start + count` of the wide map to the sums.
-template <typename Kind, typename T, typename F>
-void contract(const NormMLP<T>& layers, const Panels<F>& panels, const F* wide, int64_t stride,
-              int64_t tokens, int64_t start, int64_t count, float* sums) {
-  const int64_t columns = rounded_up(layers.channels, COLUMNS);
-  vec products[Kind::ROWS][2];
-  for (int64_t column = 0; column < columns; column += COLUMNS) {
-    const F* const panel = panels.of_weight2 + column * layers.width + start * COLUMNS;
-    for (int64_t token = 0; token < tokens; token += Kind::ROWS) {
-      const int64_t some = std::min<int64_t>(tokens - token, Kind::ROWS);
-      Kind::multiply(some, wide + token * stride, stride, panel, count / GROUP<F>, products);
-      for (int64_t r = 0; r < some; r++) {
-        float* const to = sums + (token + r) * columns + column;
-        store(to, products[r][0] + load(to, LANES), LANES);
-        store(to + LANES, products[r][1] + load(to + LANES, LANES), LANES);
-      }
-    }
-  }
+template <typename Kind, typename F>
+void contract(const MLPPanels<F>& panels, const F* wide, int64_t stride, int64_t tokens,
+              int64_t start, int64_t count, int64_t channels, float* sums) {
+  const int64_t columns = rounded_up(channels, COLUMNS);
+  multiply_tokens<Kind>(
+      wide, stride, tokens, panels.fc2, 0, channels, start, count,
+      [=](int64_t token, int64_t rows, int64_t column, const vec products[][2]) {
+        for (int64_t r = 0; r < rows; r++) {
+          float* const to = sums + (token + r) * columns + column;
+          store(to, products[r][0] + load(to, LANES), LANES);
+          store(to + LANES, products[r][1] + load(to + LANES, LANES), LANES);
+        }
+      });
 }
 
 // What a thread computes for some tokens.
@@ -895,7 +1197,7 @@ template <typename Kind>
 int64_t mlp_memory(int64_t tokens, int64_t channels, int64_t width, int64_t threads) {
   using F = typename Kind::Factor;
   const int64_t most = tokens_of_part<Kind>(tokens, channels, threads);
-  return Panels<F>(channels, width, 0).end + threads * Part<F>(most, channels, 0).end;
+  return MLPPanels<F>(channels, width, 0).end + threads * Part<F>(most, channels, 0).end;
 }
 
 // The sum of x and another branch, plus the MLP of the normalized sum, (tokens, channels).
@@ -903,8 +1205,8 @@ template <typename Kind, typename T>
 void mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t tokens,
          std::uintptr_t memory, int64_t threads) {
   using F = typename Kind::Factor;
-  const int64_t n = layers.channels;
-  const Panels<F> panels(n, layers.width, memory);
+  const int64_t n = layers.channels();
+  const MLPPanels<F> panels(n, layers.width(), memory);
   panels.pack(layers, threads);
   const int64_t most = tokens_of_part<Kind>(tokens, n, threads);
   const int64_t bytes = Part<F>(most, n, 0).end;
@@ -919,10 +1221,10 @@ void mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t 
       add_branches(x + token * n, branch + token * n, here, count * n);
       normalize_tokens(layers, here, part.normal, count);
       start_sums(layers, here, part.sums, count);
-      for (int64_t start = 0; start < layers.width; start += WIDE) {
-        const int64_t channels = std::min(WIDE, layers.width - start);
+      for (int64_t start = 0; start < layers.width(); start += WIDE) {
+        const int64_t channels = std::min(WIDE, layers.width() - start);
         expand<Kind>(layers, panels, part.normal, count, start, channels, part.wide, WIDE, gelu);
-        contract<Kind>(layers, panels, part.wide, WIDE, count, start, channels, part.sums);
+        contract<Kind>(panels, part.wide, WIDE, count, start, channels, n, part.sums);
       }
       store_sums(layers, part.sums, here, count);
     }
@@ -938,7 +1240,7 @@ void mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t 
 // The convolution, and the maps of tokens that it sees.
 template <typename T>
 struct MapConvolution {
-  const T* weights;  // 9, channels of the wide map
+  const T* weights;  // 9, channels of the wide map; the caller's are channels, 9
   const T* bias;
   const bool* outside;  // images, height, width: whether the wide map is 0 there; or null
   std::int32_t relu;    // whether there is one before the convolution
@@ -971,9 +1273,9 @@ struct RowsPart {
 // `conv_mlp`.
 template <typename Kind, typename T, typename F>
 void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
-                      const Panels<F>& panels, const MapConvolution<F>& conv, T* out, int64_t top,
+                      const MLPPanels<F>& panels, const MapConvolution<F>& conv, T* out, int64_t top,
                       int64_t bottom, int64_t most, const RowsPart<T, F>& part) {
-  const int64_t of_row = conv.width * layers.channels;
+  const int64_t of_row = conv.width * layers.channels();
   const int64_t of_wide_row = conv.width * WIDE_CONV;
   const bool has_relu = conv.relu;
   const auto activation = [=](vec sum) {
@@ -989,8 +1291,8 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
     add_branches(x + near * of_row, branch + near * of_row, part.tokens, (end - near) * of_row);
     normalize_tokens(layers, part.tokens + (fresh - near) * of_row, part.normal, fresh_tokens);
     start_sums(layers, part.tokens + (start - near) * of_row, part.sums, tokens);
-    for (int64_t channel = 0; channel < layers.width; channel += WIDE_CONV) {
-      const int64_t count = std::min(WIDE_CONV, layers.width - channel);
+    for (int64_t channel = 0; channel < layers.width(); channel += WIDE_CONV) {
+      const int64_t count = std::min(WIDE_CONV, layers.width() - channel);
       F* const kept = part.kept + 2 * conv.width * channel;
       std::memcpy(part.wide, kept, (fresh - near) * of_wide_row * sizeof(F));
       F* const wide = part.wide + (fresh - near) * of_wide_row;
@@ -1010,9 +1312,10 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
         convolve_row(y > 0 ? row - of_wide_row : nullptr, row,
                      y + 1 < conv.height ? row + of_wide_row : nullptr, conv.weights + channel,
                      conv.bias + channel, part.convolved + (y - start) * of_wide_row, conv.width,
-                     WIDE_CONV, layers.width, count);
+                     WIDE_CONV, layers.width(), count, ThenGelu<F>());
       }
-      contract<Kind>(layers, panels, part.convolved, WIDE_CONV, tokens, channel, count, part.sums);
+      contract<Kind>(panels, part.convolved, WIDE_CONV, tokens, channel, count,
+                     layers.channels(), part.sums);
     }
     store_sums(layers, part.sums, out + start * of_row, tokens);
   }
@@ -1022,8 +1325,8 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
 template <typename T, typename F>
 int64_t rows_of_part(const NormMLP<T>& layers, const MapConvolution<T>& conv, int64_t threads) {
   const int64_t of_part = ceil_div(conv.images * conv.height, threads);
-  const int64_t of_token = layers.channels * (sizeof(T) + sizeof(F)) + 2 * WIDE_CONV * sizeof(F) +
-                           rounded_up(layers.channels, COLUMNS) * sizeof(float);
+  const int64_t of_token = layers.channels() * (sizeof(T) + sizeof(F)) + 2 * WIDE_CONV * sizeof(F) +
+                           rounded_up(layers.channels(), COLUMNS) * sizeof(float);
   return std::clamp<int64_t>(PART_BYTES / (of_token * conv.width), 1, of_part);
 }
 
@@ -1031,10 +1334,10 @@ int64_t rows_of_part(const NormMLP<T>& layers, const MapConvolution<T>& conv, in
 template <typename T, typename F>
 int64_t conv_mlp_memory(const NormMLP<T>& layers, const MapConvolution<T>& conv, int64_t threads) {
   const int64_t most = rows_of_part<T, F>(layers, conv, threads);
-  std::uintptr_t memory = Panels<F>(layers.channels, layers.width, 0).end;
-  take<F>(memory, 10 * layers.width);
+  std::uintptr_t memory = MLPPanels<F>(layers.channels(), layers.width(), 0).end;
+  take<F>(memory, 10 * layers.width());
   return memory +
-         threads * RowsPart<T, F>(most, conv.width, layers.channels, layers.width, 0).end;
+         threads * RowsPart<T, F>(most, conv.width, layers.channels(), layers.width(), 0).end;
 }
 
 // The sum of x and another branch, plus the MLP of the normalized sum, (images, height, width,
@@ -1043,20 +1346,24 @@ template <typename Kind, typename T>
 void conv_mlp(const T* x, const T* branch, const NormMLP<T>& layers, const MapConvolution<T>& conv,
               T* out, std::uintptr_t memory, int64_t threads) {
   using F = typename Kind::Factor;
-  const Panels<F> panels(layers.channels, layers.width, memory);
+  const MLPPanels<F> panels(layers.channels(), layers.width(), memory);
   panels.pack(layers, threads);
   memory = panels.end;
-  F* const weights = take<F>(memory, 10 * layers.width);
-  F* const bias = weights + 9 * layers.width;
-  copy_values(conv.weights, weights, 9 * layers.width);
-  copy_values(conv.bias, bias, layers.width);
+  F* const weights = take<F>(memory, 10 * layers.width());
+  F* const bias = weights + 9 * layers.width();
+  for (int64_t channel = 0; channel < layers.width(); channel++) {
+    for (int64_t k = 0; k < 9; k++) {
+      copy_values(conv.weights + channel * 9 + k, weights + k * layers.width() + channel, 1);
+    }
+  }
+  copy_values(conv.bias, bias, layers.width());
   const int64_t most = rows_of_part<T, F>(layers, conv, threads);
-  const int64_t bytes = RowsPart<T, F>(most, conv.width, layers.channels, layers.width, 0).end;
+  const int64_t bytes = RowsPart<T, F>(most, conv.width, layers.channels(), layers.width(), 0).end;
   const int64_t rows = conv.images * conv.height;
   // Each part computes two more rows of the wide map.
   const int64_t parts = rows >= ENOUGH_ROWS * threads ? FEW_PARTS : 1;
   in_threads(rows, threads, parts, [=](int64_t first_row, int64_t end_row, int64_t thread) {
-    const RowsPart<T, F> part(most, conv.width, layers.channels, layers.width,
+    const RowsPart<T, F> part(most, conv.width, layers.channels(), layers.width(),
                               memory + thread * bytes);
     Kind::begin();
     int64_t row = first_row;
@@ -1065,7 +1372,7 @@ void conv_mlp(const T* x, const T* branch, const NormMLP<T>& layers, const MapCo
       const int64_t top = row % conv.height;
       const int64_t bottom = std::min(conv.height, top + end_row - row);
       const int64_t before = image * conv.height * conv.width;  // tokens of earlier images
-      const int64_t values = before * layers.channels;
+      const int64_t values = before * layers.channels();
       const bool* const outside = conv.outside ? conv.outside + before : nullptr;
       const MapConvolution<F> here = {weights,   bias, outside,     conv.relu,
                                       conv.images, conv.height, conv.width};
@@ -1083,15 +1390,25 @@ extern "C" {
 
 int kernels_fit_processor() { return fits_processor(); }
 
-#define DEFINE(T, name)                                                                          \
-  void layer_norm_##name(const T* x, const float* weight, const float* bias, T* out,             \
-                         int64_t rows, int64_t n, float eps, int64_t threads) {                  \
+#define DEFINE_NORM(T, P, name)                                                                  \
+  void layer_norm_##name(const T* x, const P* weight, const P* bias, T* out, int64_t rows,       \
+                         int64_t n, float eps, int64_t threads) {                                \
     layer_norm(x, weight, bias, out, rows, n, eps, threads);                                     \
-  }                                                                                              \
+  }
+
+#define DEFINE(T, name)                                                                          \
+  DEFINE_NORM(T, float, name)                                                                    \
   void convolve_gelu_##name(const T* x, const T* weights, const T* bias, T* out, int64_t images, \
                             int64_t height, int64_t width, int64_t n, int64_t top,               \
                             int64_t bottom, int64_t threads) {                                   \
-    convolve_gelu(x, weights, bias, out, images, height, width, n, top, bottom, threads);        \
+    convolve(x, weights, bias, out, images, height, width, n, top, bottom, threads,              \
+             [](int64_t) { return ThenGelu<T>(); });                                             \
+  }                                                                                              \
+  void convolve_add_##name(const T* x, const T* weights, const T* bias, const T* others, T* out, \
+                           int64_t images, int64_t height, int64_t width, int64_t n,             \
+                           int64_t threads) {                                                    \
+    convolve(x, weights, bias, out, images, height, width, n, 0, height, threads,                \
+             [=](int64_t row) { return ThenAdd<T>{others + row * width * n}; });                 \
   }                                                                                              \
   void split_patches_##name(T* map, T* patches, int64_t images, int64_t height, int64_t width,   \
                             int64_t n, int64_t side, int64_t threads) {                          \
@@ -1104,11 +1421,29 @@ int kernels_fit_processor() { return fits_processor(); }
 
 #define DEFINE_PRODUCTS(T, Kind, name)                                                           \
   int64_t attention_memory_##name(const Sizes* sizes) { return workspace_size<Kind>(*sizes); }   \
-  void attention_##name(const Tokens<const T>* queries, const Tokens<const T>* keys,             \
-                        const Tokens<const T>* values, const Tokens<T>* out, const float* bias,  \
+  void attention_##name(const Heads<const T>* queries, const Heads<const T>* keys,               \
+                        const Heads<const T>* values, const Heads<T>* out, const float* bias,    \
                         const Sizes* sizes, float scale, void* memory, int64_t threads) {        \
     attention<Kind>(*queries, *keys, *values, *out, bias, *sizes, scale,                         \
                     reinterpret_cast<std::uintptr_t>(memory), threads);                          \
+  }                                                                                              \
+  int64_t window_attention_memory_##name(const AttentionSizes* sizes, int64_t threads) {         \
+    return WindowMemory<Kind>(Windows(*sizes), 0).bytes(threads);                                \
+  }                                                                                              \
+  void window_attention_##name(const T* x, const float* bias, const Linear<T>* qkv,              \
+                               const Linear<T>* proj, T* out, const AttentionSizes* sizes,       \
+                               void* memory, int64_t threads) {                                  \
+    window_attention<Kind>(x, bias, *qkv, *proj, out, *sizes,                                    \
+                           reinterpret_cast<std::uintptr_t>(memory), threads);                   \
+  }                                                                                              \
+  int64_t global_attention_memory_##name(const AttentionSizes* sizes, int64_t threads) {         \
+    return GlobalMemory<Kind>(*sizes, 0).bytes(threads);                                         \
+  }                                                                                              \
+  void global_attention_##name(const T* x, const T* kv, const float* bias, const Linear<T>* q,   \
+                               const Linear<T>* proj, T* out, const AttentionSizes* sizes,       \
+                               void* memory, int64_t threads) {                                  \
+    global_attention<Kind>(x, kv, bias, *q, *proj, out, *sizes,                                  \
+                           reinterpret_cast<std::uintptr_t>(memory), threads);                   \
   }                                                                                              \
   int64_t mlp_memory_##name(int64_t tokens, int64_t channels, int64_t width, int64_t threads) {  \
     return mlp_memory<Kind>(tokens, channels, width, threads);                                   \
@@ -1137,6 +1472,7 @@ int kernels_have_fast_pairs() { return multiplies_pairs_fast(); }
 int kernels_have_tiles() { return has_tiles(); }
 
 DEFINE(bfloat16, bfloat16)
+DEFINE_NORM(bfloat16, bfloat16, bfloat16_parameters)
 DEFINE_PRODUCTS(bfloat16, Vectors<float>, bfloat16)
 DEFINE_PRODUCTS(bfloat16, Vectors<bfloat16>, bfloat16_pairs)
 #ifdef HAS_TILES

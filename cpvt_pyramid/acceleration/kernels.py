@@ -23,15 +23,14 @@ from .processor import has_amx
 NAMES = {torch.float32: 'float32', torch.bfloat16: 'bfloat16'}
 
 
-class TokensPointer(ctypes.Structure):
-    """`Tokens` of kernels.cpp, of a tensor (B, heads, H, W, d)."""
+class Heads(ctypes.Structure):
+    """`Heads` of kernels.cpp, of a tensor (B, heads, N, d)."""
 
     _fields_ = [
         ('data', c_void_p),
         ('image', c_int64),
         ('head', c_int64),
-        ('row', c_int64),
-        ('column', c_int64),
+        ('token', c_int64),
     ]
 
 
@@ -42,11 +41,33 @@ class Sizes(ctypes.Structure):
         ('images', c_int64),
         ('heads', c_int64),
         ('channels', c_int64),
+        ('queries', c_int64),
+        ('keys', c_int64),
+    ]
+
+
+class AttentionSizes(ctypes.Structure):
+    """`AttentionSizes` of kernels.cpp."""
+
+    _fields_ = [
+        ('images', c_int64),
         ('height', c_int64),
         ('width', c_int64),
-        ('key_height', c_int64),
-        ('key_width', c_int64),
+        ('channels', c_int64),
+        ('heads', c_int64),
+        ('keys', c_int64),
         ('window', c_int64),
+    ]
+
+
+class LinearPointer(ctypes.Structure):
+    """`Linear` of kernels.cpp."""
+
+    _fields_ = [
+        ('weight', c_void_p),
+        ('bias', c_void_p),
+        ('in_channels', c_int64),
+        ('out_channels', c_int64),
     ]
 
 
@@ -57,12 +78,8 @@ class NormMLP(ctypes.Structure):
         ('norm_weight', c_void_p),
         ('norm_bias', c_void_p),
         ('eps', c_float),
-        ('weight1', c_void_p),
-        ('bias1', c_void_p),
-        ('weight2', c_void_p),
-        ('bias2', c_void_p),
-        ('channels', c_int64),
-        ('width', c_int64),
+        ('fc1', LinearPointer),
+        ('fc2', LinearPointer),
     ]
 
 
@@ -86,10 +103,30 @@ SIGNATURES: dict[str, list[Any]] = {
     'attention_memory': [c_int64, POINTER(Sizes)],
     'attention': [
         None,
-        *[POINTER(TokensPointer)] * 4,
+        *[POINTER(Heads)] * 4,
         c_void_p,
         POINTER(Sizes),
         c_float,
+        c_void_p,
+        c_int64,
+    ],
+    'window_attention_memory': [c_int64, POINTER(AttentionSizes), c_int64],
+    'window_attention': [
+        None,
+        *[c_void_p] * 2,
+        *[POINTER(LinearPointer)] * 2,
+        c_void_p,
+        POINTER(AttentionSizes),
+        c_void_p,
+        c_int64,
+    ],
+    'global_attention_memory': [c_int64, POINTER(AttentionSizes), c_int64],
+    'global_attention': [
+        None,
+        *[c_void_p] * 3,
+        *[POINTER(LinearPointer)] * 2,
+        c_void_p,
+        POINTER(AttentionSizes),
         c_void_p,
         c_int64,
     ],
@@ -107,6 +144,7 @@ SIGNATURES: dict[str, list[Any]] = {
         c_int64,
     ],
     'convolve_gelu': [None, *[c_void_p] * 4, *[c_int64] * 7],
+    'convolve_add': [None, *[c_void_p] * 5, *[c_int64] * 5],
     'split_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
     'join_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
 }
@@ -176,8 +214,13 @@ def fast_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     x = x.contiguous()
     out = torch.empty_like(x)
     channels = x.shape[-1]
-    weight, bias = [parameter.float().contiguous() for parameter in (weight, bias)]
-    kernel_function('layer_norm', x.dtype)(
+    name = f'layer_norm_{NAMES[x.dtype]}'
+    if weight.dtype == bias.dtype == x.dtype == torch.bfloat16:
+        name += '_parameters'
+        weight, bias = weight.contiguous(), bias.contiguous()
+    else:
+        weight, bias = weight.float().contiguous(), bias.float().contiguous()
+    loaded_function('layer_norm', name)(
         x.data_ptr(),
         weight.data_ptr(),
         bias.data_ptr(),
@@ -190,32 +233,24 @@ def fast_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     return out
 
 
-def fast_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Optional[Tensor] = None,
-    window: int = 0,
-) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias) v, (B, H, W, heads, d), without gradient.
+def fast_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias) v, (B, N, heads, d), without gradient.
 
     Args:
-        q: queries, (B, heads, H, W, d).
-        k: keys, (B, heads, H', W', d). They and the bias are broadcast, as PyTorch's function does.
+        q: queries, (B, heads, N, d).
+        k: keys, (B, heads, M, d). They and the bias are broadcast, as PyTorch's function does.
         v: values, as the keys.
-        bias: added to the scores of each key, (B, H', W'). None: nothing is.
-        window: side of the windows of queries and keys, whose maps are the same. Those at the
-            border may be smaller. 0: each query attends to all keys.
+        bias: added to the scores of each key, (B, M). None: nothing is.
     """
-    images, heads, height, width, channels = q.shape
+    images, heads, queries, channels = q.shape
     # The function in C++ checks nothing: what does not fit ends here.
-    k = k.expand(images, heads, -1, -1, channels)
+    k = k.expand(images, heads, -1, channels)
     v = v.expand(k.shape)
     q, k, v = [x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)]
-    out = q.new_empty(images, height, width, heads, channels)
+    out = q.new_empty(images, queries, heads, channels)
     if bias is not None:
-        bias = bias.to(torch.float32).expand(images, *k.shape[2:4]).contiguous()
-    sizes = Sizes(images, heads, channels, height, width, k.shape[2], k.shape[3], window)
+        bias = bias.to(torch.float32).expand(images, k.shape[2]).contiguous()
+    sizes = Sizes(images, heads, channels, queries, k.shape[2])
     threads = torch.get_num_threads()
     memory_of_thread = kernel_function('attention_memory', q.dtype, channels)(sizes)
     memory = q.new_empty(memory_of_thread * threads, dtype=torch.uint8)
@@ -223,7 +258,7 @@ def fast_attention(
         pointer(q),
         pointer(k),
         pointer(v),
-        pointer(out.permute(0, 3, 1, 2, 4)),
+        pointer(out.transpose(1, 2)),
         None if bias is None else bias.data_ptr(),
         sizes,
         channels**-0.5,
@@ -233,39 +268,132 @@ def fast_attention(
     return out
 
 
+class Linear(NamedTuple):
+    """The weight of a linear layer, (out, in), and its bias, (out,), in the dtype of the tokens."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def checked(self, in_channels: int, out_channels: int) -> 'Linear':
+        """What the functions in C++, which check nothing, read: what does not fit ends here."""
+        weight = self.weight.expand(out_channels, in_channels).contiguous()
+        return Linear(weight, self.bias.expand(out_channels).contiguous())
+
+    def pointers(self) -> LinearPointer:
+        out_channels, in_channels = self.weight.shape
+        return LinearPointer(
+            self.weight.data_ptr(), self.bias.data_ptr(), in_channels, out_channels
+        )
+
+
+def fast_window_attention(
+    x: Tensor, qkv: Linear, proj: Linear, heads: int, window: int, bias: Optional[Tensor] = None
+) -> Tensor:
+    """Attention of tokens (B, H, W, C) inside windows with its linear layers, in the same shape,
+    without gradient.
+
+    Args:
+        x: tokens.
+        qkv: the layer of queries, keys and values, to 3 C channels.
+        proj: the layer of their attention.
+        heads: of attention.
+        window: side of the windows. Those at the border may be smaller.
+        bias: added to the scores of each key, (B, H, W). None: nothing is.
+    """
+    x = x.contiguous()
+    *shape, channels = x.shape
+    if bias is not None:
+        bias = bias.to(torch.float32).expand(shape).contiguous()
+    return attention_with_layers(
+        'window_attention',
+        x,
+        [bias],
+        [qkv.checked(channels, 3 * channels), proj.checked(channels, channels)],
+        AttentionSizes(*x.shape, heads, 0, window),
+    )
+
+
+def fast_global_attention(
+    x: Tensor, kv: Tensor, q: Linear, proj: Linear, heads: int, bias: Optional[Tensor] = None
+) -> Tensor:
+    """Attention of tokens (B, H, W, C) to the keys of their image with its linear layers, in the
+    same shape, without gradient.
+
+    Args:
+        x: tokens.
+        kv: keys and values, (B, M, 2 C).
+        q: the layer of queries.
+        proj: the layer of their attention.
+        heads: of attention.
+        bias: added to the scores of each key, (B, M). None: nothing is.
+    """
+    x = x.contiguous()
+    channels = x.shape[-1]
+    kv = kv.expand(len(x), -1, 2 * channels).contiguous()
+    if bias is not None:
+        bias = bias.to(torch.float32).expand(kv.shape[:2]).contiguous()
+    return attention_with_layers(
+        'global_attention',
+        x,
+        [kv, bias],
+        [layer.checked(channels, channels) for layer in (q, proj)],
+        AttentionSizes(*x.shape, heads, kv.shape[1], 0),
+    )
+
+
+def attention_with_layers(
+    name: str,
+    x: Tensor,
+    others: Sequence[Optional[Tensor]],
+    layers: Sequence[Linear],
+    sizes: AttentionSizes,
+) -> Tensor:
+    """Call a function of kernels.cpp for tokens, other tensors and layers, which are checked."""
+    channels = (sizes.channels, sizes.channels // sizes.heads)
+    threads = torch.get_num_threads()
+    size = kernel_function(f'{name}_memory', x.dtype, *channels)(sizes, threads)
+    memory = x.new_empty(size, dtype=torch.uint8)
+    out = torch.empty_like(x)
+    kernel_function(name, x.dtype, *channels)(
+        x.data_ptr(),
+        *[None if other is None else other.data_ptr() for other in others],
+        *[layer.pointers() for layer in layers],
+        out.data_ptr(),
+        sizes,
+        memory.data_ptr(),
+        threads,
+    )
+    return out
+
+
 class NormAndMLP(NamedTuple):
     """The parameters of a block's second branch: a layer norm (C,) with its epsilon, and two linear
-    layers, (K, C) and (C, K), whose weights are in the dtype of the tokens."""
+    layers, to K channels and back."""
 
     norm_weight: Tensor
     norm_bias: Tensor
     eps: float
-    weight1: Tensor
-    bias1: Tensor
-    weight2: Tensor
-    bias2: Tensor
+    fc1: Linear
+    fc2: Linear
 
     def checked(self, channels: int) -> 'NormAndMLP':
         """What the functions in C++, which check nothing, read: what does not fit ends here."""
-        width = len(self.weight1)
-        norm_weight, norm_bias, bias2 = [
+        width = len(self.fc1.weight)
+        norm_weight, norm_bias = [
             values.float().expand(channels).contiguous()
-            for values in (self.norm_weight, self.norm_bias, self.bias2)
+            for values in (self.norm_weight, self.norm_bias)
         ]
-        return NormAndMLP(
-            norm_weight,
-            norm_bias,
-            self.eps,
-            self.weight1.expand(width, channels).contiguous(),
-            self.bias1.float().expand(width).contiguous(),
-            self.weight2.expand(channels, width).contiguous(),
-            bias2,
-        )
+        fc1 = self.fc1.checked(channels, width)
+        return NormAndMLP(norm_weight, norm_bias, self.eps, fc1, self.fc2.checked(width, channels))
 
     def pointers(self) -> NormMLP:
-        values = [x.data_ptr() if isinstance(x, Tensor) else x for x in self]
-        width, channels = self.weight1.shape
-        return NormMLP(*values, channels, width)
+        return NormMLP(
+            self.norm_weight.data_ptr(),
+            self.norm_bias.data_ptr(),
+            self.eps,
+            self.fc1.pointers(),
+            self.fc2.pointers(),
+        )
 
 
 def fast_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Tensor:
@@ -274,7 +402,7 @@ def fast_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Tensor:
     attended = attended.expand(x.shape).contiguous()
     tokens = x.numel() // x.shape[-1]
     layers = layers.checked(x.shape[-1])
-    width, channels = layers.weight1.shape
+    width, channels = layers.fc1.weight.shape
     threads = torch.get_num_threads()
     size = kernel_function('mlp_memory', x.dtype, width, channels)(tokens, channels, width, threads)
     memory = x.new_empty(size, dtype=torch.uint8)
@@ -315,9 +443,9 @@ def fast_conv_mlp(
     x = x.contiguous()
     attended = attended.expand(x.shape).contiguous()
     layers = layers.checked(x.shape[-1])
-    width = len(layers.weight1)
+    width = len(layers.fc1.weight)
     # The function in C++ checks nothing: what does not fit ends here.
-    weights = kernel.reshape(width, 9).t().contiguous()
+    weights = kernel.reshape(width, 9).contiguous()
     kernel_bias = kernel_bias.expand(width).contiguous()
     if outside is not None:
         outside = outside.expand(*x.shape[:3], 1).contiguous()
@@ -330,7 +458,7 @@ def fast_conv_mlp(
     )
     pointers = layers.pointers()
     threads = torch.get_num_threads()
-    sides = layers.weight1.shape
+    sides = layers.fc1.weight.shape
     size = kernel_function('conv_mlp_memory', x.dtype, *sides)(pointers, convolution, threads)
     memory = x.new_empty(size, dtype=torch.uint8)
     out = torch.empty_like(x)
@@ -377,6 +505,34 @@ def fast_convolve_gelu(x: Tensor, kernel: Tensor, bias: Optional[Tensor], rows: 
     return out
 
 
+def fast_convolve_add(x: Tensor, others: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+    """The sum of a zero-padded depthwise convolution of x and of other tokens, without gradient.
+
+    Args:
+        x: a map (B, H, W, C).
+        others: tokens of the same shape.
+        kernel: (C, 1, 3, 3), in the dtype of x, as the bias.
+        bias: (C,).
+    """
+    channels = x.shape[-1]
+    x = x.contiguous()
+    # The function in C++ checks nothing: what does not fit ends here.
+    others = others.expand(x.shape).contiguous()
+    weights = kernel.reshape(channels, 9).t().contiguous()
+    bias = bias.expand(channels).contiguous()
+    out = torch.empty_like(x)
+    kernel_function('convolve_add', x.dtype)(
+        x.data_ptr(),
+        weights.data_ptr(),
+        bias.data_ptr(),
+        others.data_ptr(),
+        out.data_ptr(),
+        *x.shape,
+        torch.get_num_threads(),
+    )
+    return out
+
+
 def fast_split_patches(x: Tensor, k: int) -> Tensor:
     """The patches of a map (B, H, W, C), both sides multiples of k, as rows
     (B * H / k * W / k, C * k * k), without gradient."""
@@ -411,5 +567,5 @@ def copy_patches(name: str, x: Tensor, rows: Tensor, k: int) -> None:
     )
 
 
-def pointer(x: Tensor) -> TokensPointer:
-    return TokensPointer(x.data_ptr(), *x.stride()[:4])
+def pointer(x: Tensor) -> Heads:
+    return Heads(x.data_ptr(), *x.stride()[:3])

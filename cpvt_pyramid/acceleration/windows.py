@@ -12,24 +12,20 @@ from ..bfloat16 import is_captured
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
 from ..plain_layers import is_plain_linear
-from .attention import AttentionInParts, is_simple
-from .kernels import fast_attention, has_products
+from .attention import AttentionInParts, fusible_layers, is_simple
+from .kernels import fast_window_attention
 from .products import concatenated, fast_dtype
-
-# Values of queries, keys and values that are computed at a time, which stay in the cache.
-BAND = 2**20
 
 # The backward pass of windows of at least this many tokens is computed by products, where PyTorch's
 # is slow. The number of windows does not count: an image's gradients would depend on the size of
 # its batch.
-FEWEST_TOKENS = 32
+FEWEST_IN_WINDOW = 32
 
 
 class BorderWindowAttention(AttentionInParts, WindowAttention):
     """A `WindowAttention` with smaller windows at the border of a map.
 
-    Inference computes some rows of windows at a time, with their linear layers, so that the maps
-    between the layers stay in the cache.
+    In inference it is one function with its linear layers.
     """
 
     stands_for = WindowAttention
@@ -40,10 +36,15 @@ class BorderWindowAttention(AttentionInParts, WindowAttention):
         if self.fills_windows(x, grid):
             return super().forward(x, grid)
         bias = None if grid.padding is None else grid.padding.score_bias()  # (B, H, W, 1)
-        if not torch.is_grad_enabled() and is_plain_linear(self.proj):
-            x = self.attend_in_bands(x, bias)
-        else:
+        layers = None
+        if not torch.is_grad_enabled():
+            layers = fusible_layers(x, self.qkv, 3, self.proj, self.heads)
+        if layers is None:
             x = self.proj(self.attend_in_parts(self.qkv(x), bias))
+        else:
+            x = x.to(layers[0].weight.dtype)
+            map_bias = None if bias is None else bias[..., 0]
+            x = fast_window_attention(x, *layers, self.heads, self.window, map_bias)
         return x if self.drop is None else self.drop(x)
 
     def fills_windows(self, x: Tensor, grid: Grid) -> bool:
@@ -58,27 +59,7 @@ class BorderWindowAttention(AttentionInParts, WindowAttention):
         return fit and torch.is_grad_enabled()
 
     def is_large(self, q: Tensor, k: Tensor) -> bool:
-        return k.shape[2] >= FEWEST_TOKENS
-
-    def attend_in_bands(self, x: Tensor, bias: Optional[Tensor]) -> Tensor:
-        """The attention of a map (B, H, W, C) and its linear layers, without gradient."""
-        bands = []
-        windows = max(BAND // (x.shape[0] * x.shape[2] * 3 * x.shape[3] * self.window), 1)
-        for start in range(0, x.shape[1], windows * self.window):
-            rows = slice(start, start + windows * self.window)
-            qkv = self.qkv(x[:, rows])
-            band_bias = None if bias is None else bias[:, rows]
-            bands.append(self.proj(self.attend_in_band(qkv, band_bias)))
-        return concatenated(bands, 1)
-
-    def attend_in_band(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
-        """Attention of rows (B, h, W, 3 C) of a map, (B, h, W, C), without gradient."""
-        q, k, v = qkv.unflatten(3, (3, self.heads, self.head_dim)).permute(3, 0, 4, 1, 2, 5)
-        if not has_products(q.dtype, q.shape[-1]):
-            return self.attend_in_parts(qkv, bias)
-        if bias is not None:
-            bias = bias[..., 0]
-        return fast_attention(q, k, v, bias, self.window).flatten(3)
+        return k.shape[2] >= FEWEST_IN_WINDOW
 
     def attend_in_parts(self, qkv: Tensor, bias: Optional[Tensor]) -> Tensor:
         """Attention of a map (B, H, W, 3 C), in up to four parts with windows of one size each.

@@ -26,6 +26,7 @@ from cpvt_pyramid.acceleration import (
     kernels,
     norms,
     patches,
+    pegs,
     processor,
     products,
     windows,
@@ -65,8 +66,7 @@ def way(request, monkeypatch):
     """What depends on the processor, its threads and the size of a map."""
     if request.param == 'in parts':
         monkeypatch.setattr(attention, 'fused_attention_is_slow', lambda dtype: True)
-        monkeypatch.setattr(windows, 'BAND', 4000)
-        monkeypatch.setattr(windows, 'FEWEST_TOKENS', 1)
+        monkeypatch.setattr(windows, 'FEWEST_IN_WINDOW', 1)
         monkeypatch.setattr(attention, 'is_worth_products', lambda q, k: True)
         monkeypatch.setattr(attention, 'SCORES_AT_A_TIME', 4000)
         monkeypatch.setattr(products, 'AT_A_TIME', 4000)
@@ -127,10 +127,10 @@ def test_bfloat16_is_as_near_to_float32_as_a_plain_model(name, valid, autocast, 
 def test_inference_without_kernels(name, valid, missing, monkeypatch):
     """As on processors without AVX2, and on those with AMX."""
     if missing == 'kernels':
-        for module in (attention, windows, blocks):
+        for module in (attention, blocks):
             monkeypatch.setattr(module, 'has_products', lambda dtype, *channels: False)
-        monkeypatch.setattr(norms, 'has_kernels', lambda dtype: False)
-        monkeypatch.setattr(patches, 'has_kernels', lambda dtype: False)
+        for module in (norms, patches, pegs):
+            monkeypatch.setattr(module, 'has_kernels', lambda dtype: False)
     else:
         monkeypatch.setattr(kernels, 'has_amx', lambda: True)
         monkeypatch.setattr(kernels, 'multiplies_tiles', lambda: False)

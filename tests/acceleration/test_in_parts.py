@@ -1,6 +1,7 @@
 """Convolution MLPs and windows that are computed in parts: what a plain layer computes."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from reference import attention_formula, mask_of_some
 from torch import nn
 
 from cpvt_pyramid import accelerate
-from cpvt_pyramid.acceleration import attention, conv_mlp, products, windows
+from cpvt_pyramid.acceleration import attention, conv_mlp, products
 from cpvt_pyramid.acceleration.attention import PartsOfAttention
 from cpvt_pyramid.acceleration.conv_mlp import FusedConvMLP
 from cpvt_pyramid.acceleration.products import is_supported
@@ -166,9 +167,9 @@ def test_other_convolutions_are_called(change):
     width=st.integers(1, 14),
     batch=st.integers(1, 2),
     padded=st.booleans(),
-    band=st.sampled_from([1, 400, 1200, 10**6]),
+    fused=st.booleans(),
 )
-def test_windows_in_bands(window_padding, height, width, batch, padded, band):
+def test_windows(window_padding, height, width, batch, padded, fused):
     plain = randomize(WindowAttention(8, 2, 3, window_padding))
     fast = accelerate(copy.deepcopy(plain))
     x = torch.randn(batch, height, width, 8)
@@ -180,7 +181,7 @@ def test_windows_in_bands(window_padding, height, width, batch, padded, band):
     grid = Grid(height, width, padding=padding, windows=windows_grid)
     inside = slice(None) if padding is None else ~padding.outside.bool().expand_as(x)
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, 'BAND', band)
+        patch.setattr(attention, 'FEWEST_TOKENS', 0 if fused else math.inf)
         patch.setattr(torch, 'get_num_threads', lambda: 2)
         found = fast(x, grid)[inside]
         torch.testing.assert_close(found, plain(x, grid)[inside], rtol=1e-4, atol=1e-5)

@@ -23,14 +23,18 @@ from cpvt_pyramid import accelerate
 from cpvt_pyramid.acceleration import kernels, library
 from cpvt_pyramid.acceleration.attention import forward_attention
 from cpvt_pyramid.acceleration.kernels import (
+    Linear,
     NormAndMLP,
     fast_attention,
     fast_conv_mlp,
+    fast_convolve_add,
     fast_convolve_gelu,
+    fast_global_attention,
     fast_join_patches,
     fast_layer_norm,
     fast_mlp,
     fast_split_patches,
+    fast_window_attention,
     has_kernels,
     has_products,
     multiplies_tiles,
@@ -51,6 +55,8 @@ PRODUCTS = [
     if products == 'floats' or dtype == torch.bfloat16
     if products != 'tiles' or multiplies_tiles()
 ]
+# Channels that are multiplied at once.
+TOGETHER = dict(floats=1, pairs=2, tiles=32)
 needs_kernels = pytest.mark.skipif(not DTYPES, reason='the kernels need AVX2 and a compiler')
 
 
@@ -118,7 +124,7 @@ def test_layer_norms_of_large_values_that_differ_little(channels, value):
 )
 def test_attention(images, heads, queries, keys, channels, masked, threads, scale, how, seed):
     dtype, products = how
-    together = dict(floats=1, pairs=2, tiles=32)[products]
+    together = TOGETHER[products]
     channels = math.ceil(channels / together) * together
     torch.manual_seed(seed)
     rows, bias, exact = random_attention(
@@ -127,14 +133,14 @@ def test_attention(images, heads, queries, keys, channels, masked, threads, scal
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, 'get_num_threads', lambda: threads)
         multiply(patch, products)
-        found = fast_attention(*rows, bias)[:, 0]
+        found = fast_attention(*rows, bias)
     assert_attention_near(found, exact, rows[2] * max(scale, 1))  # large scores round more
     for i in range(images):
         image = slice(i, i + 1)
         image_bias = None if bias is None else bias[image]
         with pytest.MonkeyPatch.context() as patch:
             multiply(patch, products)
-            alone = fast_attention(*[x[image] for x in rows], image_bias)[:, 0]
+            alone = fast_attention(*[x[image] for x in rows], image_bias)
         assert torch.equal(alone, found[image])
 
 
@@ -145,17 +151,21 @@ def random_mlp(channels, width, dtype):
         torch.randn(channels),
         torch.randn(channels),
         0.1,
-        (torch.randn(width, channels) / channels**0.5).to(dtype),
-        torch.randn(width).to(dtype),
-        (torch.randn(channels, width) / width**0.5).to(dtype),
-        torch.randn(channels).to(dtype),
+        random_linear(channels, width, dtype),
+        random_linear(width, channels, dtype),
     )
+
+
+def random_linear(channels, out_channels, dtype):
+    """A linear layer whose results are of the size of its input."""
+    weight = torch.randn(out_channels, channels) / channels**0.5
+    return Linear(weight.to(dtype), torch.randn(out_channels).to(dtype))
 
 
 def mlp_formula(x, parameters, factors):
     """x + the MLP of the normalized x in float64. Maps that are multiplied are in a dtype."""
     norm_weight, norm_bias, eps, *layers = parameters
-    weight1, bias1, weight2, bias2 = [values.double() for values in layers]
+    weight1, bias1, weight2, bias2 = [values.double() for layer in layers for values in layer]
     x = x.double()
     normal = F.layer_norm(x, x.shape[-1:], norm_weight.double(), norm_bias.double(), eps)
     wide = F.gelu(F.linear(normal.to(factors).double(), weight1, bias1))
@@ -174,7 +184,7 @@ def mlp_formula(x, parameters, factors):
 )
 def test_mlps(rows, channels, width, threads, how, seed):
     dtype, products = how
-    together = dict(floats=1, pairs=2, tiles=32)[products]
+    together = TOGETHER[products]
     channels, width = [math.ceil(count / together) * together for count in (channels, width)]
     torch.manual_seed(seed)
     x = torch.randn(rows, channels).to(dtype)
@@ -199,7 +209,7 @@ def test_mlps(rows, channels, width, threads, how, seed):
 def conv_mlp_formula(x, layers, kernel, kernel_bias, relu, outside, factors):
     """As `mlp_formula`, with a convolution before the GELU."""
     norm_weight, norm_bias, eps, *linear = layers
-    weight1, bias1, weight2, bias2 = [values.double() for values in linear]
+    weight1, bias1, weight2, bias2 = [values.double() for layer in linear for values in layer]
     x = x.double()
     normal = F.layer_norm(x, x.shape[-1:], norm_weight.double(), norm_bias.double(), eps)
     wide = F.linear(normal.to(factors).double(), weight1, bias1)
@@ -227,7 +237,7 @@ def conv_mlp_formula(x, layers, kernel, kernel_bias, relu, outside, factors):
 )
 def test_conv_mlps(images, height, map_width, channels, width, relu, masked, threads, how, seed):
     dtype, products = how
-    together = dict(floats=1, pairs=2, tiles=32)[products]
+    together = TOGETHER[products]
     channels, width = [math.ceil(count / together) * together for count in (channels, width)]
     torch.manual_seed(seed)
     x = torch.randn(images, height, map_width, channels).to(dtype)
@@ -272,10 +282,12 @@ def test_an_mlp_changes_no_other_token(how, value, monkeypatch):
 @needs_kernels
 @pytest.mark.parametrize('wrong', [0, 1, 3, 4, 5, 6])
 def test_an_mlp_with_parameters_that_do_not_fit(wrong):
-    parameters = list(random_mlp(64, 128, torch.float32))
+    norm_weight, norm_bias, eps, fc1, fc2 = random_mlp(64, 128, torch.float32)
+    parameters = [norm_weight, norm_bias, eps, *fc1, *fc2]
     parameters[wrong] = torch.randn(3, 3)
+    layers = NormAndMLP(*parameters[:3], Linear(*parameters[3:5]), Linear(*parameters[5:]))
     with pytest.raises(RuntimeError):
-        fast_mlp(torch.randn(5, 64), torch.randn(5, 64), NormAndMLP(*parameters))
+        fast_mlp(torch.randn(5, 64), torch.randn(5, 64), layers)
 
 
 @needs_kernels
@@ -290,36 +302,136 @@ def test_where_there_is_amx(compiled, monkeypatch):
         assert has_products(torch.bfloat16, 64, 32) == compiled
 
 
-@needs_kernels
-@settings(deadline=None, max_examples=60)
-@given(
-    images=st.integers(1, 2),
-    heads=st.integers(1, 2),
-    height=st.integers(1, 16),
-    width=st.integers(1, 16),
-    window=st.integers(1, 8),
+def linear_formula(x, layer):
+    return F.linear(x.double(), layer.weight.double(), layer.bias.double())
+
+
+def by_head(x, heads):
+    """Tokens (B, ..., C) as (B, heads, N, d)."""
+    return x.flatten(1, -2).unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def rounded(x, products):
+    """Values in float64, as factors of products in bfloat16 hold them."""
+    return x if products == 'floats' else x.to(torch.bfloat16).double()
+
+
+def assert_near(found, exact, products):
+    """Errors are those of sums of values of the size of 1, and of the roundings before them."""
+    size = exact.abs().max()
+    allowed = 0.03 if found.dtype == torch.bfloat16 or products != 'floats' else 3e-6
+    assert (found.double() - exact).abs().max() <= allowed * size
+
+
+LAYERS = dict(
+    images=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    channels=st.integers(1, 40) | st.sampled_from([32, 64]),  # of a head
     masked=st.booleans(),
-    threads=st.integers(1, 3),
-    dtype=st.sampled_from(DTYPES or [None]),
+    threads=st.integers(1, 4),
+    how=st.sampled_from(PRODUCTS or [(None, None)]),
+    seed=st.integers(0, 2**31),
 )
-def test_windows(images, heads, height, width, window, masked, threads, dtype):
+
+
+@needs_kernels
+@settings(deadline=None, max_examples=100)
+@given(
+    height=st.integers(1, 16) | st.just(40),
+    width=st.integers(1, 16) | st.just(40),
+    window=st.integers(1, 8) | st.just(50),
+    **LAYERS,
+)
+def test_windows(images, heads, channels, masked, threads, how, seed, height, width, window):
     """Those at the border are smaller."""
-    qkv = torch.randn(images, height, width, 3 * heads * 6).to(dtype)
-    q, k, v = qkv.unflatten(3, (3, heads, 6)).permute(3, 0, 4, 1, 2, 5)
+    dtype, products = how
+    channels = math.ceil(channels / TOGETHER[products]) * TOGETHER[products]
+    torch.manual_seed(seed)
+    dim = heads * channels
+    x = torch.randn(images, height, width, dim).to(dtype)
+    qkv, proj = random_linear(dim, 3 * dim, dtype), random_linear(dim, dim, dtype)
     bias = None
     if masked:
         bias = torch.where(torch.rand(images, height, width) < 0.4, -30_000.0, 0.0)
         bias[:, ::window, ::window] = 0  # no window is all padding
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, 'get_num_threads', lambda: threads)
-        found = fast_attention(q, k, v, bias, window)
+        multiply(patch, products)
+        found = fast_window_attention(x, qkv, proj, heads, window, bias)
+        last = None if bias is None else bias[-1:]
+        alone = fast_window_attention(x[-1:], qkv, proj, heads, window, last)
+    assert torch.equal(alone, found[-1:])
+    tokens = rounded(linear_formula(x, qkv), products).chunk(3, -1)
+    attended = torch.empty_like(x, dtype=torch.double)
     for top in range(0, height, window):
         for left in range(0, width, window):
-            part = (..., slice(top, top + window), slice(left, left + window))
-            tokens = [x[(*part, slice(None))].flatten(2, 3).double() for x in (q, k, v)]
+            part = (slice(None), slice(top, top + window), slice(left, left + window))
             hidden = None if bias is None else bias[part].flatten(1)
-            expected = attention_formula(*tokens, hidden).transpose(1, 2)
-            assert_attention_near(found[:, part[1], part[2]].flatten(1, 2), expected, v)
+            result = attention_formula(*[by_head(t[part], heads) for t in tokens], hidden)
+            attended[part] = result.transpose(1, 2).reshape(attended[part].shape)
+    assert_near(found, linear_formula(rounded(attended, products), proj), products)
+
+
+@needs_kernels
+@settings(deadline=None, max_examples=100)
+@given(
+    height=st.integers(1, 12) | st.just(90),
+    width=st.integers(1, 12) | st.just(90),  # more than a part
+    keys=st.integers(1, 90),
+    **LAYERS,
+)
+def test_attention_to_the_keys_of_an_image(
+    images, heads, channels, masked, threads, how, seed, height, width, keys
+):
+    dtype, products = how
+    channels = math.ceil(channels / TOGETHER[products]) * TOGETHER[products]
+    torch.manual_seed(seed)
+    dim = heads * channels
+    x = torch.randn(images, height, width, dim).to(dtype)
+    kv = torch.randn(images, keys, 2 * dim).to(dtype)
+    q, proj = random_linear(dim, dim, dtype), random_linear(dim, dim, dtype)
+    bias = None
+    if masked:
+        bias = torch.where(torch.rand(images, keys) < 0.4, -30_000.0, 0.0)
+        bias[:, 0] = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, 'get_num_threads', lambda: threads)
+        multiply(patch, products)
+        found = fast_global_attention(x, kv, q, proj, heads, bias)
+        last = None if bias is None else bias[-1:]
+        alone = fast_global_attention(x[-1:], kv[-1:], q, proj, heads, last)
+    assert torch.equal(alone, found[-1:])
+    queries = by_head(rounded(linear_formula(x, q), products), heads)
+    k, v = [by_head(tokens.double(), heads) for tokens in kv.chunk(2, -1)]
+    attended = attention_formula(queries, k, v, bias).transpose(1, 2).reshape(x.shape)
+    assert_near(found, linear_formula(rounded(attended, products), proj), products)
+
+
+@needs_kernels
+@pytest.mark.parametrize('wrong', ['kv', 'first', 'proj', 'bias'])
+@pytest.mark.parametrize('kind', ['windows', 'global'])
+def test_attention_with_layers_that_do_not_fit(kind, wrong):
+    """No memory of others is read."""
+    x = torch.randn(2, 6, 6, 8)
+    kv = torch.randn(2, 5, 16)
+    bias = torch.zeros(2, 5) if kind == 'global' else torch.zeros(2, 6, 6)
+    first = random_linear(8, 24 if kind == 'windows' else 8, torch.float32)
+    proj = random_linear(8, 8, torch.float32)
+    if wrong == 'kv':
+        kv = kv[..., :12]
+    elif wrong == 'first':
+        first = random_linear(8, 12, torch.float32)
+    elif wrong == 'proj':
+        proj = random_linear(4, 8, torch.float32)
+    else:
+        bias = bias[..., :4]
+    if kind == 'windows' and wrong == 'kv':
+        first = first._replace(bias=first.bias[:12])
+    with pytest.raises(RuntimeError, match='expanded size'):
+        if kind == 'windows':
+            fast_window_attention(x, first, proj, 2, 3, bias)
+        else:
+            fast_global_attention(x, kv, first, proj, 2, bias)
 
 
 @needs_kernels
@@ -354,6 +466,36 @@ def test_convolution(images, height, width, channels, part, has_bias, threads, d
         for y in range(rows.start, rows.stop)
     ]
     assert torch.equal(torch.cat(one_by_one).view(found.shape), found)
+
+
+@needs_kernels
+@settings(deadline=None, max_examples=60)
+@given(
+    images=st.integers(1, 3),
+    height=st.integers(1, 6),
+    width=st.sampled_from([1, 2, 31, 33, 70]),
+    channels=st.integers(1, 80),
+    padded=st.booleans(),
+    threads=st.integers(1, 5),
+    dtype=st.sampled_from(DTYPES or [None]),
+    seed=st.integers(0, 2**31),
+)
+def test_a_convolution_and_a_sum(images, height, width, channels, padded, threads, dtype, seed):
+    torch.manual_seed(seed)
+    others = torch.randn(images, height, width, channels).to(dtype)
+    x = others * (torch.rand(images, height, width, 1) < 0.5) if padded else others
+    kernel = torch.randn(channels, 1, 3, 3).to(dtype)
+    bias = torch.randn(channels).to(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, 'get_num_threads', lambda: threads)
+        found = fast_convolve_add(x, others, kernel, bias)
+    exact = others.double() + convolution_formula(x.double(), kernel.double(), bias)
+    rounding = torch.finfo(dtype).eps * exact.abs() + 5e-6
+    assert ((found.double() - exact).abs() <= rounding).all()
+    for i in range(images):
+        image = slice(i, i + 1)
+        alone = fast_convolve_add(x[image], others[image], kernel, bias)
+        assert torch.equal(alone, found[image])
 
 
 def convolution_formula(x, kernel, bias):
@@ -435,7 +577,7 @@ def test_values_that_are_not_finite(dtype, value):
     v[0, 1, 4, 5] = value
     # Not PyTorch's fused kernel, which makes 0 of a query that is NaN.
     expected = attention_formula(q, k, v).transpose(1, 2)
-    found = fast_attention(q[:, :, None], k[:, :, None], v[:, :, None])[:, 0]
+    found = fast_attention(q, k, v)
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.isinf(), expected.isinf())
     x = torch.randn(4, 40).to(dtype)
@@ -465,7 +607,7 @@ def test_a_layer_norm_changes_no_other_row(channels, value, dtype):
 @needs_kernels
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_the_same_with_any_number_of_threads(dtype):
-    x = torch.randn(1, 3, 1, 500, 32).to(dtype)
+    x = torch.randn(1, 3, 500, 32).to(dtype)
     found = []
     before = torch.get_num_threads()
     try:
@@ -509,9 +651,9 @@ def test_keys_and_bias_are_broadcast(dtype):
 @pytest.mark.parametrize('wrong', ['k', 'v', 'channels', 'bias'])
 def test_attention_of_shapes_that_do_not_fit(wrong):
     """No memory of others is read."""
-    q = torch.randn(2, 2, 1, 9, 8)
+    q = torch.randn(2, 2, 9, 8)
     k = v = q
-    bias = torch.zeros(2, 1, 9)
+    bias = torch.zeros(2, 9)
     if wrong == 'k':
         k = v = torch.cat([k, k, k])
     elif wrong == 'v':

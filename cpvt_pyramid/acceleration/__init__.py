@@ -1,7 +1,7 @@
 """What makes models fast on a CPU. It is asked for: `cpvt_pyramid.accelerate(model)`.
 
 Layers are computed by oneDNN's functions in PyTorch, and by functions of our own, in
-kernels.cpp: attention, layer norms, MLPs, and depthwise convolutions with their GELU.
+kernels.cpp: attention, layer norms, MLPs, PEGs, and depthwise convolutions with their GELU.
 
 Names that are private to PyTorch, all of them in this folder:
 - `torch.ops.mkldnn._linear_pointwise` (products): oneDNN's product with its bias and a GELU.

@@ -63,9 +63,10 @@ def accelerate(
     and NaN and infinite values reach the 3 x 3 outputs around those that depend on them. Small maps
     are computed as before, where that takes less time.
 
-    In inference, attention, layer norms and MLPs are computed by functions of this package, in
-    `acceleration/kernels.cpp`; an MLP is one function with the sum and the layer norm before it,
-    its depthwise convolution and the sum after it. Training computes the forward pass of that
+    In inference, attention, layer norms, MLPs and PEGs are computed by functions of this package,
+    in `acceleration/kernels.cpp`. Attention is one function with its linear layers, and an MLP is
+    one with the sum and the layer norm before it, its depthwise convolution and the sum after it.
+    Training computes the forward pass of that
     convolution by them, too. The first call on a machine compiles them, in a few seconds, into
     `~/.cache/cpvt_pyramid` (or `$XDG_CACHE_HOME`). They need Linux, a C++ compiler (`CXX`, or g++)
     and a processor with AVX2, in bfloat16 one with avx512_bf16. Where the processor has AMX, they

@@ -1,5 +1,5 @@
-// Layer norm, attention, MLP, and depthwise convolution with GELU, for which neither PyTorch nor
-// oneDNN has a fast function. `kernels.py` calls the functions at the end.
+// Layer norm, attention, MLP, and depthwise convolution with GELU or a sum, for which neither
+// PyTorch nor oneDNN has a fast function. `kernels.py` calls the functions at the end.
 //
 // They are compiled for processors with AVX-512, or for those with AVX2 and without bfloat16. The
 // files that are included say what `vec`, `words` and LANES are, and the functions of them.
@@ -20,6 +20,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #ifdef __AVX512F__
 #include "kernels_avx512.h"
@@ -64,22 +65,46 @@ vec power_of_two(vec x) {
   return times_power_of_two(power, whole);
 }
 
-// For each thread there are several parts of the work. The next thread that is free takes the next
-// part: one whose core does something else, too, takes fewer.
+// For each thread there are several parts of the work, which it takes one after another. When it
+// has no more, it takes those of others: one whose core does something else, too, computes fewer.
 constexpr int64_t PARTS = 4;
 constexpr int64_t FEW_PARTS = 2;  // where each has something to prepare
 
 int64_t all_parts(int64_t threads, int64_t parts) { return threads == 1 ? 1 : parts * threads; }
 
+// Call f(start, stop, thread, continues) for equal parts of `count` items, `parts` for each thread.
+// `continues`: the part before was the last one of this thread.
+template <typename Function>
+void in_order(int64_t count, int64_t threads, int64_t parts, Function f) {
+  threads = std::max<int64_t>(std::min(threads, count), 1);
+  parts = std::min(all_parts(threads, parts), count);
+  std::vector<int64_t> next(threads);  // part of each thread
+  for (int64_t i = 0; i < threads; i++) next[i] = parts * i / threads;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    const int64_t thread = omp_get_thread_num();
+    int64_t before = -1;
+    for (int64_t turn = 0; turn < threads; turn++) {
+      const int64_t owner = (thread + turn) % threads;
+      const int64_t end = parts * (owner + 1) / threads;
+      while (true) {
+        int64_t i;
+#pragma omp atomic capture
+        i = next[owner]++;
+        if (i >= end) break;
+        f(count * i / parts, count * (i + 1) / parts, thread, i > 0 && before == i - 1);
+        before = i;
+      }
+    }
+  }
+}
+
 // Call f(start, stop, thread) for equal parts of `count` items, `parts` for each thread.
 template <typename Function>
 void in_threads(int64_t count, int64_t threads, int64_t parts, Function f) {
-  threads = std::max<int64_t>(std::min(threads, count), 1);
-  parts = std::min(all_parts(threads, parts), count);
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
-  for (int64_t i = 0; i < parts; i++) {
-    f(count * i / parts, count * (i + 1) / parts, omp_get_thread_num());
-  }
+  in_order(count, threads, parts, [&](int64_t start, int64_t stop, int64_t thread, bool) {
+    f(start, stop, thread);
+  });
 }
 
 // Layer norm
@@ -685,7 +710,8 @@ void window_attention(const T* x, const float* bias, const Linear<T>& qkv, const
 // Tokens of an image that a thread computes at a time, a multiple of ROWS.
 template <typename Kind>
 int64_t queries_of_part(const AttentionSizes& sizes) {
-  const int64_t fitting = ATTENTION_BYTES / bytes_of_token<typename Kind::Factor>(2 * sizes.channels);
+  const int64_t bytes = bytes_of_token<typename Kind::Factor>(2 * sizes.channels);
+  const int64_t fitting = ATTENTION_BYTES / bytes;
   return std::max(fitting / Kind::ROWS * Kind::ROWS, Kind::ROWS);
 }
 
@@ -1040,8 +1066,8 @@ void convolve_row(const T* above, const T* row, const T* below, const T* weights
   }
 }
 
-// The rows `top` to `bottom` of maps (images, height, width, n). `then(i)` is what becomes of row i of
-// the results.
+// The rows `top` to `bottom` of maps (images, height, width, n). `then(i)` is what becomes of row i
+// of the results.
 template <typename T, typename Then>
 void convolve(const T* x, const T* weights, const T* bias, T* out, int64_t images, int64_t height,
               int64_t width, int64_t n, int64_t top, int64_t bottom, int64_t threads, Then then) {
@@ -1065,7 +1091,6 @@ void convolve(const T* x, const T* weights, const T* bias, T* out, int64_t image
 constexpr int64_t PART_BYTES = 512 << 10;  // of the tokens that are computed at a time
 constexpr int64_t WIDE = 128;              // channels of the wide map that are computed at a time
 constexpr int64_t WIDE_CONV = 64;          // with a convolution, which needs more tokens
-constexpr int64_t ENOUGH_ROWS = 32;        // of maps for a thread, of which there are several parts
 
 // A layer norm and two linear layers.
 template <typename T>
@@ -1106,7 +1131,8 @@ void add_branches(const T* x, const T* branch, T* out, int64_t values) {
 // Tokens after the layer norm.
 template <typename T, typename F>
 void normalize_tokens(const NormMLP<T>& layers, const T* x, F* out, int64_t tokens) {
-  normalize_rows(x, layers.norm_weight, layers.norm_bias, out, tokens, layers.channels(), layers.eps);
+  normalize_rows(x, layers.norm_weight, layers.norm_bias, out, tokens, layers.channels(),
+                 layers.eps);
 }
 
 // Begin the sums (tokens, channels up to a whole panel) with the tokens and the last bias.
@@ -1270,22 +1296,26 @@ struct RowsPart {
 };
 
 // The rows `top` to `bottom` of a map (height, width, channels), at most `most` at a time; see
-// `conv_mlp`.
+// `conv_mlp`. `continues`: the rows before were computed with the same part.
 template <typename Kind, typename T, typename F>
 void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
-                      const MLPPanels<F>& panels, const MapConvolution<F>& conv, T* out, int64_t top,
-                      int64_t bottom, int64_t most, const RowsPart<T, F>& part) {
+                      const MLPPanels<F>& panels, const MapConvolution<F>& conv, T* out,
+                      int64_t top, int64_t bottom, int64_t most, const RowsPart<T, F>& part,
+                      bool continues) {
   const int64_t of_row = conv.width * layers.channels();
   const int64_t of_wide_row = conv.width * WIDE_CONV;
   const bool has_relu = conv.relu;
   const auto activation = [=](vec sum) {
     return has_relu ? larger(repeated(0), sum) : sum;  // NaN stays
   };
-  for (int64_t start = top; start < bottom; start += most) {
-    const int64_t stop = std::min(start + most, bottom);
+  const int64_t turns = ceil_div(bottom - top, most);
+  for (int64_t turn = 0; turn < turns; turn++) {
+    const int64_t start = top + (bottom - top) * turn / turns;
+    const int64_t stop = top + (bottom - top) * (turn + 1) / turns;
     const int64_t near = std::max<int64_t>(start - 1, 0);  // the first row of the wide map
     const int64_t end = std::min(stop + 1, conv.height);
-    const int64_t fresh = start == top ? near : start + 1;  // the first that is not kept
+    const bool has_kept = start > 0 && (turn > 0 || continues);
+    const int64_t fresh = has_kept ? start + 1 : near;  // the first that is not kept
     const int64_t fresh_tokens = (end - fresh) * conv.width;
     const int64_t tokens = (stop - start) * conv.width;
     add_branches(x + near * of_row, branch + near * of_row, part.tokens, (end - near) * of_row);
@@ -1304,7 +1334,7 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
           if (outside[i]) std::memset(wide + i * WIDE_CONV, 0, WIDE_CONV * sizeof(F));
         }
       }
-      if (stop < bottom) {
+      if (stop < conv.height) {
         std::memcpy(kept, part.wide + (stop - 1 - near) * of_wide_row, 2 * of_wide_row * sizeof(F));
       }
       for (int64_t y = start; y < stop; y++) {
@@ -1360,9 +1390,7 @@ void conv_mlp(const T* x, const T* branch, const NormMLP<T>& layers, const MapCo
   const int64_t most = rows_of_part<T, F>(layers, conv, threads);
   const int64_t bytes = RowsPart<T, F>(most, conv.width, layers.channels(), layers.width(), 0).end;
   const int64_t rows = conv.images * conv.height;
-  // Each part computes two more rows of the wide map.
-  const int64_t parts = rows >= ENOUGH_ROWS * threads ? FEW_PARTS : 1;
-  in_threads(rows, threads, parts, [=](int64_t first_row, int64_t end_row, int64_t thread) {
+  const auto compute = [=](int64_t first_row, int64_t end_row, int64_t thread, bool continues) {
     const RowsPart<T, F> part(most, conv.width, layers.channels(), layers.width(),
                               memory + thread * bytes);
     Kind::begin();
@@ -1377,11 +1405,12 @@ void conv_mlp(const T* x, const T* branch, const NormMLP<T>& layers, const MapCo
       const MapConvolution<F> here = {weights,   bias, outside,     conv.relu,
                                       conv.images, conv.height, conv.width};
       conv_mlp_of_rows<Kind>(x + values, branch + values, layers, panels, here, out + values, top,
-                             bottom, most, part);
+                             bottom, most, part, continues);
       row += bottom - top;
     }
     Kind::end();
-  });
+  };
+  in_order(rows, threads, PARTS, compute);
 }
 
 }  // namespace

@@ -127,10 +127,10 @@ def measure(
 @contextlib.contextmanager
 def recorded_kernels() -> Iterator[None]:
     """Inside this context the profiler sees the functions of kernels.cpp."""
-    plain = kernels.kernel_function
+    plain = kernels.loaded_function
 
-    def kernel_function(name: str, dtype: torch.dtype, *channels: int) -> Any:
-        function = plain(name, dtype, *channels)
+    def loaded_function(name: str, symbol: str) -> Any:
+        function = plain(name, symbol)
 
         def recorded(*arguments: object) -> Any:
             with record_function(f'ours: {name}'):
@@ -138,7 +138,7 @@ def recorded_kernels() -> Iterator[None]:
 
         return recorded
 
-    with mock.patch.object(kernels, 'kernel_function', kernel_function):
+    with mock.patch.object(kernels, 'loaded_function', loaded_function):
         yield
 
 

@@ -7,6 +7,9 @@ Private to PyTorch are `Module._forward_hooks`, `_global_forward_hooks` and thei
 `has_hooks` reads.
 """
 
+import functools
+from typing import Any
+
 from torch import nn
 from torch.nn.modules import module as modules
 
@@ -40,6 +43,18 @@ def acts_alone(layer: nn.Module) -> bool:
     if bias is not None and type(bias) is not nn.Parameter:
         return False
     return not has_hooks(layer)
+
+
+def replaces_methods(module: nn.Module) -> bool:
+    """True if a module has an attribute in the place of a method of its class. Who puts one there
+    expects that it is called."""
+    return not vars(module).keys().isdisjoint(methods_of(type(module)))
+
+
+@functools.cache
+def methods_of(kind: Any) -> frozenset[str]:
+    """The names of the methods of a class."""
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
 
 
 def has_hooks(module: nn.Module) -> bool:

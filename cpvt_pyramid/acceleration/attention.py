@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..bfloat16 import is_captured
 from ..grid import Grid
 from ..model import Attention, GlobalAttention, LinearAttention
-from ..plain_layers import acts_alone, plain_class
+from ..plain_layers import acts_alone, plain_class, replaces_methods
 from .kernels import Linear, fast_attention, fast_global_attention, has_products
 from .processor import fused_attention_is_slow
 from .products import (
@@ -84,7 +84,9 @@ class FusedGlobalAttention(AttentionInParts, GlobalAttention):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         if type(self) not in (FusedGlobalAttention, FusedLinearAttention):  # see `FAST`
             return GlobalAttention.forward(self, x, grid)
-        if torch.is_grad_enabled() or is_captured() or not is_simple(self, grid):
+        if torch.is_grad_enabled() or is_captured() or replaces_methods(self):
+            return super().forward(x, grid)
+        if not is_simple(self, grid):
             return super().forward(x, grid)
         layers = fusible_layers(x, self.q, 1, self.proj, self.heads)
         if layers is None:
@@ -110,8 +112,8 @@ class FusedLinearAttention(FusedGlobalAttention, LinearAttention):
 def fusible_layers(
     x: Tensor, first: nn.Module, parts: int, proj: nn.Module, heads: int
 ) -> Optional[tuple[Linear, Linear]]:
-    """The layers before and after the attention of tokens (..., C), in the dtype in which functions
-    of our own compute them with it. None: they cannot, or would not be faster.
+    """The layers before and after the attention of tokens (B, H, W, C), in the dtype in which
+    functions of our own compute them with it. None: they cannot, or would not be faster.
 
     The first layer makes one part, queries, or three, queries, keys and values. Calls of both must
     do nothing but apply their weights and biases.
@@ -122,7 +124,7 @@ def fusible_layers(
             return None
         parameters += [layer.weight, layer.bias]
     dtype = fast_dtype(x, *parameters)
-    if dtype is None or x.numel() < FEWEST_TOKENS * x.shape[-1]:
+    if dtype is None or x.dim() != 4 or x.numel() < FEWEST_TOKENS * x.shape[-1]:
         return None
     channels = x.shape[-1]
     weight1, bias1, weight2, bias2 = parameters

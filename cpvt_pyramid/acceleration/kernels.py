@@ -301,15 +301,15 @@ def fast_window_attention(
         bias: added to the scores of each key, (B, H, W). None: nothing is.
     """
     x = x.contiguous()
-    *shape, channels = x.shape
+    images, height, width, channels = x.shape
     if bias is not None:
-        bias = bias.to(torch.float32).expand(shape).contiguous()
+        bias = bias.to(torch.float32).expand(images, height, width).contiguous()
     return attention_with_layers(
         'window_attention',
         x,
         [bias],
         [qkv.checked(channels, 3 * channels), proj.checked(channels, channels)],
-        AttentionSizes(*x.shape, heads, 0, window),
+        AttentionSizes(images, height, width, channels, heads, 0, window),
     )
 
 
@@ -328,8 +328,8 @@ def fast_global_attention(
         bias: added to the scores of each key, (B, M). None: nothing is.
     """
     x = x.contiguous()
-    channels = x.shape[-1]
-    kv = kv.expand(len(x), -1, 2 * channels).contiguous()
+    images, height, width, channels = x.shape
+    kv = kv.expand(images, -1, 2 * channels).contiguous()
     if bias is not None:
         bias = bias.to(torch.float32).expand(kv.shape[:2]).contiguous()
     return attention_with_layers(
@@ -337,7 +337,7 @@ def fast_global_attention(
         x,
         [kv, bias],
         [layer.checked(channels, channels) for layer in (q, proj)],
-        AttentionSizes(*x.shape, heads, kv.shape[1], 0),
+        AttentionSizes(images, height, width, channels, heads, kv.shape[1], 0),
     )
 
 
@@ -442,19 +442,22 @@ def fast_conv_mlp(
     """
     x = x.contiguous()
     attended = attended.expand(x.shape).contiguous()
-    layers = layers.checked(x.shape[-1])
+    images, height, map_width, channels = x.shape
+    layers = layers.checked(channels)
     width = len(layers.fc1.weight)
     # The function in C++ checks nothing: what does not fit ends here.
     weights = kernel.reshape(width, 9).contiguous()
     kernel_bias = kernel_bias.expand(width).contiguous()
     if outside is not None:
-        outside = outside.expand(*x.shape[:3], 1).contiguous()
+        outside = outside.expand(images, height, map_width, 1).contiguous()
     convolution = MapConvolution(
         weights.data_ptr(),
         kernel_bias.data_ptr(),
         None if outside is None else outside.data_ptr(),
         relu,
-        *x.shape[:3],
+        images,
+        height,
+        map_width,
     )
     pointers = layers.pointers()
     threads = torch.get_num_threads()
@@ -514,7 +517,7 @@ def fast_convolve_add(x: Tensor, others: Tensor, kernel: Tensor, bias: Tensor) -
         kernel: (C, 1, 3, 3), in the dtype of x, as the bias.
         bias: (C,).
     """
-    channels = x.shape[-1]
+    images, height, width, channels = x.shape
     x = x.contiguous()
     # The function in C++ checks nothing: what does not fit ends here.
     others = others.expand(x.shape).contiguous()
@@ -527,7 +530,10 @@ def fast_convolve_add(x: Tensor, others: Tensor, kernel: Tensor, bias: Tensor) -
         bias.data_ptr(),
         others.data_ptr(),
         out.data_ptr(),
-        *x.shape,
+        images,
+        height,
+        width,
+        channels,
         torch.get_num_threads(),
     )
     return out

@@ -27,7 +27,7 @@ class FusedPosCNN(PosCNN):
         if torch.is_grad_enabled() or is_captured() or x.is_nested or x.dim() != 4:
             return super().forward(x, grid)
         parameters = self.plain_parameters()
-        if parameters is None or len(parameters[0]) != x.shape[-1]:
+        if parameters is None or any([len(p) != x.shape[-1] for p in parameters]):
             return super().forward(x, grid)
         if fast_dtype(x, *parameters) != x.dtype or not has_kernels(x.dtype):
             return super().forward(x, grid)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..bfloat16 import is_captured
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
-from ..plain_layers import is_plain_linear
+from ..plain_layers import is_plain_linear, replaces_methods
 from .attention import AttentionInParts, fusible_layers, is_simple
 from .kernels import fast_window_attention
 from .products import concatenated, fast_dtype
@@ -49,7 +49,7 @@ class BorderWindowAttention(AttentionInParts, WindowAttention):
 
     def fills_windows(self, x: Tensor, grid: Grid) -> bool:
         """True if windows of one size are needed, or are as good."""
-        if self.window_padding != 'mask' or grid.windows is None:
+        if self.window_padding != 'mask' or grid.windows is None or replaces_methods(self):
             return True
         if is_captured() or not is_simple(self, grid.windows) or fast_dtype(x) is None:
             return True

@@ -803,3 +803,17 @@ def test_those_for_processors_with_avx2():
         env=os.environ | {'ATEN_CPU_CAPABILITY': 'avx2'},
         check=True,
     )
+
+
+@needs_kernels
+@pytest.mark.parametrize('shape', [(60, 8), (2, 60, 8), (1, 2, 6, 5, 8)])
+def test_tokens_that_are_no_map(shape):
+    """No memory of others is written."""
+    x = torch.randn(shape)
+    layer = random_linear(8, 8, torch.float32)
+    with pytest.raises(ValueError, match='unpack'):
+        fast_window_attention(x, random_linear(8, 24, torch.float32), layer, 2, 3)
+    with pytest.raises(ValueError, match='unpack'):
+        fast_global_attention(x, torch.randn(2, 5, 16), layer, layer, 2)
+    with pytest.raises(ValueError, match='unpack'):
+        fast_convolve_add(x, x, torch.randn(8, 1, 3, 3), torch.randn(8))

@@ -633,3 +633,46 @@ def test_a_large_mlp_is_differentiated_twice(monkeypatch):
         (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
         found.append(torch.autograd.grad(grad.square().sum(), [x, *layer.parameters()][:-1]))
     assert_same(*found)
+
+
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+@pytest.mark.parametrize('shape', [(2, 300, 8), (300, 8), (1, 2, 15, 20, 8)])
+def test_attention_of_tokens_that_are_no_map(shape, grad, nothing_is_small):
+    plain = randomize(GlobalAttention(8, 2, sr_ratio=1))
+    fast = accelerate(copy.deepcopy(plain))
+    x = torch.randn(shape)
+    with torch.set_grad_enabled(grad):
+        expected, found = [
+            results_or_error(functools.partial(each, grid=Grid(15, 20)), x)
+            for each in (plain, fast)
+        ]
+    assert_same_result(found, expected)
+
+
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+@pytest.mark.parametrize(
+    ('build', 'method'),
+    [
+        (GlobalAttention, 'attend'),
+        (GlobalAttention, 'by_head'),
+        (GlobalAttention, 'split_by_head'),
+        (WindowAttention, 'attend'),
+        (WindowAttention, 'split_by_head'),
+    ],
+)
+def test_methods_of_an_attention_that_are_replaced(build, method, grad, nothing_is_small):
+    """They are a way to look at queries, keys and weights."""
+
+    def doubled(function, *args):
+        found = function(*args)
+        return 2 * found if isinstance(found, torch.Tensor) else [2 * part for part in found]
+
+    plain = randomize(OnMap(build(8, 2, 3)))
+    fast = accelerate(copy.deepcopy(plain))
+    x = torch.randn(2, 9, 7, 8)
+    results = []
+    for model in (plain, fast):
+        setattr(model.layer, method, functools.partial(doubled, getattr(model.layer, method)))
+        with torch.set_grad_enabled(grad):
+            results.append(model(x))
+    assert_same(*results)

@@ -48,7 +48,8 @@ def acts_alone(layer: nn.Module) -> bool:
 def replaces_methods(module: nn.Module) -> bool:
     """True if a module has an attribute in the place of a method of its class. Who puts one there
     expects that it is called."""
-    return not vars(module).keys().isdisjoint(methods_of(type(module)))
+    kind: Any = type(module)
+    return not vars(module).keys().isdisjoint(methods_of(kind))
 
 
 @functools.cache

@@ -77,23 +77,23 @@ int64_t all_parts(int64_t threads, int64_t parts) { return threads == 1 ? 1 : pa
 template <typename Function>
 void in_order(int64_t count, int64_t threads, int64_t parts, Function f) {
   threads = std::max<int64_t>(std::min(threads, count), 1);
-  parts = std::min(all_parts(threads, parts), count);
+  const int64_t all = std::min(all_parts(threads, parts), count);
   std::vector<int64_t> next(threads);  // part of each thread
-  for (int64_t i = 0; i < threads; i++) next[i] = parts * i / threads;
+  for (int64_t i = 0; i < threads; i++) next[i] = all * i / threads;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = omp_get_thread_num();
-    int64_t before = -1;
+    int64_t following = -1;  // the part after the last one of this thread
     for (int64_t turn = 0; turn < threads; turn++) {
       const int64_t owner = (thread + turn) % threads;
-      const int64_t end = parts * (owner + 1) / threads;
+      const int64_t end = all * (owner + 1) / threads;
       while (true) {
         int64_t i;
 #pragma omp atomic capture
         i = next[owner]++;
         if (i >= end) break;
-        f(count * i / parts, count * (i + 1) / parts, thread, i > 0 && before == i - 1);
-        before = i;
+        f(count * i / all, count * (i + 1) / all, thread, i == following);
+        following = i + 1;
       }
     }
   }
@@ -560,8 +560,8 @@ constexpr int64_t ATTENTION_BYTES = 256 << 10;  // of the tokens that are comput
 struct AttentionSizes {
   int64_t images, height, width, channels;
   int64_t heads;
-  int64_t keys;    // of an image
-  int64_t window;  // side of the windows, whose tokens are their keys
+  int64_t keys;    // of an image; only of global attention
+  int64_t window;  // side of the windows, whose tokens are their keys; only of window attention
 
   int64_t of_head() const { return channels / heads; }
   float scale() const { return 1 / std::sqrt(static_cast<float>(of_head())); }
@@ -591,7 +591,7 @@ int64_t bytes_of_token(int64_t channels) {
   return channels * sizeof(F) + sizeof(int64_t);
 }
 
-// The windows of a batch of maps, those at the border may be smaller.
+// The windows of a batch of maps. Those at the border may be smaller.
 struct Windows {
   explicit Windows(const AttentionSizes& sizes)
       : sizes(sizes),
@@ -636,7 +636,8 @@ struct WindowMemory {
   using F = typename Kind::Factor;
 
   WindowMemory(const Windows& windows, std::uintptr_t memory)
-      : most(windows_of_part<Kind>(windows) * windows.most_tokens()),
+      : most_windows(windows_of_part<Kind>(windows)),
+        most(most_windows * windows.most_tokens()),
         keys(windows.most_tokens()),
         channels(windows.sizes.channels),
         of_head(windows.sizes.of_head()),
@@ -655,7 +656,9 @@ struct WindowMemory {
   }
   int64_t bytes(int64_t threads) const { return proj.end + threads * of_thread(); }
 
-  int64_t most, keys, channels, of_head;
+  int64_t most_windows;
+  int64_t most;  // tokens
+  int64_t keys, channels, of_head;
   Panels<F> qkv, proj;
 };
 
@@ -671,14 +674,13 @@ void window_attention(const T* x, const float* bias, const Linear<T>& qkv, const
   memory.qkv.pack(qkv, threads);
   memory.proj.pack(proj, threads);
   const int64_t n = sizes.channels;
-  const int64_t most = windows_of_part<Kind>(windows);
   in_threads(windows.count, threads, PARTS, [=](int64_t first, int64_t end, int64_t thread) {
     const AttentionPart<Kind> part = memory.part(thread);
     Keys<Kind> keys = memory.packed(thread);
     const Workspace<Kind> work = memory.work(thread);
     Kind::begin();
-    for (int64_t start = first; start < end; start += most) {
-      const int64_t stop = std::min(start + most, end);
+    for (int64_t start = first; start < end; start += memory.most_windows) {
+      const int64_t stop = std::min(start + memory.most_windows, end);
       int64_t tokens = 0;
       for (int64_t i = start; i < stop; i++) tokens += windows.find(i, part.places + tokens);
       for (int64_t i = 0; i < tokens; i++) {
@@ -725,13 +727,13 @@ struct GlobalMemory {
         keys(sizes.keys),
         channels(sizes.channels),
         of_head(sizes.of_head()),
-        heads(sizes.images * sizes.heads),
+        all_heads(sizes.images * sizes.heads),
         q(channels, channels, memory),
         proj(channels, channels, q.end) {}
 
   Keys<Kind> packed(int64_t head) const { return {keys, of_head, proj.end + head * of_keys()}; }
   AttentionPart<Kind> part(int64_t thread) const {
-    return {most, channels, channels, proj.end + heads * of_keys() + thread * of_thread()};
+    return {most, channels, channels, proj.end + all_heads * of_keys() + thread * of_thread()};
   }
   Workspace<Kind> work(int64_t thread) const { return {keys, of_head, part(thread).end}; }
 
@@ -740,10 +742,12 @@ struct GlobalMemory {
     return Workspace<Kind>(keys, of_head, AttentionPart<Kind>(most, channels, channels, 0).end).end;
   }
   int64_t bytes(int64_t threads) const {
-    return proj.end + heads * of_keys() + threads * of_thread();
+    return proj.end + all_heads * of_keys() + threads * of_thread();
   }
 
-  int64_t most, keys, channels, of_head, heads;
+  int64_t most;  // tokens
+  int64_t keys, channels, of_head;
+  int64_t all_heads;  // of all images
   Panels<F> q, proj;
 };
 
@@ -758,7 +762,7 @@ void global_attention(const T* x, const T* kv, const float* bias, const Linear<T
   memory.q.pack(q, threads);
   memory.proj.pack(proj, threads);
   const int64_t n = sizes.channels;
-  in_threads(memory.heads, threads, PARTS, [=](int64_t first, int64_t end, int64_t) {
+  in_threads(memory.all_heads, threads, PARTS, [=](int64_t first, int64_t end, int64_t) {
     for (int64_t i = first; i < end; i++) {
       const int64_t image = i / sizes.heads;
       const T* const keys = kv + image * sizes.keys * 2 * n + i % sizes.heads * sizes.of_head();
@@ -994,8 +998,7 @@ void multiply_add(Block& sum, Block x, Block factor) {
   sum = Block::of([&](int i) { return multiply_add(x.part[i], factor.part[i], sum.part[i]); });
 }
 
-// What becomes of the sums of a convolution: its GELU,
-template <typename T>
+// What becomes of the sums of a convolution: their GELU,
 struct ThenGelu {
   Block operator()(Block sum, int64_t, int64_t) const {
     return Block::of([&](int i) { return gelu(sum.part[i]); });
@@ -1003,7 +1006,7 @@ struct ThenGelu {
   ThenGelu from(int64_t) const { return *this; }
 };
 
-// or the sum of it and a token of another row.
+// or their sum with the values of another map, of which `row` is the same row.
 template <typename T>
 struct ThenAdd {
   const T* row;
@@ -1342,7 +1345,7 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
         convolve_row(y > 0 ? row - of_wide_row : nullptr, row,
                      y + 1 < conv.height ? row + of_wide_row : nullptr, conv.weights + channel,
                      conv.bias + channel, part.convolved + (y - start) * of_wide_row, conv.width,
-                     WIDE_CONV, layers.width(), count, ThenGelu<F>());
+                     WIDE_CONV, layers.width(), count, ThenGelu());
       }
       contract<Kind>(panels, part.convolved, WIDE_CONV, tokens, channel, count,
                      layers.channels(), part.sums);
@@ -1354,7 +1357,7 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
 // Rows of a map that a thread computes at a time.
 template <typename T, typename F>
 int64_t rows_of_part(const NormMLP<T>& layers, const MapConvolution<T>& conv, int64_t threads) {
-  const int64_t of_part = ceil_div(conv.images * conv.height, threads);
+  const int64_t of_part = ceil_div(conv.images * conv.height, all_parts(threads, PARTS));
   const int64_t of_token = layers.channels() * (sizeof(T) + sizeof(F)) + 2 * WIDE_CONV * sizeof(F) +
                            rounded_up(layers.channels(), COLUMNS) * sizeof(float);
   return std::clamp<int64_t>(PART_BYTES / (of_token * conv.width), 1, of_part);
@@ -1431,7 +1434,7 @@ int kernels_fit_processor() { return fits_processor(); }
                             int64_t height, int64_t width, int64_t n, int64_t top,               \
                             int64_t bottom, int64_t threads) {                                   \
     convolve(x, weights, bias, out, images, height, width, n, top, bottom, threads,              \
-             [](int64_t) { return ThenGelu<T>(); });                                             \
+             [](int64_t) { return ThenGelu(); });                                             \
   }                                                                                              \
   void convolve_add_##name(const T* x, const T* weights, const T* bias, const T* others, T* out, \
                            int64_t images, int64_t height, int64_t width, int64_t n,             \

@@ -214,13 +214,13 @@ def fast_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     x = x.contiguous()
     out = torch.empty_like(x)
     channels = x.shape[-1]
-    name = f'layer_norm_{NAMES[x.dtype]}'
+    symbol = f'layer_norm_{NAMES[x.dtype]}'
     if weight.dtype == bias.dtype == x.dtype == torch.bfloat16:
-        name += '_parameters'
+        symbol += '_parameters'
         weight, bias = weight.contiguous(), bias.contiguous()
     else:
         weight, bias = weight.float().contiguous(), bias.float().contiguous()
-    loaded_function('layer_norm', name)(
+    loaded_function('layer_norm', symbol)(
         x.data_ptr(),
         weight.data_ptr(),
         bias.data_ptr(),
@@ -275,7 +275,8 @@ class Linear(NamedTuple):
     bias: Tensor
 
     def checked(self, in_channels: int, out_channels: int) -> 'Linear':
-        """What the functions in C++, which check nothing, read: what does not fit ends here."""
+        """The same in the shapes that the functions in C++ read, which check nothing: others end
+        here. Dtypes are the caller's."""
         weight = self.weight.expand(out_channels, in_channels).contiguous()
         return Linear(weight, self.bias.expand(out_channels).contiguous())
 
@@ -316,8 +317,8 @@ def fast_window_attention(
 def fast_global_attention(
     x: Tensor, kv: Tensor, q: Linear, proj: Linear, heads: int, bias: Optional[Tensor] = None
 ) -> Tensor:
-    """Attention of tokens (B, H, W, C) to the keys of their image with its linear layers, in the
-    same shape, without gradient.
+    """Attention of tokens (B, H, W, C) to the keys of their image, with the linear layers of
+    queries and result, in the same shape, without gradient.
 
     Args:
         x: tokens.
@@ -349,6 +350,8 @@ def attention_with_layers(
     sizes: AttentionSizes,
 ) -> Tensor:
     """Call a function of kernels.cpp for tokens, other tensors and layers, which are checked."""
+    if sizes.channels % sizes.heads:
+        raise ValueError(f'{sizes.heads} heads do not divide {sizes.channels} channels')
     channels = (sizes.channels, sizes.channels // sizes.heads)
     threads = torch.get_num_threads()
     size = kernel_function(f'{name}_memory', x.dtype, *channels)(sizes, threads)

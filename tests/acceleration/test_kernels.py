@@ -408,30 +408,38 @@ def test_attention_to_the_keys_of_an_image(
 
 
 @needs_kernels
-@pytest.mark.parametrize('wrong', ['kv', 'first', 'proj', 'bias'])
-@pytest.mark.parametrize('kind', ['windows', 'global'])
-def test_attention_with_layers_that_do_not_fit(kind, wrong):
+@pytest.mark.parametrize('wrong', ['first weight', 'first bias', 'proj', 'key bias'])
+@pytest.mark.parametrize('has_windows', [False, True])
+def test_attention_with_layers_that_do_not_fit(has_windows, wrong):
     """No memory of others is read."""
     x = torch.randn(2, 6, 6, 8)
     kv = torch.randn(2, 5, 16)
-    bias = torch.zeros(2, 5) if kind == 'global' else torch.zeros(2, 6, 6)
-    first = random_linear(8, 24 if kind == 'windows' else 8, torch.float32)
+    bias = torch.zeros(2, 6, 6) if has_windows else torch.zeros(2, 5)
+    first = random_linear(8, 24 if has_windows else 8, torch.float32)
     proj = random_linear(8, 8, torch.float32)
-    if wrong == 'kv':
-        kv = kv[..., :12]
-    elif wrong == 'first':
-        first = random_linear(8, 12, torch.float32)
+    if wrong == 'first weight':
+        first = first._replace(weight=first.weight[:, :4])
+    elif wrong == 'first bias':
+        first = first._replace(bias=first.bias[:4])
     elif wrong == 'proj':
         proj = random_linear(4, 8, torch.float32)
     else:
         bias = bias[..., :4]
-    if kind == 'windows' and wrong == 'kv':
-        first = first._replace(bias=first.bias[:12])
     with pytest.raises(RuntimeError, match='expanded size'):
-        if kind == 'windows':
+        if has_windows:
             fast_window_attention(x, first, proj, 2, 3, bias)
         else:
             fast_global_attention(x, kv, first, proj, 2, bias)
+
+
+@needs_kernels
+def test_keys_and_heads_that_do_not_fit():
+    x = torch.randn(2, 6, 6, 8)
+    layer = random_linear(8, 8, torch.float32)
+    with pytest.raises(RuntimeError, match='expanded size'):
+        fast_global_attention(x, torch.randn(2, 5, 12), layer, layer, 2)
+    with pytest.raises(ValueError, match='3 heads do not divide 8 channels'):
+        fast_global_attention(x, torch.randn(2, 5, 16), layer, layer, 3)
 
 
 @needs_kernels
@@ -608,16 +616,29 @@ def test_a_layer_norm_changes_no_other_row(channels, value, dtype):
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_the_same_with_any_number_of_threads(dtype):
     x = torch.randn(1, 3, 500, 32).to(dtype)
+    tokens = torch.randn(2, 41, 23, 64).to(dtype)
+    kv = torch.randn(2, 77, 128).to(dtype)
+    qkv, proj = random_linear(64, 192, dtype), random_linear(64, 64, dtype)
+    mlp = random_mlp(64, 128, dtype)
+    kernel = torch.randn(128, 1, 3, 3).to(dtype)
+    kernel_bias = torch.randn(128).to(dtype)
     found = []
     before = torch.get_num_threads()
     try:
-        for threads in (1, 2, 3):
+        for threads in (1, 2, 3, 8):
             torch.set_num_threads(threads)
-            found.append(fast_attention(x, x[..., :77, :], x[..., :77, :]))
+            found.append(
+                [
+                    fast_attention(x, x[..., :77, :], x[..., :77, :]),
+                    fast_window_attention(tokens, qkv, proj, 2, 7),
+                    fast_global_attention(tokens, kv, proj, proj, 2),
+                    fast_conv_mlp(tokens, tokens, mlp, kernel, kernel_bias),
+                ]
+            )
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    for one, *others in zip(*found):
+        assert all(torch.equal(one, other) for other in others)
 
 
 @needs_kernels

@@ -90,7 +90,11 @@ LAYERS = {
         attention.FusedLinearAttention,
     ),
     'PEG': (lambda: PosCNN(4), (2, 3, 5, 4), FusedPosCNN),
-    'windows': (lambda: OnMap(WindowAttention(4, 2, 2)), (2, 3, 5, 4), WindowAttention),
+    'windows': (
+        lambda: OnMap(WindowAttention(4, 2, 2)),
+        (2, 3, 5, 4),
+        windows.BorderWindowAttention,
+    ),
 }
 
 
@@ -637,7 +641,7 @@ def test_a_large_mlp_is_differentiated_twice(monkeypatch):
 
 @pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
 @pytest.mark.parametrize('shape', [(2, 300, 8), (300, 8), (1, 2, 15, 20, 8)])
-def test_attention_of_tokens_that_are_no_map(shape, grad, nothing_is_small):
+def test_attention_of_tokens_that_are_no_map(shape, grad):
     plain = randomize(GlobalAttention(8, 2, sr_ratio=1))
     fast = accelerate(copy.deepcopy(plain))
     x = torch.randn(shape)
@@ -660,7 +664,7 @@ def test_attention_of_tokens_that_are_no_map(shape, grad, nothing_is_small):
         (WindowAttention, 'split_by_head'),
     ],
 )
-def test_methods_of_an_attention_that_are_replaced(build, method, grad, nothing_is_small):
+def test_methods_of_an_attention_that_are_replaced(build, method, grad):
     """They are a way to look at queries, keys and weights."""
 
     def doubled(function, *args):

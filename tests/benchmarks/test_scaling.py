@@ -20,12 +20,14 @@ def test_all_operations_are_found(model, nothing_is_small):
     assert list(found) == [1, 2]
     for operations in found.values():
         counts = {kind: len(times) for kind, times in scaling.by_kind(operations).items()}
-        assert counts[scaling.PASS] == 1 and counts['aten::view'] >= 4
+        assert counts[scaling.PASS] == 1
         if has_kernels(torch.float32):
             blocks = sum(len(stage) for stage in model.blocks)
             assert counts['ours: global_attention'] == blocks
             assert counts['ours: convolve_add'] == len(model.blocks)
             assert counts['ours: layer_norm'] > blocks
+        else:
+            assert counts['aten::mkldnn_convolution'] >= len(model.blocks)
 
 
 def test_the_least_time_of_each_operation():

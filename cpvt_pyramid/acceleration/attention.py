@@ -118,13 +118,15 @@ def fusible_layers(
     The first layer makes one part, queries, or three, queries, keys and values. Calls of both must
     do nothing but apply their weights and biases.
     """
+    if x.is_nested or x.dim() != 4 or x.numel() < FEWEST_TOKENS * x.shape[-1]:
+        return None
     parameters: list[Any] = []
     for layer in (first, proj):
         if type(layer) is not OneDNNLinear or not acts_alone(layer) or layer.bias is None:
             return None
         parameters += [layer.weight, layer.bias]
     dtype = fast_dtype(x, *parameters)
-    if dtype is None or x.dim() != 4 or x.numel() < FEWEST_TOKENS * x.shape[-1]:
+    if dtype is None:
         return None
     channels = x.shape[-1]
     weight1, bias1, weight2, bias2 = parameters

@@ -12,13 +12,7 @@ from ..model import Block
 from ..plain_layers import acts_alone, has_hooks
 from ..recompute import drops_nothing
 from .conv_mlp import FEWEST_ROWS, FusedConvMLP, is_plain_depthwise
-from .kernels import (
-    Linear,
-    NormAndMLP,
-    fast_conv_mlp,
-    fast_mlp,
-    has_products,
-)
+from .kernels import Linear, NormAndMLP, fast_conv_mlp, fast_mlp, has_products
 from .norms import FastLayerNorm
 from .processor import has_avx512
 from .products import (

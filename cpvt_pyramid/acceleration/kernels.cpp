@@ -331,6 +331,7 @@ struct Tokens {
   int64_t stride;
 
   T* at(int64_t number) const { return data + number * stride; }
+  Tokens from(int64_t number) const { return {at(number), stride}; }
 };
 
 // The values of some rows, up to LANES, each group of rows in a word.
@@ -426,9 +427,9 @@ struct Workspace {
 };
 
 // Attention of up to ROWS queries to packed keys and values.
-template <typename Kind, typename T, typename Result>
-void attend_rows(const Tokens<const T>& queries, const Tokens<Result>& out, int64_t rows,
-                 float scale, const Keys<Kind>& keys, const Workspace<Kind>& work) {
+template <typename Kind, typename T>
+void attend_rows(const Tokens<const T>& queries, const Tokens<T>& out, int64_t rows, float scale,
+                 const Keys<Kind>& keys, const Workspace<Kind>& work) {
   using F = typename Kind::Factor;
   const int64_t channels = keys.channels;
   for (int64_t r = 0; r < rows; r++) {
@@ -473,7 +474,7 @@ void attend_rows(const Tokens<const T>& queries, const Tokens<Result>& out, int6
     Kind::multiply(rows, weights, keys.size * GROUP<F>, keys.value_panels + panel * keys.size,
                    keys.size / GROUP<F>, products);
     for (int64_t r = 0; r < rows; r++) {
-      Result* const to = out.at(r) + panel;
+      T* const to = out.at(r) + panel;
       each_vector(std::min<int64_t>(channels - panel, COLUMNS), [&](int64_t i, int64_t count) {
         store(to + i, products[r][i / LANES] * scales[r], count);
       });
@@ -482,15 +483,14 @@ void attend_rows(const Tokens<const T>& queries, const Tokens<Result>& out, int6
 }
 
 // Attention of any number of queries, in equal parts.
-template <typename Kind, typename T, typename Result>
-void attend(const Tokens<const T>& queries, const Tokens<Result>& out, int64_t count, float scale,
+template <typename Kind, typename T>
+void attend(const Tokens<const T>& queries, const Tokens<T>& out, int64_t count, float scale,
             const Keys<Kind>& keys, const Workspace<Kind>& work) {
   const int64_t parts = ceil_div(count, Kind::ROWS);
   for (int64_t i = 0; i < parts; i++) {
     const int64_t start = count * i / parts;
     const int64_t stop = count * (i + 1) / parts;
-    attend_rows<Kind, T, Result>({queries.at(start), queries.stride},
-                                 {out.at(start), out.stride}, stop - start, scale, keys, work);
+    attend_rows<Kind>(queries.from(start), out.from(start), stop - start, scale, keys, work);
   }
 }
 
@@ -540,10 +540,8 @@ void attention(const Heads<const T>& queries, const Heads<const T>& keys,
       }
       const int64_t start = sizes.queries * part / parts;
       const int64_t stop = sizes.queries * (part + 1) / parts;
-      const Tokens<const T> from = queries.of(image, head);
-      const Tokens<T> to = out.of(image, head);
-      attend_rows<Kind, T, T>({from.at(start), from.stride}, {to.at(start), to.stride},
-                              stop - start, scale, packed, work);
+      attend_rows<Kind>(queries.of(image, head).from(start), out.of(image, head).from(start),
+                        stop - start, scale, packed, work);
     }
     Kind::end();
   });
@@ -581,7 +579,7 @@ struct AttentionPart {
 
   F* tokens;        // tokens, channels; then the attention of each
   F* projected;     // tokens, channels of queries, or of queries, keys and values
-  int64_t* places;  // of the tokens in the batch
+  int64_t* places;  // of the tokens in the batch; only of window attention
   std::uintptr_t end;
 };
 
@@ -599,18 +597,25 @@ struct Windows {
         of_image(ceil_div(sizes.height, sizes.window) * across),
         count(sizes.images * of_image) {}
 
-  // Write the places of the tokens of a window, and return their number.
-  int64_t find(int64_t window, int64_t* places) const {
-    const int64_t side = sizes.window;
-    const int64_t top = window % of_image / across * side;
-    const int64_t left = window % of_image % across * side;
-    int64_t tokens = 0;
-    for (int64_t y = top; y < std::min(top + side, sizes.height); y++) {
-      for (int64_t x = left; x < std::min(left + side, sizes.width); x++) {
-        places[tokens++] = (window / of_image * sizes.height + y) * sizes.width + x;
+  int64_t top(int64_t window) const { return window % of_image / across * sizes.window; }
+  int64_t left(int64_t window) const { return window % of_image % across * sizes.window; }
+  int64_t bottom(int64_t window) const {
+    return std::min(top(window) + sizes.window, sizes.height);
+  }
+  int64_t right(int64_t window) const { return std::min(left(window) + sizes.window, sizes.width); }
+
+  int64_t tokens(int64_t window) const {
+    return (bottom(window) - top(window)) * (right(window) - left(window));
+  }
+
+  // Write the places of the tokens of a window.
+  void find(int64_t window, int64_t* places) const {
+    const int64_t first_row = window / of_image * sizes.height;  // of the image
+    for (int64_t y = top(window); y < bottom(window); y++) {
+      for (int64_t x = left(window); x < right(window); x++) {
+        *places++ = (first_row + y) * sizes.width + x;
       }
     }
-    return tokens;
   }
 
   int64_t most_tokens() const {  // of a window
@@ -682,7 +687,10 @@ void window_attention(const T* x, const float* bias, const Linear<T>& qkv, const
     for (int64_t start = first; start < end; start += memory.most_windows) {
       const int64_t stop = std::min(start + memory.most_windows, end);
       int64_t tokens = 0;
-      for (int64_t i = start; i < stop; i++) tokens += windows.find(i, part.places + tokens);
+      for (int64_t i = start; i < stop; i++) {
+        windows.find(i, part.places + tokens);
+        tokens += windows.tokens(i);
+      }
       for (int64_t i = 0; i < tokens; i++) {
         copy_values(x + part.places[i] * n, part.tokens + i * n, n);
       }
@@ -691,14 +699,14 @@ void window_attention(const T* x, const float* bias, const Linear<T>& qkv, const
       int64_t token = 0;
       for (int64_t i = start; i < stop; i++) {
         const int64_t* const places = part.places + token;
-        const int64_t count = windows.find(i, part.places + token);
+        const int64_t count = windows.tokens(i);
         for (int64_t head = 0; head < sizes.heads; head++) {
           const int64_t channel = head * sizes.of_head();
           const F* const queries = part.projected + token * 3 * n + channel;
           keys.template pack<F>({queries + n, 3 * n}, {queries + 2 * n, 3 * n}, count,
                                 [=](int64_t key) { return bias ? bias[places[key]] : 0; });
-          attend<Kind, F, F>({queries, 3 * n}, {part.tokens + token * n + channel, n}, count,
-                             sizes.scale(), keys, work);
+          attend<Kind, F>({queries, 3 * n}, {part.tokens + token * n + channel, n}, count,
+                          sizes.scale(), keys, work);
         }
         token += count;
       }
@@ -790,8 +798,8 @@ void global_attention(const T* x, const T* kv, const float* bias, const Linear<T
       for (int64_t head = 0; head < sizes.heads; head++) {
         const int64_t channel = head * sizes.of_head();
         const Keys<Kind> keys = memory.packed(image * sizes.heads + head);
-        attend<Kind, F, F>({part.projected + channel, n}, {part.tokens + channel, n}, count,
-                           sizes.scale(), keys, work);
+        attend<Kind, F>({part.projected + channel, n}, {part.tokens + channel, n}, count,
+                        sizes.scale(), keys, work);
       }
       apply<Kind>(proj, memory.proj, part.tokens, count,
                   [=](int64_t token) { return out + here + token * n; });

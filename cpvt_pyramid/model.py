@@ -542,10 +542,12 @@ class Block(nn.Module):
 
     def branches(self, x: Tensor, grid: Grid) -> Tensor:
         """`forward` without checkpointing."""
+        return self.add(x, self.attended(x, grid), grid)
+
+    def attended(self, x: Tensor, grid: Grid) -> Tensor:
+        """The first branch: the attention of the tokens."""
         attended = self.attn(self.norm1(x), grid)
-        if self.drop_path is not None:
-            attended = self.drop_path(attended)
-        return self.add(x, attended, grid)
+        return attended if self.drop_path is None else self.drop_path(attended)
 
     def add(self, x: Tensor, attended: Tensor, grid: Grid) -> Tensor:
         """The tokens after both branches, the first of which is given."""

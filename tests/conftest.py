@@ -215,10 +215,10 @@ model = dict(
 @pytest.fixture
 def nothing_is_small(monkeypatch):
     """Accelerated models compute small maps, too, as they compute large ones."""
-    from cpvt_pyramid.acceleration import attention, blocks, norms, products
+    from cpvt_pyramid.acceleration import attention, blocks, norms, ordinary
 
-    monkeypatch.setattr(products, 'FEW_OPERATIONS', 0)
-    monkeypatch.setattr(products, 'FEW_TOKENS', 0)
+    monkeypatch.setattr(ordinary, 'FEW_OPERATIONS', 0)
+    monkeypatch.setattr(ordinary, 'FEW_TOKENS', 0)
     monkeypatch.setattr(norms, 'FEW_VALUES', 0)
     monkeypatch.setattr(attention, 'FEWEST_TOKENS', 0)
     monkeypatch.setattr(blocks, 'FEWEST_TOKENS', 0)

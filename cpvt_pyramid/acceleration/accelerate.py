@@ -16,9 +16,10 @@ from .conv_mlp import FusedConvMLP
 from .library import library
 from .memory import keep_freed_memory
 from .norms import FastLayerNorm
+from .ordinary import is_plain_parameter
 from .patches import PatchConv, takes_patches
 from .pegs import FusedPosCNN
-from .products import FusedMLP, OneDNNLinear, is_plain_parameter
+from .products import FusedMLP, OneDNNLinear
 from .windows import BorderWindowAttention
 from .winograd import FEWEST_CHANNELS, WinogradConv2d, takes_tiles
 

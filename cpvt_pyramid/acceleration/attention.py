@@ -14,22 +14,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..bfloat16 import is_captured
-from ..grid import Grid
+from ..grid import Grid, last_multiple
 from ..model import Attention, GlobalAttention, LinearAttention
-from ..plain_layers import acts_alone, plain_class, replaces_methods
-from .kernels import Linear, fast_attention, fast_global_attention, has_products
-from .processor import fused_attention_is_slow
-from .products import (
-    OneDNNLinear,
-    add_in_float32,
-    cast,
-    common_dtype,
-    fast_dtype,
-    in_dtypes_of_forward,
-    is_differentiated,
-    is_ordinary,
-    takes_plain,
+from ..padding.batching import ceil_div
+from ..plain_layers import has_hooks, plain_class, replaces_methods
+from ..recompute import drops_nothing
+from .kernels import (
+    Linear,
+    fast_attention,
+    fast_global_attention,
+    fast_layer_norm,
+    fast_normal_patches,
+    has_products,
 )
+from .norms import norm_of
+from .ordinary import NotPlain, cast, common_dtype, fast_dtype, is_ordinary, takes_plain
+from .patches import patches_of
+from .processor import fused_attention_is_slow
+from .products import add_in_float32, apply, in_dtypes_of_forward, is_differentiated, linear_of
 
 # From this number of scores of all heads of an image on, the backward pass by products is faster
 # than that of PyTorch's fused kernel, where that is slow. Not of all images: an image's gradients
@@ -63,13 +65,25 @@ class AttentionInParts(Attention):
         if dtype is None or not is_simple(self, grid):
             return super().attend(q, k, v, grid)
         q, k, v = cast(dtype, q, k, v)
-        bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0].to(dtype)  # (B, M)
+        bias = bias_of_keys(grid)
+        if bias is not None:
+            bias = bias.to(dtype)
         if not torch.is_grad_enabled():
             return forward_attention(q, k, v, bias)
         if fused_attention_is_slow(dtype) and self.is_large(q, k):
             return PartsOfAttention.apply(q, k, v, bias)
         mask = None if bias is None else bias[:, None, None]
         return grouped_attention(q, k, v, mask).transpose(1, 2)
+
+    def after_norm(self, layer: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+        """`forward(layer(x), grid)` of a layer norm, by functions that compute it, too, in
+        inference.
+
+        Raises:
+            NotPlain: before anything is computed. There is none, or calls of a layer do more than
+                to apply its parameters.
+        """
+        raise NotPlain
 
     def is_large(self, q: Tensor, k: Tensor) -> bool:
         """True if the backward pass is faster by products, where PyTorch's is slow."""
@@ -84,23 +98,56 @@ class FusedGlobalAttention(AttentionInParts, GlobalAttention):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         if type(self) not in (FusedGlobalAttention, FusedLinearAttention):  # see `FAST`
             return GlobalAttention.forward(self, x, grid)
-        if torch.is_grad_enabled() or is_captured() or replaces_methods(self):
+        if torch.is_grad_enabled() or is_captured():
             return super().forward(x, grid)
-        if not is_simple(self, grid):
-            return super().forward(x, grid)
-        layers = fusible_layers(x, self.q, 1, self.proj, self.heads)
-        if layers is None:
+        try:
+            q, proj = self.outer_layers(x, grid)
+        except NotPlain:
             return super().forward(x, grid)
         kv = self.kv(self.subsample(x, grid))
-        dtype = layers[0].weight.dtype
+        dtype = q.weight.dtype
         if not is_ordinary(kv) or kv.dtype != dtype:
             k, v = self.split_by_head(kv, 2)
             x = self.proj(self.attend(self.by_head(self.q(x)), k, v, grid).reshape(x.shape))
         else:
-            bias = None if grid.key_bias is None else grid.key_bias[:, 0, 0]  # (B, M)
             kv = kv.flatten(1, -2)
-            x = fast_global_attention(x.to(dtype), kv, *layers, self.heads, bias)
+            bias = bias_of_keys(grid)
+            x = fast_global_attention(x.to(dtype), None, kv, q, proj, self.heads, bias)
         return x if self.drop is None else self.drop(x)
+
+    def after_norm(self, layer: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+        if type(self) is not FusedGlobalAttention or self.sr_ratio == 1:
+            raise NotPlain
+        if has_hooks(self) or not drops_nothing(self.drop):
+            raise NotPlain
+        channels = x.shape[-1]
+        dtype = x.dtype
+        q, proj = self.outer_layers(x, grid)
+        norm = norm_of(layer, channels, dtype)
+        sr = patches_of(self.sr, self.sr_ratio, channels, channels, dtype)
+        norm_of_patches = norm_of(self.norm, channels, dtype)
+        kv = linear_of(self.kv, channels, 2 * channels, dtype)
+        rows, columns = self.patch_counts(x, grid)
+        outside = None if grid.padding is None else grid.padding.outside
+        keys = fast_normal_patches(x, norm, self.sr_ratio, rows, columns, outside)
+        keys = fast_layer_norm(apply(sr, keys), norm_of_patches)
+        keys = apply(kv, keys).view(len(x), rows * columns, 2 * channels)
+        return fast_global_attention(x, norm, keys, q, proj, self.heads, bias_of_keys(grid))
+
+    def outer_layers(self, x: Tensor, grid: Grid) -> tuple[Linear, Linear]:
+        """Those of queries and result, if our function can compute them with the attention; see the
+        function of this name."""
+        if replaces_methods(self) or not is_simple(self, grid):
+            raise NotPlain
+        return outer_layers(x, self.q, 1, self.proj, self.heads)
+
+    def patch_counts(self, x: Tensor, grid: Grid) -> tuple[int, int]:
+        """Rows and columns of the patches that have a key each; see `subsample`."""
+        height, width = x.shape[1:3]
+        if self.drop_border and grid.padding is None:
+            height = last_multiple(height, self.sr_ratio)
+            width = last_multiple(width, self.sr_ratio)
+        return ceil_div(height, self.sr_ratio), ceil_div(width, self.sr_ratio)
 
 
 class FusedLinearAttention(FusedGlobalAttention, LinearAttention):
@@ -109,35 +156,31 @@ class FusedLinearAttention(FusedGlobalAttention, LinearAttention):
     stands_for = LinearAttention
 
 
-def fusible_layers(
-    x: Tensor, first: nn.Module, parts: int, proj: nn.Module, heads: int
-) -> Optional[tuple[Linear, Linear]]:
-    """The layers before and after the attention of tokens (B, H, W, C), in the dtype in which
-    functions of our own compute them with it. None: they cannot, or would not be faster.
+def bias_of_keys(grid: Grid) -> Optional[Tensor]:
+    """(B, M), added to the scores of each key. None: nothing is."""
+    return None if grid.key_bias is None else grid.key_bias[:, 0, 0]
 
-    The first layer makes one part, queries, or three, queries, keys and values. Calls of both must
-    do nothing but apply their weights and biases.
+
+def outer_layers(
+    x: Tensor, first: nn.Module, parts: int, proj: nn.Module, heads: int
+) -> tuple[Linear, Linear]:
+    """The layers before and after the attention of tokens (B, H, W, C), in the dtype in which
+    functions of our own compute them with it.
+
+    The first layer makes one part, queries, or three, queries, keys and values.
+
+    Raises:
+        NotPlain: the functions cannot compute them, or would not be faster, or calls of the layers
+            do more than to apply their weights and biases.
     """
     if x.is_nested or x.dim() != 4 or x.numel() < FEWEST_TOKENS * x.shape[-1]:
-        return None
-    parameters: list[Any] = []
-    for layer in (first, proj):
-        if type(layer) is not OneDNNLinear or not acts_alone(layer) or layer.bias is None:
-            return None
-        parameters += [layer.weight, layer.bias]
-    dtype = fast_dtype(x, *parameters)
-    if dtype is None:
-        return None
+        raise NotPlain
     channels = x.shape[-1]
-    weight1, bias1, weight2, bias2 = parameters
-    if weight1.shape != (parts * channels, channels) or weight2.shape != (channels, channels):
-        return None
-    if bias1.shape != weight1.shape[:1] or bias2.shape != (channels,):
-        return None
-    if channels % heads or not has_products(dtype, channels, channels // heads):
-        return None
-    weight1, bias1, weight2, bias2 = cast(dtype, *parameters)
-    return Linear(weight1, bias1), Linear(weight2, bias2)
+    dtype = fast_dtype(x)
+    if dtype is None or channels % heads or not has_products(dtype, channels, channels // heads):
+        raise NotPlain
+    of_first = linear_of(first, channels, parts * channels, dtype)
+    return of_first, linear_of(proj, channels, channels, dtype)
 
 
 @functools.cache

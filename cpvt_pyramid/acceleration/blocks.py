@@ -1,7 +1,7 @@
-"""The second branch of a block, its layer norm and MLP, as one function in inference, with both
-sums."""
+"""The branches of a block as functions of our own in inference: attention with the layer norm
+before it, and the MLP with its layer norm and both sums."""
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -9,21 +9,15 @@ from torch import Tensor
 from ..bfloat16 import is_captured
 from ..grid import Grid
 from ..model import Block
-from ..plain_layers import acts_alone, has_hooks
+from ..plain_layers import has_hooks
 from ..recompute import drops_nothing
-from .conv_mlp import FEWEST_ROWS, FusedConvMLP, is_plain_depthwise
-from .kernels import Linear, NormAndMLP, fast_conv_mlp, fast_mlp, has_products
-from .norms import FastLayerNorm
+from .attention import AttentionInParts
+from .conv_mlp import FEWEST_ROWS, FusedConvMLP, depthwise_of
+from .kernels import Depthwise, NormAndMLP, fast_conv_mlp, fast_mlp, has_products
+from .norms import norm_of
+from .ordinary import NotPlain, fast_dtype, is_ordinary, takes_plain
 from .processor import has_avx512
-from .products import (
-    LEAST_RATIO,
-    FusedMLP,
-    OneDNNLinear,
-    cast,
-    fast_dtype,
-    is_ordinary,
-    takes_plain,
-)
+from .products import LEAST_RATIO, FusedMLP, OneDNNLinear, linear_of
 
 # For fewer tokens, to pack the weights takes longer than is gained (512 channels, Intel with AMX;
 # Zen 3 with AVX2, which takes longer for each token).
@@ -31,102 +25,79 @@ FEWEST_TOKENS = 512 if has_avx512() else 256
 
 
 class FusedBlock(Block):
-    """A `Block` whose second branch is one function of our own, if all its parts are accelerated.
+    """A `Block` whose branches are functions of our own, if all their parts are accelerated.
 
-    Each core computes some tokens at a time, from the first sum to the last, whose values stay in
-    its cache. It does not wait for the other cores in between.
+    The second one is one function: each core computes some tokens at a time, from the first sum to
+    the last, whose values stay in its cache. It does not wait for the other cores in between.
     """
 
     stands_for = Block
 
+    def attended(self, x: Tensor, grid: Grid) -> Tensor:
+        if type(self) is not FusedBlock:  # see `FAST`
+            return Block.attended(self, x, grid)
+        if torch.is_grad_enabled() or is_captured() or not isinstance(self.attn, AttentionInParts):
+            return super().attended(x, grid)
+        if fast_dtype(x) != x.dtype or not drops_nothing(self.drop_path):
+            return super().attended(x, grid)
+        try:
+            return self.attn.after_norm(self.norm1, x, grid)
+        except NotPlain:
+            return super().attended(x, grid)
+
     def add(self, x: Tensor, attended: Tensor, grid: Grid) -> Tensor:
         if type(self) is not FusedBlock:  # see `FAST`
             return Block.add(self, x, attended, grid)
-        if torch.is_grad_enabled() or is_captured():
+        if torch.is_grad_enabled() or is_captured() or not takes_kernels(x, attended):
             return super().add(x, attended, grid)
-        if takes_plain(x, LEAST_RATIO * x.shape[-1]):
+        try:
+            layers, conv = self.second_branch(x)
+        except NotPlain:
             return super().add(x, attended, grid)
-        found = self.plain_parameters()
-        if found is None or not takes_kernels(x, attended, found):
-            return super().add(x, attended, grid)
-        weight1, bias1, weight2, bias2, kernel, kernel_bias = cast(x.dtype, *found[2:])
-        eps = float(self.norm2.eps)
-        fc1, fc2 = Linear(weight1, bias1), Linear(weight2, bias2)
-        layers = NormAndMLP(found.norm_weight, found.norm_bias, eps, fc1, fc2)
-        if kernel is None:
+        if conv is None:
             return fast_mlp(x, attended, layers)
         outside = None if grid.padding is None else grid.padding.outside
-        relu = bool(self.mlp.relu)
-        return fast_conv_mlp(x, attended, layers, kernel, kernel_bias, relu, outside)
+        return fast_conv_mlp(x, attended, layers, conv, bool(self.mlp.relu), outside)
 
-    def plain_parameters(self) -> Optional['Parameters']:
-        """The parameters of the second branch, if calls of all its parts do nothing but apply them.
-        Else None."""
-        norm: Any = self.norm2
+    def second_branch(self, x: Tensor) -> tuple[NormAndMLP, Optional[Depthwise]]:
+        """The parameters of the second branch for tokens (B, H, W, C), and those of its convolution
+        if there is one.
+
+        Raises:
+            NotPlain: calls of its parts do more than to apply them, or our own functions cannot, or
+                not faster.
+        """
         mlp: Any = self.mlp
         if type(mlp) not in (FusedMLP, FusedConvMLP) or 'forward' in vars(mlp) or has_hooks(mlp):
-            return None
+            raise NotPlain
         if not (drops_nothing(mlp.drop) and drops_nothing(self.drop_path)):
-            return None
-        found: list[Any] = []
-        for layer, kind in (norm, FastLayerNorm), (mlp.fc1, OneDNNLinear), (mlp.fc2, OneDNNLinear):
-            if type(layer) is not kind or not acts_alone(layer) or layer.bias is None:
-                return None
-            found += [layer.weight, layer.bias]
-        if norm.normalized_shape != norm.weight.shape:
-            return None
-        if type(mlp) is FusedConvMLP:
-            conv = mlp.dwconv
-            if not is_plain_depthwise(conv) or conv.bias is None:
-                return None
-            found += [conv.weight, conv.bias]
-        return Parameters(*found)
+            raise NotPlain
+        fc1, fc2 = mlp.fc1, mlp.fc2
+        if not isinstance(fc1, OneDNNLinear):
+            raise NotPlain
+        dtype = x.dtype
+        channels = x.shape[-1]
+        width = fc1.out_features
+        if not has_products(dtype, width, channels):
+            raise NotPlain
+        layers = NormAndMLP(
+            norm_of(self.norm2, channels, dtype),
+            linear_of(fc1, channels, width, dtype),
+            linear_of(fc2, width, channels, dtype),
+        )
+        if type(mlp) is FusedMLP:
+            return layers, None
+        # Without a map it is an error of PyTorch's; our function checks nothing. Each core computes
+        # two more rows of the wide map.
+        if x.dim() != 4 or len(x) * x.shape[1] < FEWEST_ROWS * torch.get_num_threads():
+            raise NotPlain
+        return layers, depthwise_of(mlp.dwconv, width, dtype)
 
 
-class Parameters(NamedTuple):
-    """Weights and biases of the norm, both linear layers and, if there is one, the convolution."""
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    weight1: Tensor
-    bias1: Tensor
-    weight2: Tensor
-    bias2: Tensor
-    kernel: Optional[Tensor] = None
-    kernel_bias: Optional[Tensor] = None
-
-
-def takes_kernels(x: Tensor, attended: Tensor, parameters: Parameters) -> bool:
-    """True if our own functions compute a branch, and do so faster, of tokens (B, ..., C), with
-    parameters of any dtypes and shapes."""
-    channels = x.shape[-1]
-    if x.numel() < FEWEST_TOKENS * channels:
+def takes_kernels(x: Tensor, attended: Tensor) -> bool:
+    """True if our own functions can add a branch to tokens (B, ..., C), and do so faster."""
+    if takes_plain(x, LEAST_RATIO * x.shape[-1]) or x.numel() < FEWEST_TOKENS * x.shape[-1]:
         return False
-    has_conv = parameters.kernel is not None
-    if has_conv and x.dim() != 4:
-        return False  # an error of PyTorch's; our function checks nothing
-    if has_conv and len(x) * x.shape[1] < FEWEST_ROWS * torch.get_num_threads():
-        return False  # each core computes two more rows of the wide map
     if attended.shape != x.shape or attended.dtype != x.dtype or not is_ordinary(attended):
         return False
-    if fast_dtype(x, *parameters) != x.dtype:
-        return False
-    if not has_products(x.dtype, *parameters.weight1.shape):
-        return False
-    return fit(parameters, channels)
-
-
-def fit(parameters: Parameters, channels: int) -> bool:
-    """True if parameters have the shapes of a branch of tokens with these channels."""
-    width = len(parameters.weight1)
-    shapes = (
-        (channels,),
-        (channels,),
-        (width, channels),
-        (width,),
-        (channels, width),
-        (channels,),
-        (width, 1, 3, 3),
-        (width,),
-    )
-    return all([p is None or tuple(p.shape) == shape for p, shape in zip(parameters, shapes)])
+    return fast_dtype(x) == x.dtype

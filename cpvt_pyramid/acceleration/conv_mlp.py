@@ -20,14 +20,13 @@ from ..model import ConvMLP
 from ..padding.batching import ceil_div
 from ..plain_layers import acts_alone, is_plain_linear
 from ..recompute import drops_nothing
-from .kernels import fast_convolve_gelu, has_kernels
+from .kernels import Depthwise, fast_convolve_gelu, has_kernels
+from .ordinary import NotPlain, cast, fast_dtype, values
 from .products import (
     AT_A_TIME,
     add_in_float32,
     affine,
-    cast,
     contiguous,
-    fast_dtype,
     gelu_gradient,
     gradients,
     in_dtypes_of_forward,
@@ -77,6 +76,19 @@ def is_plain_depthwise(conv: nn.Module) -> bool:
     settings = (tuple(conv.weight.shape[1:]), conv.stride, conv.padding, conv.dilation)
     is_depthwise = conv.groups == len(conv.weight)
     return is_depthwise and settings == ((1, 3, 3), (1, 1), (1, 1), (1, 1))
+
+
+def depthwise_of(conv: nn.Module, channels: int, dtype: torch.dtype) -> Depthwise:
+    """The parameters of a 3x3 depthwise convolution whose call does nothing but apply them, in a
+    dtype.
+
+    Raises:
+        NotPlain: it is another layer.
+    """
+    if not is_plain_depthwise(conv):
+        raise NotPlain
+    kernel = values(conv, 'weight', (channels, 1, 3, 3), dtype)
+    return Depthwise(kernel, values(conv, 'bias', (channels,), dtype))
 
 
 class ConvMLPLayers(NamedTuple):

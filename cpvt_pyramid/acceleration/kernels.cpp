@@ -41,6 +41,16 @@ inline void each_vector(int64_t n, Function f) {
   if (i < n) f(i, n - i);
 }
 
+// Copy values to those of another type, or of the same.
+template <typename T, typename F>
+void copy_values(const T* x, F* to, int64_t n) {
+  if constexpr (std::is_same_v<T, F>) {
+    std::memcpy(to, x, n * sizeof *x);
+  } else {
+    each_vector(n, [=](int64_t i, int64_t count) { store(to + i, load(x + i, count), count); });
+  }
+}
+
 // Call f(r) for each of some rows. The loop is unrolled: else the compiler keeps sums in memory.
 template <int rows, typename Function>
 inline __attribute__((always_inline)) void each_row(Function f) {
@@ -72,10 +82,11 @@ constexpr int64_t FEW_PARTS = 2;  // where each has something to prepare
 
 int64_t all_parts(int64_t threads, int64_t parts) { return threads == 1 ? 1 : parts * threads; }
 
-// Call f(start, stop, thread, continues) for equal parts of `count` items, `parts` for each thread.
-// `continues`: the part before was the last one of this thread.
-template <typename Function>
-void in_order(int64_t count, int64_t threads, int64_t parts, Function f) {
+// Call f(start, stop, thread, continues) for equal parts of `count` items, `parts` for each thread,
+// each of which calls prepare(thread) before. `continues`: the part before was the last one of this
+// thread.
+template <typename Function, typename Prepare>
+void in_order(int64_t count, int64_t threads, int64_t parts, Function f, Prepare prepare) {
   threads = std::max<int64_t>(std::min(threads, count), 1);
   const int64_t all = std::min(all_parts(threads, parts), count);
   std::vector<int64_t> next(threads);  // part of each thread
@@ -83,6 +94,7 @@ void in_order(int64_t count, int64_t threads, int64_t parts, Function f) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = omp_get_thread_num();
+    prepare(thread);
     int64_t following = -1;  // the part after the last one of this thread
     for (int64_t turn = 0; turn < threads; turn++) {
       const int64_t owner = (thread + turn) % threads;
@@ -99,12 +111,24 @@ void in_order(int64_t count, int64_t threads, int64_t parts, Function f) {
   }
 }
 
-// Call f(start, stop, thread) for equal parts of `count` items, `parts` for each thread.
+template <typename Function>
+void in_order(int64_t count, int64_t threads, int64_t parts, Function f) {
+  in_order(count, threads, parts, f, [](int64_t) {});
+}
+
+// Call f(start, stop, thread) for equal parts of `count` items, `parts` for each thread, each of
+// which calls prepare(thread) before.
+template <typename Function, typename Prepare>
+void in_threads(int64_t count, int64_t threads, int64_t parts, Function f, Prepare prepare) {
+  const auto f_of_part = [&](int64_t start, int64_t stop, int64_t thread, bool) {
+    f(start, stop, thread);
+  };
+  in_order(count, threads, parts, f_of_part, prepare);
+}
+
 template <typename Function>
 void in_threads(int64_t count, int64_t threads, int64_t parts, Function f) {
-  in_order(count, threads, parts, [&](int64_t start, int64_t stop, int64_t thread, bool) {
-    f(start, stop, thread);
-  });
+  in_threads(count, threads, parts, f, [](int64_t) {});
 }
 
 // Layer norm
@@ -142,22 +166,47 @@ void normalize(const T* x, const P* weight, const P* bias, Result* out, int64_t 
   });
 }
 
-template <typename T, typename P, typename Result>
+// Up to `most` rows at a time.
+template <int most = ROWS_OF_NORM, typename T, typename P, typename Result>
 void normalize_rows(const T* x, const P* weight, const P* bias, Result* out, int64_t rows,
                     int64_t n, float eps) {
-  int64_t i = 0;
-  for (; i + ROWS_OF_NORM <= rows; i += ROWS_OF_NORM) {
-    normalize<ROWS_OF_NORM>(x + i * n, weight, bias, out + i * n, n, eps);
+  for (; rows >= most; rows -= most) {
+    normalize<most>(x, weight, bias, out, n, eps);
+    x += most * n;
+    out += most * n;
   }
-  for (; i < rows; i++) normalize<1>(x + i * n, weight, bias, out + i * n, n, eps);
+  if constexpr (most > 1) {
+    if (rows > 0) normalize_rows<most - 1>(x, weight, bias, out, rows, n, eps);
+  }
 }
 
-// `P`: the type of the parameters.
-template <typename T, typename P>
-void layer_norm(const T* x, const P* weight, const P* bias, T* out, int64_t rows, int64_t n,
-                float eps, int64_t threads) {
+// A layer norm of tokens of n values T. Without a weight it is none: values are copied.
+template <typename T>
+struct Norm {
+  const void* weight;  // n, of the type T or float
+  const void* bias;
+  float eps;
+  std::int32_t in_float;  // whether both are floats
+
+  template <typename Result>
+  void apply(const T* x, Result* out, int64_t tokens, int64_t n) const {
+    if (!weight) {
+      copy_values(x, out, tokens * n);
+    } else if (in_float) {
+      normalize_rows(x, static_cast<const float*>(weight), static_cast<const float*>(bias), out,
+                     tokens, n, eps);
+    } else {
+      normalize_rows(x, static_cast<const T*>(weight), static_cast<const T*>(bias), out, tokens, n,
+                     eps);
+    }
+  }
+};
+
+template <typename T>
+void layer_norm(const T* x, const Norm<T>& norm, T* out, int64_t rows, int64_t n,
+                int64_t threads) {
   in_threads(rows, threads, PARTS, [=](int64_t start, int64_t stop, int64_t) {
-    normalize_rows(x + start * n, weight, bias, out + start * n, stop - start, n, eps);
+    norm.apply(x + start * n, out + start * n, stop - start, n);
   });
 }
 
@@ -236,16 +285,6 @@ void pack_block(At at, int64_t count, int64_t groups, F* to) {
   }
   transpose(block);
   for (int64_t g = 0; g < groups; g++) store_words(to + g * COLUMNS * GROUP<F>, block[g]);
-}
-
-// Copy values from memory to factors.
-template <typename T, typename F>
-void copy_values(const T* x, F* to, int64_t n) {
-  if constexpr (std::is_same_v<T, F>) {
-    std::memcpy(to, x, n * sizeof *x);
-  } else {
-    each_vector(n, [=](int64_t i, int64_t count) { store(to + i, load(x + i, count), count); });
-  }
 }
 
 // Linear layers
@@ -608,14 +647,22 @@ struct Windows {
     return (bottom(window) - top(window)) * (right(window) - left(window));
   }
 
+  // Call f(place, count) for each row of a window, which has `count` tokens from a place in the
+  // batch on.
+  template <typename Function>
+  void each_row(int64_t window, Function f) const {
+    const int64_t first_row = window / of_image * sizes.height;  // of the image
+    const int64_t from = left(window);
+    for (int64_t y = top(window); y < bottom(window); y++) {
+      f((first_row + y) * sizes.width + from, right(window) - from);
+    }
+  }
+
   // Write the places of the tokens of a window.
   void find(int64_t window, int64_t* places) const {
-    const int64_t first_row = window / of_image * sizes.height;  // of the image
-    for (int64_t y = top(window); y < bottom(window); y++) {
-      for (int64_t x = left(window); x < right(window); x++) {
-        *places++ = (first_row + y) * sizes.width + x;
-      }
-    }
+    each_row(window, [&](int64_t place, int64_t count) {
+      for (int64_t i = 0; i < count; i++) *places++ = place + i;
+    });
   }
 
   int64_t most_tokens() const {  // of a window
@@ -667,11 +714,11 @@ struct WindowMemory {
   Panels<F> qkv, proj;
 };
 
-// Attention inside windows, (images, height, width, channels). `bias`, (images, height, width) or
-// null, is added to the scores of each key.
+// Attention inside windows of tokens (images, height, width, channels) after a layer norm. `bias`,
+// (images, height, width) or null, is added to the scores of each key.
 template <typename Kind, typename T>
-void window_attention(const T* x, const float* bias, const Linear<T>& qkv, const Linear<T>& proj,
-                      T* out, const AttentionSizes& sizes, std::uintptr_t start_of_memory,
+void window_attention(const T* x, const Norm<T>& norm, const float* bias, const Linear<T>& qkv,
+                      const Linear<T>& proj, T* out, const AttentionSizes& sizes, std::uintptr_t start_of_memory,
                       int64_t threads) {
   using F = typename Kind::Factor;
   const Windows windows(sizes);
@@ -689,10 +736,10 @@ void window_attention(const T* x, const float* bias, const Linear<T>& qkv, const
       int64_t tokens = 0;
       for (int64_t i = start; i < stop; i++) {
         windows.find(i, part.places + tokens);
-        tokens += windows.tokens(i);
-      }
-      for (int64_t i = 0; i < tokens; i++) {
-        copy_values(x + part.places[i] * n, part.tokens + i * n, n);
+        windows.each_row(i, [&](int64_t place, int64_t count) {
+          norm.apply(x + place * n, part.tokens + tokens * n, count, n);
+          tokens += count;
+        });
       }
       apply<Kind>(qkv, memory.qkv, part.tokens, tokens,
                   [=](int64_t token) { return part.projected + token * 3 * n; });
@@ -759,11 +806,11 @@ struct GlobalMemory {
   Panels<F> q, proj;
 };
 
-// Attention of all tokens to the keys and values of their image, (images, keys, 2 * channels).
-// `bias`, (images, keys) or null, is added to the scores of each key.
+// Attention of all tokens, after a layer norm, to the keys and values of their image, (images, keys,
+// 2 * channels). `bias`, (images, keys) or null, is added to the scores of each key.
 template <typename Kind, typename T>
-void global_attention(const T* x, const T* kv, const float* bias, const Linear<T>& q,
-                      const Linear<T>& proj, T* out, const AttentionSizes& sizes,
+void global_attention(const T* x, const Norm<T>& norm, const T* kv, const float* bias,
+                      const Linear<T>& q, const Linear<T>& proj, T* out, const AttentionSizes& sizes,
                       std::uintptr_t start_of_memory, int64_t threads) {
   using F = typename Kind::Factor;
   const GlobalMemory<Kind> memory(sizes, start_of_memory);
@@ -792,7 +839,7 @@ void global_attention(const T* x, const T* kv, const float* bias, const Linear<T
       const int64_t count =
           std::min({memory.most, tokens - start, (end - item) * int64_t{Kind::ROWS}});
       const int64_t here = (image * tokens + start) * n;
-      copy_values(x + here, part.tokens, count * n);
+      norm.apply(x + here, part.tokens, count, n);
       apply<Kind>(q, memory.q, part.tokens, count,
                   [=](int64_t token) { return part.projected + token * n; });
       for (int64_t head = 0; head < sizes.heads; head++) {
@@ -811,50 +858,106 @@ void global_attention(const T* x, const T* kv, const float* bias, const Linear<T
 
 // Patches
 
+// Copy the values of a patch of a map to (n, side, side), or back. `of_row` values are from one row
+// of the map to the next.
+template <bool back, typename T>
+void copy_patch(T* corner, int64_t of_row, T* patch, int64_t n, int64_t side) {
+  const int64_t pixels = side * side;
+  words block[LANES];
+  for (int64_t pixel = 0; pixel < pixels; pixel += LANES) {
+    const int64_t pixel_count = std::min<int64_t>(pixels - pixel, LANES);
+    T* at[LANES];  // the first channel of each pixel
+    for (int64_t j = 0; j < pixel_count; j++) {
+      at[j] = corner + (pixel + j) / side * of_row + (pixel + j) % side * n;
+    }
+    for (int64_t channel = 0; channel < n; channel += LANES) {
+      const int64_t count = std::min<int64_t>(n - channel, LANES);
+      T* const values = patch + channel * pixels + pixel;  // those of the first channel
+      if (back) {
+        for (int64_t j = 0; j < count; j++) {
+          block[j] = load_words(values + j * pixels, pixel_count);
+        }
+        transpose(block);
+        for (int64_t j = 0; j < pixel_count; j++) store_words(at[j] + channel, block[j], count);
+      } else {
+        for (int64_t j = 0; j < pixel_count; j++) block[j] = load_words(at[j] + channel, count);
+        if (pixels == 4) {
+          transpose_four(block);
+          for (int64_t j = 0; 4 * count > LANES * j; j++) {
+            store_words(values + LANES * j, block[j],
+                        std::min<int64_t>(4 * count - LANES * j, LANES));
+          }
+          continue;
+        }
+        transpose(block);
+        for (int64_t j = 0; j < count; j++) {
+          store_words(values + j * pixels, block[j], pixel_count);
+        }
+      }
+    }
+  }
+}
+
 // Copy maps (images, height * side, width * side, n) to patches (images, height, width, n, side,
 // side), or back.
 template <bool back, typename T>
 void copy_patches(T* map, T* patches, int64_t images, int64_t height, int64_t width, int64_t n,
                   int64_t side, int64_t threads) {
   const int64_t of_row = width * side * n;  // values of a row of the map
-  const int64_t pixels = side * side;       // of a patch
+  const int64_t of_patch = n * side * side;
   const int64_t patch_count = images * height * width;
   in_threads(patch_count, threads, PARTS, [=](int64_t first_patch, int64_t end, int64_t) {
-    words block[LANES];
     for (int64_t i = first_patch; i < end; i++) {
       T* const corner = map + i / width * side * of_row + i % width * side * n;
-      T* const patch = patches + i * n * pixels;
-      for (int64_t pixel = 0; pixel < pixels; pixel += LANES) {
-        const int64_t pixel_count = std::min<int64_t>(pixels - pixel, LANES);
-        T* at[LANES];  // the first channel of each pixel
-        for (int64_t j = 0; j < pixel_count; j++) {
-          at[j] = corner + (pixel + j) / side * of_row + (pixel + j) % side * n;
-        }
-        for (int64_t channel = 0; channel < n; channel += LANES) {
-          const int64_t count = std::min<int64_t>(n - channel, LANES);
-          T* const values = patch + channel * pixels + pixel;  // those of the first channel
-          if (back) {
-            for (int64_t j = 0; j < count; j++) {
-              block[j] = load_words(values + j * pixels, pixel_count);
-            }
-            transpose(block);
-            for (int64_t j = 0; j < pixel_count; j++) store_words(at[j] + channel, block[j], count);
-          } else {
-            for (int64_t j = 0; j < pixel_count; j++) block[j] = load_words(at[j] + channel, count);
-            if (pixels == 4) {
-              transpose_four(block);
-              for (int64_t j = 0; 4 * count > LANES * j; j++) {
-                store_words(values + LANES * j, block[j],
-                            std::min<int64_t>(4 * count - LANES * j, LANES));
-              }
-              continue;
-            }
-            transpose(block);
-            for (int64_t j = 0; j < count; j++) {
-              store_words(values + j * pixels, block[j], pixel_count);
-            }
+      copy_patch<back>(corner, of_row, patches + i * of_patch, n, side);
+    }
+  });
+}
+
+// The patches of tokens after a layer norm. Beyond the map they are zeros.
+struct PatchSizes {
+  int64_t images, height, width, channels;  // of the tokens
+  int64_t side;                             // of a patch
+  int64_t rows, columns;                    // of the patches of an image
+};
+
+// Of tokens (images, height, width, channels) the patches (images, rows, columns, channels, side,
+// side). Those that are `outside`, (images, height, width) or null, are zeros, too.
+template <typename T>
+void normal_patches(const T* x, const Norm<T>& norm, const bool* outside, T* patches,
+                    const PatchSizes& sizes, int64_t threads) {
+  constexpr int64_t MOST_VALUES = 1 << 15;  // that are normalized at a time
+  const int64_t n = sizes.channels;
+  const int64_t side = sizes.side;
+  const int64_t of_patch = n * side * side;
+  const int64_t most = std::clamp<int64_t>(MOST_VALUES / of_patch, 1, sizes.columns);
+  const int64_t turns = ceil_div(sizes.columns, most);  // of a row of patches
+  const int64_t items = sizes.images * sizes.rows * turns;
+  in_threads(items, threads, PARTS, [=](int64_t first_item, int64_t end, int64_t) {
+    std::vector<T> normal(most * of_patch);
+    for (int64_t item = first_item; item < end; item++) {
+      const int64_t row = item / turns;  // of patches
+      const int64_t first_patch = item % turns * most;
+      const int64_t count = std::min(most, sizes.columns - first_patch);
+      const int64_t of_row = count * side * n;
+      const int64_t left = first_patch * side;
+      for (int64_t i = 0; i < side; i++) {
+        const int64_t y = row % sizes.rows * side + i;
+        T* const to = normal.data() + i * of_row;
+        int64_t inside = 0;  // tokens of the map
+        if (y < sizes.height) inside = std::clamp<int64_t>(sizes.width - left, 0, count * side);
+        const int64_t place = (row / sizes.rows * sizes.height + y) * sizes.width + left;
+        if (inside > 0) norm.apply(x + place * n, to, inside, n);
+        std::memset(static_cast<void*>(to + inside * n), 0, (of_row - inside * n) * sizeof(T));
+        for (int64_t token = 0; outside && token < inside; token++) {
+          if (outside[place + token]) {
+            std::memset(static_cast<void*>(to + token * n), 0, n * sizeof(T));
           }
         }
+      }
+      T* const to = patches + (row * sizes.columns + first_patch) * of_patch;
+      for (int64_t i = 0; i < count; i++) {
+        copy_patch<false>(normal.data() + i * side * n, of_row, to + i * of_patch, n, side);
       }
     }
   });
@@ -1106,9 +1209,7 @@ constexpr int64_t WIDE_CONV = 64;          // with a convolution, which needs mo
 // A layer norm and two linear layers.
 template <typename T>
 struct NormMLP {
-  const float* norm_weight;
-  const float* norm_bias;
-  float eps;
+  Norm<T> norm;
   Linear<T> fc1, fc2;
 
   int64_t channels() const { return fc1.in; }
@@ -1137,13 +1238,6 @@ void add_branches(const T* x, const T* branch, T* out, int64_t values) {
   each_vector(values, [=](int64_t i, int64_t count) {
     store(out + i, load(x + i, count) + load(branch + i, count), count);
   });
-}
-
-// Tokens after the layer norm.
-template <typename T, typename F>
-void normalize_tokens(const NormMLP<T>& layers, const T* x, F* out, int64_t tokens) {
-  normalize_rows(x, layers.norm_weight, layers.norm_bias, out, tokens, layers.channels(),
-                 layers.eps);
 }
 
 // Begin the sums (tokens, channels up to a whole panel) with the tokens and the last bias.
@@ -1256,7 +1350,7 @@ void mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t 
       const int64_t count = std::min(most, stop - token);
       T* const here = out + token * n;
       add_branches(x + token * n, branch + token * n, here, count * n);
-      normalize_tokens(layers, here, part.normal, count);
+      layers.norm.apply(here, part.normal, count, n);
       start_sums(layers, here, part.sums, count);
       for (int64_t start = 0; start < layers.width(); start += WIDE) {
         const int64_t channels = std::min(WIDE, layers.width() - start);
@@ -1330,7 +1424,8 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
     const int64_t fresh_tokens = (end - fresh) * conv.width;
     const int64_t tokens = (stop - start) * conv.width;
     add_branches(x + near * of_row, branch + near * of_row, part.tokens, (end - near) * of_row);
-    normalize_tokens(layers, part.tokens + (fresh - near) * of_row, part.normal, fresh_tokens);
+    layers.norm.apply(part.tokens + (fresh - near) * of_row, part.normal, fresh_tokens,
+                      layers.channels());
     start_sums(layers, part.tokens + (start - near) * of_row, part.sums, tokens);
     for (int64_t channel = 0; channel < layers.width(); channel += WIDE_CONV) {
       const int64_t count = std::min(WIDE_CONV, layers.width() - channel);
@@ -1430,14 +1525,11 @@ extern "C" {
 
 int kernels_fit_processor() { return fits_processor(); }
 
-#define DEFINE_NORM(T, P, name)                                                                  \
-  void layer_norm_##name(const T* x, const P* weight, const P* bias, T* out, int64_t rows,       \
-                         int64_t n, float eps, int64_t threads) {                                \
-    layer_norm(x, weight, bias, out, rows, n, eps, threads);                                     \
-  }
-
 #define DEFINE(T, name)                                                                          \
-  DEFINE_NORM(T, float, name)                                                                    \
+  void layer_norm_##name(const T* x, const Norm<T>* norm, T* out, int64_t rows, int64_t n,       \
+                         int64_t threads) {                                                      \
+    layer_norm(x, *norm, out, rows, n, threads);                                                 \
+  }                                                                                              \
   void convolve_gelu_##name(const T* x, const T* weights, const T* bias, T* out, int64_t images, \
                             int64_t height, int64_t width, int64_t n, int64_t top,               \
                             int64_t bottom, int64_t threads) {                                   \
@@ -1453,6 +1545,10 @@ int kernels_fit_processor() { return fits_processor(); }
   void split_patches_##name(T* map, T* patches, int64_t images, int64_t height, int64_t width,   \
                             int64_t n, int64_t side, int64_t threads) {                          \
     copy_patches<false>(map, patches, images, height, width, n, side, threads);                  \
+  }                                                                                              \
+  void normal_patches_##name(const T* x, const Norm<T>* norm, const bool* outside, T* patches,    \
+                             const PatchSizes* sizes, int64_t threads) {                         \
+    normal_patches(x, *norm, outside, patches, *sizes, threads);                                 \
   }                                                                                              \
   void join_patches_##name(T* map, T* patches, int64_t images, int64_t height, int64_t width,    \
                            int64_t n, int64_t side, int64_t threads) {                           \
@@ -1470,19 +1566,19 @@ int kernels_fit_processor() { return fits_processor(); }
   int64_t window_attention_memory_##name(const AttentionSizes* sizes, int64_t threads) {         \
     return WindowMemory<Kind>(Windows(*sizes), 0).bytes(threads);                                \
   }                                                                                              \
-  void window_attention_##name(const T* x, const float* bias, const Linear<T>* qkv,              \
-                               const Linear<T>* proj, T* out, const AttentionSizes* sizes,       \
-                               void* memory, int64_t threads) {                                  \
-    window_attention<Kind>(x, bias, *qkv, *proj, out, *sizes,                                    \
+  void window_attention_##name(const T* x, const Norm<T>* norm, const float* bias,               \
+                               const Linear<T>* qkv, const Linear<T>* proj, T* out,              \
+                               const AttentionSizes* sizes, void* memory, int64_t threads) {     \
+    window_attention<Kind>(x, *norm, bias, *qkv, *proj, out, *sizes,                             \
                            reinterpret_cast<std::uintptr_t>(memory), threads);                   \
   }                                                                                              \
   int64_t global_attention_memory_##name(const AttentionSizes* sizes, int64_t threads) {         \
     return GlobalMemory<Kind>(*sizes, 0).bytes(threads);                                         \
   }                                                                                              \
-  void global_attention_##name(const T* x, const T* kv, const float* bias, const Linear<T>* q,   \
-                               const Linear<T>* proj, T* out, const AttentionSizes* sizes,       \
-                               void* memory, int64_t threads) {                                  \
-    global_attention<Kind>(x, kv, bias, *q, *proj, out, *sizes,                                  \
+  void global_attention_##name(const T* x, const Norm<T>* norm, const T* kv, const float* bias,  \
+                               const Linear<T>* q, const Linear<T>* proj, T* out,                \
+                               const AttentionSizes* sizes, void* memory, int64_t threads) {     \
+    global_attention<Kind>(x, *norm, kv, bias, *q, *proj, out, *sizes,                           \
                            reinterpret_cast<std::uintptr_t>(memory), threads);                   \
   }                                                                                              \
   int64_t mlp_memory_##name(int64_t tokens, int64_t channels, int64_t width, int64_t threads) {  \
@@ -1512,7 +1608,6 @@ int kernels_have_fast_pairs() { return multiplies_pairs_fast(); }
 int kernels_have_tiles() { return has_tiles(); }
 
 DEFINE(bfloat16, bfloat16)
-DEFINE_NORM(bfloat16, bfloat16, bfloat16_parameters)
 DEFINE_PRODUCTS(bfloat16, Vectors<float>, bfloat16)
 DEFINE_PRODUCTS(bfloat16, Vectors<bfloat16>, bfloat16_pairs)
 #ifdef HAS_TILES

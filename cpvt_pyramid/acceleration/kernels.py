@@ -71,15 +71,38 @@ class LinearPointer(ctypes.Structure):
     ]
 
 
+class NormPointer(ctypes.Structure):
+    """`Norm` of kernels.cpp."""
+
+    _fields_ = [
+        ('weight', c_void_p),
+        ('bias', c_void_p),
+        ('eps', c_float),
+        ('in_float', c_int32),
+    ]
+
+
 class NormMLP(ctypes.Structure):
     """`NormMLP` of kernels.cpp."""
 
     _fields_ = [
-        ('norm_weight', c_void_p),
-        ('norm_bias', c_void_p),
-        ('eps', c_float),
+        ('norm', NormPointer),
         ('fc1', LinearPointer),
         ('fc2', LinearPointer),
+    ]
+
+
+class PatchSizes(ctypes.Structure):
+    """`PatchSizes` of kernels.cpp."""
+
+    _fields_ = [
+        ('images', c_int64),
+        ('height', c_int64),
+        ('width', c_int64),
+        ('channels', c_int64),
+        ('side', c_int64),
+        ('rows', c_int64),
+        ('columns', c_int64),
     ]
 
 
@@ -99,7 +122,7 @@ class MapConvolution(ctypes.Structure):
 
 # The results and the arguments of the functions of kernels.cpp.
 SIGNATURES: dict[str, list[Any]] = {
-    'layer_norm': [None, *[c_void_p] * 4, c_int64, c_int64, c_float, c_int64],
+    'layer_norm': [None, c_void_p, POINTER(NormPointer), c_void_p, *[c_int64] * 3],
     'attention_memory': [c_int64, POINTER(Sizes)],
     'attention': [
         None,
@@ -113,7 +136,9 @@ SIGNATURES: dict[str, list[Any]] = {
     'window_attention_memory': [c_int64, POINTER(AttentionSizes), c_int64],
     'window_attention': [
         None,
-        *[c_void_p] * 2,
+        c_void_p,
+        POINTER(NormPointer),
+        c_void_p,
         *[POINTER(LinearPointer)] * 2,
         c_void_p,
         POINTER(AttentionSizes),
@@ -123,7 +148,9 @@ SIGNATURES: dict[str, list[Any]] = {
     'global_attention_memory': [c_int64, POINTER(AttentionSizes), c_int64],
     'global_attention': [
         None,
-        *[c_void_p] * 3,
+        c_void_p,
+        POINTER(NormPointer),
+        *[c_void_p] * 2,
         *[POINTER(LinearPointer)] * 2,
         c_void_p,
         POINTER(AttentionSizes),
@@ -147,6 +174,14 @@ SIGNATURES: dict[str, list[Any]] = {
     'convolve_add': [None, *[c_void_p] * 5, *[c_int64] * 5],
     'split_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
     'join_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
+    'normal_patches': [
+        None,
+        c_void_p,
+        POINTER(NormPointer),
+        *[c_void_p] * 2,
+        POINTER(PatchSizes),
+        c_int64,
+    ],
 }
 
 OF_TILES = 32  # channels of tiles in bfloat16
@@ -209,25 +244,73 @@ def loaded_function(name: str, symbol: str) -> Any:
     return function
 
 
-def fast_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """`F.layer_norm` over the last axis, without gradient."""
+def checked(x: Tensor, *shape: int) -> Tensor:
+    """A tensor of a shape, one value next to the other. The functions in C++ check nothing: what
+    does not fit ends here."""
+    if x.shape != shape:
+        raise ValueError(f'a tensor of shape {shape} is needed, got {tuple(x.shape)}')
+    return x.contiguous()
+
+
+class Linear(NamedTuple):
+    """The weight of a linear layer, (out, in), and its bias, (out,), in the dtype of the tokens."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def checked(self, in_channels: int, out_channels: int) -> 'Linear':
+        """The same as the functions in C++ read it. Dtypes are the caller's."""
+        weight = checked(self.weight, out_channels, in_channels)
+        return Linear(weight, checked(self.bias, out_channels))
+
+    def pointers(self) -> LinearPointer:
+        weight, bias = self
+        out_channels, in_channels = weight.shape
+        return LinearPointer(weight.data_ptr(), bias.data_ptr(), in_channels, out_channels)
+
+
+class Norm(NamedTuple):
+    """The weight and bias of a layer norm, (C,), and its epsilon."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def checked(self, channels: int, dtype: torch.dtype) -> 'Norm':
+        """The same as the functions in C++ read it with tokens of a dtype: in that dtype, or in
+        float32."""
+        weight = checked(self.weight, channels)
+        bias = checked(self.bias, channels)
+        if not weight.dtype == bias.dtype == dtype:
+            weight, bias = weight.float(), bias.float()
+        return Norm(weight, bias, self.eps)
+
+    def pointers(self) -> NormPointer:
+        weight, bias, eps = self
+        in_float = weight.dtype == torch.float32
+        return NormPointer(weight.data_ptr(), bias.data_ptr(), eps, in_float)
+
+
+class Depthwise(NamedTuple):
+    """The weight of a depthwise convolution, (C, 1, 3, 3), and its bias, (C,), in the dtype of the
+    map."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+def fast_layer_norm(x: Tensor, norm: Norm) -> Tensor:
+    """A layer norm of tokens (..., C), without gradient."""
     x = x.contiguous()
     out = torch.empty_like(x)
     channels = x.shape[-1]
-    symbol = f'layer_norm_{NAMES[x.dtype]}'
-    if weight.dtype == bias.dtype == x.dtype == torch.bfloat16:
-        symbol += '_parameters'
-        weight, bias = weight.contiguous(), bias.contiguous()
-    else:
-        weight, bias = weight.float().contiguous(), bias.float().contiguous()
-    loaded_function('layer_norm', symbol)(
+    norm = norm.checked(channels, x.dtype)
+    kernel_function('layer_norm', x.dtype)(
         x.data_ptr(),
-        weight.data_ptr(),
-        bias.data_ptr(),
+        norm.pointers(),
         out.data_ptr(),
         x.numel() // channels,
         channels,
-        eps,
         torch.get_num_threads(),
     )
     return out
@@ -268,33 +351,21 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = Non
     return out
 
 
-class Linear(NamedTuple):
-    """The weight of a linear layer, (out, in), and its bias, (out,), in the dtype of the tokens."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def checked(self, in_channels: int, out_channels: int) -> 'Linear':
-        """The same in the shapes that the functions in C++ read, which check nothing: others end
-        here. Dtypes are the caller's."""
-        weight = self.weight.expand(out_channels, in_channels).contiguous()
-        return Linear(weight, self.bias.expand(out_channels).contiguous())
-
-    def pointers(self) -> LinearPointer:
-        out_channels, in_channels = self.weight.shape
-        return LinearPointer(
-            self.weight.data_ptr(), self.bias.data_ptr(), in_channels, out_channels
-        )
-
-
 def fast_window_attention(
-    x: Tensor, qkv: Linear, proj: Linear, heads: int, window: int, bias: Optional[Tensor] = None
+    x: Tensor,
+    norm: Optional[Norm],
+    qkv: Linear,
+    proj: Linear,
+    heads: int,
+    window: int,
+    bias: Optional[Tensor] = None,
 ) -> Tensor:
     """Attention of tokens (B, H, W, C) inside windows with its linear layers, in the same shape,
     without gradient.
 
     Args:
         x: tokens.
+        norm: of the tokens, before the attention. None: there is none.
         qkv: the layer of queries, keys and values, to 3 C channels.
         proj: the layer of their attention.
         heads: of attention.
@@ -304,10 +375,11 @@ def fast_window_attention(
     x = x.contiguous()
     images, height, width, channels = x.shape
     if bias is not None:
-        bias = bias.to(torch.float32).expand(images, height, width).contiguous()
+        bias = bias.float().expand(images, height, width).contiguous()
     return attention_with_layers(
         'window_attention',
         x,
+        norm,
         [bias],
         [qkv.checked(channels, 3 * channels), proj.checked(channels, channels)],
         AttentionSizes(images, height, width, channels, heads, 0, window),
@@ -315,13 +387,20 @@ def fast_window_attention(
 
 
 def fast_global_attention(
-    x: Tensor, kv: Tensor, q: Linear, proj: Linear, heads: int, bias: Optional[Tensor] = None
+    x: Tensor,
+    norm: Optional[Norm],
+    kv: Tensor,
+    q: Linear,
+    proj: Linear,
+    heads: int,
+    bias: Optional[Tensor] = None,
 ) -> Tensor:
     """Attention of tokens (B, H, W, C) to the keys of their image, with the linear layers of
     queries and result, in the same shape, without gradient.
 
     Args:
         x: tokens.
+        norm: of the tokens, before the layer of queries. None: there is none.
         kv: keys and values, (B, M, 2 C).
         q: the layer of queries.
         proj: the layer of their attention.
@@ -332,10 +411,11 @@ def fast_global_attention(
     images, height, width, channels = x.shape
     kv = kv.expand(images, -1, 2 * channels).contiguous()
     if bias is not None:
-        bias = bias.to(torch.float32).expand(kv.shape[:2]).contiguous()
+        bias = bias.float().expand(kv.shape[:2]).contiguous()
     return attention_with_layers(
         'global_attention',
         x,
+        norm,
         [kv, bias],
         [layer.checked(channels, channels) for layer in (q, proj)],
         AttentionSizes(images, height, width, channels, heads, kv.shape[1], 0),
@@ -345,20 +425,25 @@ def fast_global_attention(
 def attention_with_layers(
     name: str,
     x: Tensor,
+    norm: Optional[Norm],
     others: Sequence[Optional[Tensor]],
     layers: Sequence[Linear],
     sizes: AttentionSizes,
 ) -> Tensor:
-    """Call a function of kernels.cpp for tokens, other tensors and layers, which are checked."""
+    """Call a function of kernels.cpp for tokens, other tensors and linear layers, which are
+    checked, after a layer norm, if there is one."""
     if sizes.channels % sizes.heads:
         raise ValueError(f'{sizes.heads} heads do not divide {sizes.channels} channels')
     channels = (sizes.channels, sizes.channels // sizes.heads)
+    if norm is not None:
+        norm = norm.checked(sizes.channels, x.dtype)
     threads = torch.get_num_threads()
     size = kernel_function(f'{name}_memory', x.dtype, *channels)(sizes, threads)
     memory = x.new_empty(size, dtype=torch.uint8)
     out = torch.empty_like(x)
     kernel_function(name, x.dtype, *channels)(
         x.data_ptr(),
+        NormPointer() if norm is None else norm.pointers(),
         *[None if other is None else other.data_ptr() for other in others],
         *[layer.pointers() for layer in layers],
         out.data_ptr(),
@@ -370,41 +455,32 @@ def attention_with_layers(
 
 
 class NormAndMLP(NamedTuple):
-    """The parameters of a block's second branch: a layer norm (C,) with its epsilon, and two linear
-    layers, to K channels and back."""
+    """The parameters of a block's second branch: a layer norm of C channels, and two linear layers,
+    to K channels and back."""
 
-    norm_weight: Tensor
-    norm_bias: Tensor
-    eps: float
+    norm: Norm
     fc1: Linear
     fc2: Linear
 
-    def checked(self, channels: int) -> 'NormAndMLP':
-        """What the functions in C++, which check nothing, read: what does not fit ends here."""
+    def checked(self, channels: int, dtype: torch.dtype) -> 'NormAndMLP':
+        """The same as the functions in C++ read it with tokens of a dtype."""
         width = len(self.fc1.weight)
-        norm_weight, norm_bias = [
-            values.float().expand(channels).contiguous()
-            for values in (self.norm_weight, self.norm_bias)
-        ]
-        fc1 = self.fc1.checked(channels, width)
-        return NormAndMLP(norm_weight, norm_bias, self.eps, fc1, self.fc2.checked(width, channels))
+        return NormAndMLP(
+            self.norm.checked(channels, dtype),
+            self.fc1.checked(channels, width),
+            self.fc2.checked(width, channels),
+        )
 
     def pointers(self) -> NormMLP:
-        return NormMLP(
-            self.norm_weight.data_ptr(),
-            self.norm_bias.data_ptr(),
-            self.eps,
-            self.fc1.pointers(),
-            self.fc2.pointers(),
-        )
+        return NormMLP(self.norm.pointers(), self.fc1.pointers(), self.fc2.pointers())
 
 
 def fast_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Tensor:
     """y + an MLP of the layer norm of y = x + attended, tokens (..., C), without gradient."""
     x = x.contiguous()
-    attended = attended.expand(x.shape).contiguous()
+    attended = checked(attended, *x.shape)
     tokens = x.numel() // x.shape[-1]
-    layers = layers.checked(x.shape[-1])
+    layers = layers.checked(x.shape[-1], x.dtype)
     width, channels = layers.fc1.weight.shape
     threads = torch.get_num_threads()
     size = kernel_function('mlp_memory', x.dtype, width, channels)(tokens, channels, width, threads)
@@ -426,8 +502,7 @@ def fast_conv_mlp(
     x: Tensor,
     attended: Tensor,
     layers: NormAndMLP,
-    kernel: Tensor,
-    kernel_bias: Tensor,
+    conv: Depthwise,
     relu: bool = False,
     outside: Optional[Tensor] = None,
 ) -> Tensor:
@@ -438,24 +513,22 @@ def fast_conv_mlp(
         x: tokens.
         attended: tokens.
         layers: the other parameters.
-        kernel: (K, 1, 3, 3), in the dtype of x, as its bias.
-        kernel_bias: (K,).
+        conv: the convolution, of K channels.
         relu: a ReLU before the convolution.
         outside: (B, H, W, 1), True where the convolution sees zeros. None: nowhere.
     """
     x = x.contiguous()
-    attended = attended.expand(x.shape).contiguous()
+    attended = checked(attended, *x.shape)
     images, height, map_width, channels = x.shape
-    layers = layers.checked(channels)
+    layers = layers.checked(channels, x.dtype)
     width = len(layers.fc1.weight)
-    # The function in C++ checks nothing: what does not fit ends here.
-    weights = kernel.reshape(width, 9).contiguous()
-    kernel_bias = kernel_bias.expand(width).contiguous()
+    kernel = checked(conv.weight, width, 1, 3, 3)
+    bias = checked(conv.bias, width)
     if outside is not None:
-        outside = outside.expand(images, height, map_width, 1).contiguous()
+        outside = checked(outside, images, height, map_width, 1)
     convolution = MapConvolution(
-        weights.data_ptr(),
-        kernel_bias.data_ptr(),
+        kernel.data_ptr(),
+        bias.data_ptr(),
         None if outside is None else outside.data_ptr(),
         relu,
         images,
@@ -511,21 +584,19 @@ def fast_convolve_gelu(x: Tensor, kernel: Tensor, bias: Optional[Tensor], rows: 
     return out
 
 
-def fast_convolve_add(x: Tensor, others: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+def fast_convolve_add(x: Tensor, others: Tensor, conv: Depthwise) -> Tensor:
     """The sum of a zero-padded depthwise convolution of x and of other tokens, without gradient.
 
     Args:
         x: a map (B, H, W, C).
         others: tokens of the same shape.
-        kernel: (C, 1, 3, 3), in the dtype of x, as the bias.
-        bias: (C,).
+        conv: the convolution, of C channels.
     """
     images, height, width, channels = x.shape
     x = x.contiguous()
-    # The function in C++ checks nothing: what does not fit ends here.
-    others = others.expand(x.shape).contiguous()
-    weights = kernel.reshape(channels, 9).t().contiguous()
-    bias = bias.expand(channels).contiguous()
+    others = checked(others, *x.shape)
+    weights = checked(conv.weight, channels, 1, 3, 3).view(channels, 9).t().contiguous()
+    bias = checked(conv.bias, channels)
     out = torch.empty_like(x)
     kernel_function('convolve_add', x.dtype)(
         x.data_ptr(),
@@ -557,6 +628,37 @@ def fast_join_patches(rows: Tensor, shape: Sequence[int], k: int) -> Tensor:
     out = rows.new_empty(shape)
     copy_patches('join_patches', out, rows.contiguous(), k)
     return out
+
+
+def fast_normal_patches(
+    x: Tensor, norm: Norm, k: int, rows: int, columns: int, outside: Optional[Tensor] = None
+) -> Tensor:
+    """The patches of tokens (B, H, W, C) after a layer norm, as rows (B * rows * columns,
+    C * k * k), without gradient.
+
+    Args:
+        x: tokens.
+        norm: the layer norm.
+        k: side of a patch.
+        rows: of patches. Beyond the map, they are zeros.
+        columns: of patches.
+        outside: (B, H, W, 1), True where patches are zeros, too. None: nowhere.
+    """
+    x = x.contiguous()
+    images, height, width, channels = x.shape
+    norm = norm.checked(channels, x.dtype)
+    if outside is not None:
+        outside = checked(outside, images, height, width, 1)
+    patches = x.new_empty(images * rows * columns, channels * k * k)
+    kernel_function('normal_patches', x.dtype)(
+        x.data_ptr(),
+        norm.pointers(),
+        None if outside is None else outside.data_ptr(),
+        patches.data_ptr(),
+        PatchSizes(images, height, width, channels, k, rows, columns),
+        torch.get_num_threads(),
+    )
+    return patches
 
 
 def copy_patches(name: str, x: Tensor, rows: Tensor, k: int) -> None:

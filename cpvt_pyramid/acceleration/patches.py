@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ..bfloat16 import is_captured
-from .kernels import fast_join_patches, fast_split_patches, has_kernels
-from .products import affine, cast, fast_dtype, gradients, in_dtypes_of_forward, is_differentiated
+from .kernels import Linear, fast_join_patches, fast_split_patches, has_kernels
+from .ordinary import NotPlain, cast, check_plain, fast_dtype, values
+from .products import affine, gradients, in_dtypes_of_forward, is_differentiated
 
 
 class PatchConv(nn.Conv2d):
@@ -51,6 +52,22 @@ def takes_patches(conv: nn.Conv2d) -> bool:
     k = kernel[0]
     settings = (kernel, conv.stride, conv.padding, conv.dilation, conv.groups)
     return settings == ((k, k), (k, k), (0, 0), (1, 1), 1) and conv.padding_mode == 'zeros'
+
+
+def patches_of(
+    conv: Any, side: int, in_channels: int, out_channels: int, dtype: torch.dtype
+) -> Linear:
+    """The linear layer of patches (C * k * k), in a dtype, that a convolution of patches with a
+    side is, whose call does nothing but apply it.
+
+    Raises:
+        NotPlain: it is another layer.
+    """
+    check_plain(conv, PatchConv)
+    weight = values(conv, 'weight', (out_channels, in_channels, side, side), dtype)
+    if not takes_patches(conv):
+        raise NotPlain
+    return Linear(weight.flatten(1), values(conv, 'bias', (out_channels,), dtype))
 
 
 class PatchProduct(torch.autograd.Function):

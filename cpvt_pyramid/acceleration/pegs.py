@@ -1,6 +1,6 @@
 """The positional encoding generator, its convolution and the sum as one function, in inference."""
 
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +9,9 @@ from ..bfloat16 import is_captured
 from ..grid import Grid
 from ..model import PosCNN
 from ..padding.mask import fill_outside
-from ..plain_layers import has_hooks
-from .conv_mlp import is_plain_depthwise
-from .kernels import fast_convolve_add, has_kernels
-from .products import cast, fast_dtype
+from .conv_mlp import depthwise_of
+from .kernels import Depthwise, fast_convolve_add, has_kernels
+from .ordinary import NotPlain, check_plain, fast_dtype
 
 
 class FusedPosCNN(PosCNN):
@@ -26,26 +25,22 @@ class FusedPosCNN(PosCNN):
             return PosCNN.forward(self, x, grid)
         if torch.is_grad_enabled() or is_captured() or x.is_nested or x.dim() != 4:
             return super().forward(x, grid)
-        parameters = self.plain_parameters()
-        if parameters is None or any([len(p) != x.shape[-1] for p in parameters]):
+        if fast_dtype(x) != x.dtype or not has_kernels(x.dtype):
             return super().forward(x, grid)
-        if fast_dtype(x, *parameters) != x.dtype or not has_kernels(x.dtype):
+        try:
+            conv = self.plain_convolution(x.shape[-1], x.dtype)
+        except NotPlain:
             return super().forward(x, grid)
         near = fill_outside(x, None if grid is None else grid.padding)
-        kernel, bias = cast(x.dtype, *parameters)
-        return fast_convolve_add(near, x, kernel, bias)
+        return fast_convolve_add(near, x, conv)
 
-    def plain_parameters(self) -> Optional[tuple[Tensor, Tensor]]:
-        """Kernel and bias, if all that a call does is to apply them and to add. Else None."""
-        proj = self.proj
-        if self.layers != 1 or self.border or type(proj) is not nn.Sequential or len(proj) != 1:
-            return None
-        conv: Any = proj[0]
-        if (
-            has_hooks(proj)
-            or 'forward' in vars(proj)
-            or not is_plain_depthwise(conv)
-            or conv.bias is None
-        ):
-            return None
-        return conv.weight, conv.bias
+    def plain_convolution(self, channels: int, dtype: torch.dtype) -> Depthwise:
+        """Its convolution, in a dtype, if all that a call does is to apply it and to add.
+
+        Raises:
+            NotPlain: it does more.
+        """
+        check_plain(self.proj, nn.Sequential)
+        if self.layers != 1 or self.border or len(self.proj) != 1:
+            raise NotPlain
+        return depthwise_of(self.proj[0], channels, dtype)

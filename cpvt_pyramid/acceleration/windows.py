@@ -6,15 +6,18 @@ Shapes: B batch, H x W map, C channels, T tokens of a window, d channels of a he
 from typing import Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..bfloat16 import is_captured
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
-from ..plain_layers import is_plain_linear, replaces_methods
-from .attention import AttentionInParts, fusible_layers, is_simple
-from .kernels import fast_window_attention
-from .products import concatenated, fast_dtype
+from ..plain_layers import has_hooks, is_plain_linear, replaces_methods
+from ..recompute import drops_nothing
+from .attention import AttentionInParts, is_simple, outer_layers
+from .kernels import Linear, Norm, fast_window_attention
+from .norms import norm_of
+from .ordinary import NotPlain, fast_dtype
+from .products import concatenated
 
 # The backward pass of windows of at least this many tokens is computed by products, where PyTorch's
 # is slow. The number of windows does not count: an image's gradients would depend on the size of
@@ -35,17 +38,32 @@ class BorderWindowAttention(AttentionInParts, WindowAttention):
             return WindowAttention.forward(self, x, grid)
         if self.fills_windows(x, grid):
             return super().forward(x, grid)
-        bias = None if grid.padding is None else grid.padding.score_bias()  # (B, H, W, 1)
-        layers = None
-        if not torch.is_grad_enabled():
-            layers = fusible_layers(x, self.qkv, 3, self.proj, self.heads)
-        if layers is None:
+        try:
+            if torch.is_grad_enabled():
+                raise NotPlain
+            qkv, proj = outer_layers(x, self.qkv, 3, self.proj, self.heads)
+        except NotPlain:
+            bias = None if grid.padding is None else grid.padding.score_bias()  # (B, H, W, 1)
             x = self.proj(self.attend_in_parts(self.qkv(x), bias))
         else:
-            x = x.to(layers[0].weight.dtype)
-            map_bias = None if bias is None else bias[..., 0]
-            x = fast_window_attention(x, *layers, self.heads, self.window, map_bias)
+            x = self.attend_in_windows(x.to(qkv.weight.dtype), None, qkv, proj, grid)
         return x if self.drop is None else self.drop(x)
+
+    def after_norm(self, layer: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+        if type(self) is not BorderWindowAttention or self.fills_windows(x, grid):
+            raise NotPlain
+        if has_hooks(self) or not drops_nothing(self.drop):
+            raise NotPlain
+        qkv, proj = outer_layers(x, self.qkv, 3, self.proj, self.heads)
+        norm = norm_of(layer, x.shape[-1], x.dtype)
+        return self.attend_in_windows(x, norm, qkv, proj, grid)
+
+    def attend_in_windows(
+        self, x: Tensor, norm: Optional[Norm], qkv: Linear, proj: Linear, grid: Grid
+    ) -> Tensor:
+        """The attention of tokens, after a layer norm if there is one, by our own function."""
+        bias = None if grid.padding is None else grid.padding.score_bias()[..., 0]
+        return fast_window_attention(x, norm, qkv, proj, self.heads, self.window, bias)
 
     def fills_windows(self, x: Tensor, grid: Grid) -> bool:
         """True if windows of one size are needed, or are as good."""

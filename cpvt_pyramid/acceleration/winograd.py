@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from ..bfloat16 import is_captured
 from ..padding.batching import ceil_div
-from .products import AT_A_TIME, affine, fast_dtype
+from .ordinary import fast_dtype
+from .products import AT_A_TIME, affine
 
 FEWEST_CHANNELS = 256  # with fewer, the transforms take longer than the products that they save
 

@@ -14,7 +14,7 @@ from cpvt_pyramid import accelerate
 from cpvt_pyramid.acceleration import attention, conv_mlp, products
 from cpvt_pyramid.acceleration.attention import PartsOfAttention
 from cpvt_pyramid.acceleration.conv_mlp import FusedConvMLP
-from cpvt_pyramid.acceleration.products import is_supported
+from cpvt_pyramid.acceleration.ordinary import is_supported
 from cpvt_pyramid.grid import Grid, grid_of_windows
 from cpvt_pyramid.model import MLP, ConvMLP, WindowAttention
 from cpvt_pyramid.padding.mask import Padding

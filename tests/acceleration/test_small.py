@@ -9,7 +9,7 @@ from reference import same_maps
 from torch import nn
 
 from cpvt_pyramid import accelerate
-from cpvt_pyramid.acceleration import attention, norms, products
+from cpvt_pyramid.acceleration import attention, norms, ordinary, products
 from cpvt_pyramid.grid import Grid
 from cpvt_pyramid.layers import LayerNorm
 from cpvt_pyramid.model import MLP, GlobalAttention
@@ -65,7 +65,7 @@ def test_which_layers_are_plain(part, monkeypatch):
         monkeypatch.setattr(module, function.__name__, recorded(function))
     monkeypatch.setattr(norms, 'has_kernels', lambda dtype: True)
     monkeypatch.setattr(
-        norms, 'fast_layer_norm', recorded(lambda x, *args: F.layer_norm(x, x.shape[-1:], *args))
+        norms, 'fast_layer_norm', recorded(lambda x, norm: F.layer_norm(x, x.shape[-1:], *norm))
     )
     assert torch.equal(call(layer, x), expected) and not called
     call(layer, torch.randn(1, 64, 64, 64))
@@ -77,6 +77,6 @@ def test_few_tokens_of_many_channels():
     """The weight is large, and read for few tokens."""
     layer = nn.Linear(1024, 1024)
     x = torch.randn(1, 4, 4, 1024)
-    assert x.numel() * 1024 > products.FEW_OPERATIONS
+    assert x.numel() * 1024 > ordinary.FEW_OPERATIONS
     expected = layer(x)
     assert torch.equal(accelerate(layer)(x), expected)

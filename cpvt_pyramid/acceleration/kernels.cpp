@@ -173,12 +173,13 @@ void layer_norm(const T* x, const P* weight, const P* bias, T* out, int64_t rows
 template <typename F>
 constexpr int GROUP = 4 / sizeof(F);
 
-// `rows` rows of `groups` groups, `stride` values apart, times a panel.
+// `rows` rows of `groups` groups, `stride` values apart, times a panel. Call then(r, a, b) for both
+// vectors of each product.
 //
 // Not inlined: among other values the compiler keeps some of the sums in memory.
-template <int rows, typename F>
+template <int rows, typename F, typename Then>
 __attribute__((noinline)) void multiply_rows(const F* left, int64_t stride, const F* panel,
-                                             int64_t groups, vec out[][2]) {
+                                             int64_t groups, Then then) {
   vec sums[rows][2];
   each_row<rows>([&](int r) { sums[r][0] = sums[r][1] = repeated(0); });
   for (int64_t g = 0; g < groups; g++) {
@@ -191,10 +192,21 @@ __attribute__((noinline)) void multiply_rows(const F* left, int64_t stride, cons
       add_products(sums[r][1], bits, b, F());
     });
   }
-  each_row<rows>([&](int r) {
-    out[r][0] = sums[r][0];
-    out[r][1] = sums[r][1];
-  });
+  each_row<rows>([&](int r) { then(r, sums[r][0], sums[r][1]); });
+}
+
+// Store products, row by row.
+struct ThenStore {
+  vec (*out)[2];
+  void operator()(int64_t r, vec a, vec b) const {
+    out[r][0] = a;
+    out[r][1] = b;
+  }
+};
+
+// How many of `count` values are in a vector of several.
+int64_t count_of_part(int64_t count, int part) {
+  return std::clamp<int64_t>(count - part * LANES, 0, LANES);
 }
 
 int64_t ceil_div(int64_t n, int64_t k) { return (n + k - 1) / k; }
@@ -220,11 +232,26 @@ struct Vectors {
   static void multiply(int64_t count, const F* left, int64_t stride, const F* panel,
                        int64_t groups, vec out[][2]) {
     if constexpr (rows > 0) {
-      if (count == rows) return multiply_rows<rows>(left, stride, panel, groups, out);
+      if (count == rows) {
+        return multiply_rows<rows>(left, stride, panel, groups, ThenStore{out});
+      }
       multiply<rows - 1>(count, left, stride, panel, groups, out);
     }
   }
 };
+
+// Multiply, and call then(r, a, b) for both vectors of each of `rows` products.
+template <typename Kind, typename F, typename Then>
+void multiply_then(int64_t rows, const F* left, int64_t stride, const F* panel, int64_t groups,
+                   const Then& then) {
+  if constexpr (std::is_same_v<Kind, Vectors<F>>) {
+    // Those of most tokens are in registers.
+    if (rows == ROWS) return multiply_rows<ROWS>(left, stride, panel, groups, then);
+  }
+  vec products[Kind::ROWS][2];
+  Kind::multiply(rows, left, stride, panel, groups, products);
+  for (int64_t r = 0; r < rows; r++) then(r, products[r][0], products[r][1]);
+}
 
 // LANES columns of a panel, and up to LANES groups of their rows. `at(i)` is where those of column
 // i begin; columns from number `count` on are zeros.
@@ -290,19 +317,19 @@ struct Panels {
   std::uintptr_t end;
 };
 
-// Call f(token, rows, column, products) for the products of tokens, `stride` values apart, with the
-// panels of the columns `begin` to `end`. Of each column the rows `start` to `start + count` are
-// multiplied.
-template <typename Kind, typename F, typename Function>
+// Multiply tokens, `stride` values apart, with the panels of the columns `begin` to `end`. Of each
+// column the rows `start` to `start + count` are multiplied. `then_of(token, column)` is called with
+// the products from that token on, see `multiply_then`.
+template <typename Kind, typename F, typename ThenOf>
 void multiply_tokens(const F* x, int64_t stride, int64_t tokens, const Panels<F>& panels,
-                     int64_t begin, int64_t end, int64_t start, int64_t count, const Function& f) {
-  vec products[Kind::ROWS][2];
+                     int64_t begin, int64_t end, int64_t start, int64_t count,
+                     const ThenOf& then_of) {
   for (int64_t column = begin; column < end; column += COLUMNS) {
     const F* const panel = panels.data + column * panels.in + start * COLUMNS;
     for (int64_t token = 0; token < tokens; token += Kind::ROWS) {
       const int64_t rows = std::min<int64_t>(tokens - token, Kind::ROWS);
-      Kind::multiply(rows, x + token * stride, stride, panel, count / GROUP<F>, products);
-      f(token, rows, column, products);
+      multiply_then<Kind>(rows, x + token * stride, stride, panel, count / GROUP<F>,
+                          then_of(token, column));
     }
   }
 }
@@ -312,13 +339,16 @@ template <typename Kind, typename T, typename F, typename At>
 void apply(const Linear<T>& layer, const Panels<F>& panels, const F* x, int64_t tokens, At at) {
   multiply_tokens<Kind>(
       x, layer.in, tokens, panels, 0, layer.out, 0, layer.in,
-      [=](int64_t token, int64_t rows, int64_t column, const vec products[][2]) {
-        each_vector(std::min<int64_t>(layer.out - column, COLUMNS), [=](int64_t i, int64_t count) {
-          const vec bias = load(layer.bias + column + i, count);
-          for (int64_t r = 0; r < rows; r++) {
-            store(at(token + r) + column + i, products[r][i / LANES] + bias, count);
-          }
-        });
+      [=](int64_t token, int64_t column) {
+        const int64_t first = count_of_part(layer.out - column, 0);
+        const int64_t second = count_of_part(layer.out - column, 1);
+        const vec bias[] = {load(layer.bias + column, first),
+                            load(layer.bias + column + LANES, second)};
+        return [=](int64_t r, vec a, vec b) {
+          auto* const to = at(token + r) + column;
+          store(to, a + bias[0], first);
+          store(to + LANES, b + bias[1], second);
+        };
       });
 }
 
@@ -975,11 +1005,6 @@ struct Block {
   }
 };
 
-// How many of the first `count` values of a block are in a part.
-int64_t count_of_part(int64_t count, int part) {
-  return std::clamp<int64_t>(count - part * LANES, 0, LANES);
-}
-
 template <typename T>
 Block load_block(const T* x, int64_t count) {
   if constexpr (sizeof(T) == sizeof(float)) {
@@ -1176,17 +1201,15 @@ void expand(const NormMLP<T>& layers, const MLPPanels<F>& panels, const F* x, in
             int64_t start, int64_t count, F* wide, int64_t stride, const Activation& activation) {
   const int64_t n = layers.channels();
   multiply_tokens<Kind>(
-      x, n, tokens, panels.fc1, start, start + count, 0, n,
-      [&](int64_t token, int64_t rows, int64_t column, const vec products[][2]) {
-        for (int half = 0; half < 2; half++) {
-          const int64_t channel = column + half * LANES;
-          const int64_t there = std::clamp<int64_t>(start + count - channel, 0, LANES);
-          const vec bias = load(layers.fc1.bias + channel, there);
-          for (int64_t r = 0; r < rows; r++) {
-            F* const to = wide + (token + r) * stride + channel - start;
-            store(to, activation(products[r][half] + bias), LANES);
-          }
-        }
+      x, n, tokens, panels.fc1, start, start + count, 0, n, [=](int64_t token, int64_t column) {
+        const T* const bias = layers.fc1.bias + column;
+        const int64_t there = start + count - column;
+        const vec bias_a = load(bias, count_of_part(there, 0));
+        const vec bias_b = load(bias + LANES, count_of_part(there, 1));
+        F* const to = wide + token * stride + column - start;
+        return [=](int64_t r, vec a, vec b) {
+          store_both(to + r * stride, activation(a + bias_a), activation(b + bias_b));
+        };
       });
 }
 
@@ -1197,12 +1220,12 @@ void contract(const MLPPanels<F>& panels, const F* wide, int64_t stride, int64_t
   const int64_t columns = rounded_up(channels, COLUMNS);
   multiply_tokens<Kind>(
       wide, stride, tokens, panels.fc2, 0, channels, start, count,
-      [=](int64_t token, int64_t rows, int64_t column, const vec products[][2]) {
-        for (int64_t r = 0; r < rows; r++) {
-          float* const to = sums + (token + r) * columns + column;
-          store(to, products[r][0] + load(to, LANES), LANES);
-          store(to + LANES, products[r][1] + load(to + LANES, LANES), LANES);
-        }
+      [=](int64_t token, int64_t column) {
+        float* const first = sums + token * columns + column;
+        return [=](int64_t r, vec a, vec b) {
+          float* const to = first + r * columns;
+          store_both(to, a + load(to, LANES), b + load(to + LANES, LANES));
+        };
       });
 }
 

@@ -56,6 +56,15 @@ void store(bfloat16* to, vec x, int64_t count) {
   }
 }
 
+// Store the values of two vectors, one after another.
+void store_both(float* to, vec a, vec b) {
+  store(to, a, LANES);
+  store(to + LANES, b, LANES);
+}
+void store_both(bfloat16* to, vec a, vec b) {
+  _mm512_storeu_si512(to, (words)_mm512_cvtne2ps_pbh(b, a));
+}
+
 // The first `count` values, each in a word, then zeros; and back. Nothing is computed with them, so
 // that every bit stays.
 words load_words(const float* x, int64_t count) {

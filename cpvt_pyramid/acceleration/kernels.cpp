@@ -892,11 +892,13 @@ void copy_patches(T* map, T* patches, int64_t images, int64_t height, int64_t wi
 
 // GELU
 
-// x times the share of a normal distribution that is below x, whose absolute error is 2e-7.
+// x times the share of a normal distribution that is below x. T is the type that results are stored
+// in: the absolute error of the share is 2e-7 for float, and 1e-5 for bfloat16.
 #ifdef __AVX512F__
 
-// That share is a polynomial in each of 32 pieces of an axis, of which the processor holds the
-// coefficients in registers. Left of the pieces it is 0, and right of them 1.
+// The share between 0 and |x| is a polynomial in each of 32 pieces of an axis. Right of the pieces
+// it is 1/2.
+template <typename T>
 class Gelu {
  public:
   Gelu() {
@@ -904,27 +906,24 @@ class Gelu {
   }
 
   vec operator()(vec x) const {
-    // NaN stays: it is the second argument.
-    vec position = smaller(repeated(REACH), x);
-    position = larger(repeated(-REACH), position);
-    position = multiply_add(position, repeated(PER_UNIT), repeated(MIDDLE));
-    const vec rounded = position + repeated(ROUNDING);  // its lowest bits are the number of a piece
-    const words piece = as_words(rounded);
-    const vec offset = position - (rounded - repeated(ROUNDING));
+    const vec size = absolute(x);
+    const vec near = smaller(repeated(REACH), size);
+    // The lowest bits are the number of the piece whose center is nearest.
+    const words piece = as_words(multiply_add(near, repeated(PER_UNIT), repeated(ROUNDING)));
     vec share = coefficient(ORDER, piece);
-#pragma GCC unroll 4
+#pragma GCC unroll 3
     for (int power = ORDER - 1; power >= 0; power--) {
-      share = multiply_add(share, offset, coefficient(power, piece));
+      share = multiply_add(share, near, coefficient(power, piece));
     }
-    return x * share;
+    // Below x is 1/2 + share if x > 0, else 1/2 - share: times x both are this.
+    return multiply_add(size, share, x * repeated(0.5f));
   }
 
  private:
   static constexpr int PIECES = 2 * LANES;
-  static constexpr int ORDER = 4;
-  static constexpr float REACH = 5.5f;  // the centers of the first and last piece
-  static constexpr float MIDDLE = (PIECES - 1) / 2.0f;
-  static constexpr float PER_UNIT = MIDDLE / REACH;
+  static constexpr int ORDER = std::is_same_v<T, float> ? 3 : 2;
+  static constexpr float REACH = 5.4f;  // the center of the last piece; that of the first is 0
+  static constexpr float PER_UNIT = (PIECES - 1) / REACH;
   static constexpr float ROUNDING = 12582912;  // 1.5 * 2^23: floats near it are integers
 
   alignas(64) float coefficients_[ORDER + 1][PIECES];
@@ -939,18 +938,15 @@ class Gelu {
     double node[ORDER + 1];
     double difference[ORDER + 1];
     for (int i = 0; i <= ORDER; i++) {
-      node[i] = std::cos(M_PI * (i + 0.5) / (ORDER + 1)) / 2;
-      const double x = (piece + node[i] - MIDDLE) / PER_UNIT;
-      difference[i] = std::erfc(-x * M_SQRT1_2) / 2;
-      if (piece == 0) difference[i] = 0;
-      if (piece == PIECES - 1) difference[i] = 1;
+      node[i] = (piece + std::cos(M_PI * (i + 0.5) / (ORDER + 1)) / 2) / PER_UNIT;
+      difference[i] = piece == PIECES - 1 ? 0.5 : std::erf(node[i] * M_SQRT1_2) / 2;
     }
     for (int step = 1; step <= ORDER; step++) {
       for (int i = ORDER; i >= step; i--) {
         difference[i] = (difference[i] - difference[i - 1]) / (node[i] - node[i - step]);
       }
     }
-    double sum[ORDER + 1] = {};  // by powers of the offset
+    double sum[ORDER + 1] = {};  // by powers of |x|
     for (int i = ORDER; i >= 0; i--) {
       for (int power = ORDER; power > 0; power--) {
         sum[power] = sum[power - 1] - node[i] * sum[power];
@@ -965,6 +961,7 @@ class Gelu {
 
 // That share is 1/2 and x times a rational function of its square, fitted for |x| <= REACH. Left
 // of that it is 0.
+template <typename T>
 class Gelu {
  public:
   vec operator()(vec x) const {
@@ -985,7 +982,8 @@ class Gelu {
 
 #endif
 
-const Gelu gelu;
+template <typename T>
+const Gelu<T> gelu;
 
 // Depthwise convolution
 
@@ -1032,9 +1030,10 @@ void multiply_add(Block& sum, Block x, Block factor) {
 }
 
 // What becomes of the sums of a convolution: their GELU,
+template <typename T>
 struct ThenGelu {
   Block operator()(Block sum, int64_t, int64_t) const {
-    return Block::of([&](int i) { return gelu(sum.part[i]); });
+    return Block::of([&](int i) { return gelu<T>(sum.part[i]); });
   }
   ThenGelu from(int64_t) const { return *this; }
 };
@@ -1283,7 +1282,8 @@ void mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t 
       start_sums(layers, here, part.sums, count);
       for (int64_t start = 0; start < layers.width(); start += WIDE) {
         const int64_t channels = std::min(WIDE, layers.width() - start);
-        expand<Kind>(layers, panels, part.normal, count, start, channels, part.wide, WIDE, gelu);
+        expand<Kind>(layers, panels, part.normal, count, start, channels, part.wide, WIDE,
+                     gelu<F>);
         contract<Kind>(panels, part.wide, WIDE, count, start, channels, n, part.sums);
       }
       store_sums(layers, part.sums, here, count);
@@ -1376,7 +1376,7 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
         convolve_row(y > 0 ? row - of_wide_row : nullptr, row,
                      y + 1 < conv.height ? row + of_wide_row : nullptr, conv.weights + channel,
                      conv.bias + channel, part.convolved + (y - start) * of_wide_row, conv.width,
-                     WIDE_CONV, layers.width(), count, ThenGelu());
+                     WIDE_CONV, layers.width(), count, ThenGelu<F>());
       }
       contract<Kind>(panels, part.convolved, WIDE_CONV, tokens, channel, count,
                      layers.channels(), part.sums);
@@ -1465,7 +1465,7 @@ int kernels_fit_processor() { return fits_processor(); }
                             int64_t height, int64_t width, int64_t n, int64_t top,               \
                             int64_t bottom, int64_t threads) {                                   \
     convolve(x, weights, bias, out, images, height, width, n, top, bottom, threads,              \
-             [](int64_t) { return ThenGelu(); });                                             \
+             [](int64_t) { return ThenGelu<T>(); });                                          \
   }                                                                                              \
   void convolve_add_##name(const T* x, const T* weights, const T* bias, const T* others, T* out, \
                            int64_t images, int64_t height, int64_t width, int64_t n,             \

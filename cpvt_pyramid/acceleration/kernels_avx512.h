@@ -101,6 +101,8 @@ vec multiply_add(vec a, vec b, vec sum) { return _mm512_fmadd_ps(a, b, sum); }
 vec smaller(vec a, vec b) { return _mm512_min_ps(a, b); }
 vec larger(vec a, vec b) { return _mm512_max_ps(a, b); }
 
+vec absolute(vec x) { return _mm512_abs_ps(x); }
+
 // The first `count` values, then zeros.
 vec first_of(vec x, int64_t count) { return _mm512_maskz_mov_ps(first(count), x); }
 

@@ -222,12 +222,13 @@ void layer_norm(const T* x, const Norm<T>& norm, T* out, int64_t rows, int64_t n
 template <typename F>
 constexpr int GROUP = 4 / sizeof(F);
 
-// `rows` rows of `groups` groups, `stride` values apart, times a panel.
+// `rows` rows of `groups` groups, `stride` values apart, times a panel. Call then(r, a, b) for both
+// vectors of each product.
 //
 // Not inlined: among other values the compiler keeps some of the sums in memory.
-template <int rows, typename F>
+template <int rows, typename F, typename Then>
 __attribute__((noinline)) void multiply_rows(const F* left, int64_t stride, const F* panel,
-                                             int64_t groups, vec out[][2]) {
+                                             int64_t groups, Then then) {
   vec sums[rows][2];
   each_row<rows>([&](int r) { sums[r][0] = sums[r][1] = repeated(0); });
   for (int64_t g = 0; g < groups; g++) {
@@ -240,10 +241,21 @@ __attribute__((noinline)) void multiply_rows(const F* left, int64_t stride, cons
       add_products(sums[r][1], bits, b, F());
     });
   }
-  each_row<rows>([&](int r) {
-    out[r][0] = sums[r][0];
-    out[r][1] = sums[r][1];
-  });
+  each_row<rows>([&](int r) { then(r, sums[r][0], sums[r][1]); });
+}
+
+// Store products, row by row.
+struct ThenStore {
+  vec (*out)[2];
+  void operator()(int64_t r, vec a, vec b) const {
+    out[r][0] = a;
+    out[r][1] = b;
+  }
+};
+
+// How many of `count` values are in a vector of several.
+int64_t count_of_part(int64_t count, int part) {
+  return std::clamp<int64_t>(count - part * LANES, 0, LANES);
 }
 
 int64_t ceil_div(int64_t n, int64_t k) { return (n + k - 1) / k; }
@@ -269,11 +281,26 @@ struct Vectors {
   static void multiply(int64_t count, const F* left, int64_t stride, const F* panel,
                        int64_t groups, vec out[][2]) {
     if constexpr (rows > 0) {
-      if (count == rows) return multiply_rows<rows>(left, stride, panel, groups, out);
+      if (count == rows) {
+        return multiply_rows<rows>(left, stride, panel, groups, ThenStore{out});
+      }
       multiply<rows - 1>(count, left, stride, panel, groups, out);
     }
   }
 };
+
+// Multiply, and call then(r, a, b) for both vectors of each of `rows` products.
+template <typename Kind, typename F, typename Then>
+void multiply_then(int64_t rows, const F* left, int64_t stride, const F* panel, int64_t groups,
+                   const Then& then) {
+  if constexpr (std::is_same_v<Kind, Vectors<F>>) {
+    // Those of most tokens are in registers.
+    if (rows == ROWS) return multiply_rows<ROWS>(left, stride, panel, groups, then);
+  }
+  vec products[Kind::ROWS][2];
+  Kind::multiply(rows, left, stride, panel, groups, products);
+  for (int64_t r = 0; r < rows; r++) then(r, products[r][0], products[r][1]);
+}
 
 // LANES columns of a panel, and up to LANES groups of their rows. `at(i)` is where those of column
 // i begin; columns from number `count` on are zeros.
@@ -329,19 +356,19 @@ struct Panels {
   std::uintptr_t end;
 };
 
-// Call f(token, rows, column, products) for the products of tokens, `stride` values apart, with the
-// panels of the columns `begin` to `end`. Of each column the rows `start` to `start + count` are
-// multiplied.
-template <typename Kind, typename F, typename Function>
+// Multiply tokens, `stride` values apart, with the panels of the columns `begin` to `end`. Of each
+// column the rows `start` to `start + count` are multiplied. `then_of(token, column)` is called with
+// the products from that token on, see `multiply_then`.
+template <typename Kind, typename F, typename ThenOf>
 void multiply_tokens(const F* x, int64_t stride, int64_t tokens, const Panels<F>& panels,
-                     int64_t begin, int64_t end, int64_t start, int64_t count, const Function& f) {
-  vec products[Kind::ROWS][2];
+                     int64_t begin, int64_t end, int64_t start, int64_t count,
+                     const ThenOf& then_of) {
   for (int64_t column = begin; column < end; column += COLUMNS) {
     const F* const panel = panels.data + column * panels.in + start * COLUMNS;
     for (int64_t token = 0; token < tokens; token += Kind::ROWS) {
       const int64_t rows = std::min<int64_t>(tokens - token, Kind::ROWS);
-      Kind::multiply(rows, x + token * stride, stride, panel, count / GROUP<F>, products);
-      f(token, rows, column, products);
+      multiply_then<Kind>(rows, x + token * stride, stride, panel, count / GROUP<F>,
+                          then_of(token, column));
     }
   }
 }
@@ -351,13 +378,16 @@ template <typename Kind, typename T, typename F, typename At>
 void apply(const Linear<T>& layer, const Panels<F>& panels, const F* x, int64_t tokens, At at) {
   multiply_tokens<Kind>(
       x, layer.in, tokens, panels, 0, layer.out, 0, layer.in,
-      [=](int64_t token, int64_t rows, int64_t column, const vec products[][2]) {
-        each_vector(std::min<int64_t>(layer.out - column, COLUMNS), [=](int64_t i, int64_t count) {
-          const vec bias = load(layer.bias + column + i, count);
-          for (int64_t r = 0; r < rows; r++) {
-            store(at(token + r) + column + i, products[r][i / LANES] + bias, count);
-          }
-        });
+      [=](int64_t token, int64_t column) {
+        const int64_t first = count_of_part(layer.out - column, 0);
+        const int64_t second = count_of_part(layer.out - column, 1);
+        const vec bias[] = {load(layer.bias + column, first),
+                            load(layer.bias + column + LANES, second)};
+        return [=](int64_t r, vec a, vec b) {
+          auto* const to = at(token + r) + column;
+          store(to, a + bias[0], first);
+          store(to + LANES, b + bias[1], second);
+        };
       });
 }
 
@@ -965,11 +995,13 @@ void normal_patches(const T* x, const Norm<T>& norm, const bool* outside, T* pat
 
 // GELU
 
-// x times the share of a normal distribution that is below x, whose absolute error is 2e-7.
+// x times the share of a normal distribution that is below x. T is the type that results are stored
+// in: the absolute error of the share is 2e-7 for float, and 1e-5 for bfloat16.
 #ifdef __AVX512F__
 
-// That share is a polynomial in each of 32 pieces of an axis, of which the processor holds the
-// coefficients in registers. Left of the pieces it is 0, and right of them 1.
+// The share between 0 and |x| is a polynomial in each of 32 pieces of an axis. Right of the pieces
+// it is 1/2.
+template <typename T>
 class Gelu {
  public:
   Gelu() {
@@ -977,27 +1009,24 @@ class Gelu {
   }
 
   vec operator()(vec x) const {
-    // NaN stays: it is the second argument.
-    vec position = smaller(repeated(REACH), x);
-    position = larger(repeated(-REACH), position);
-    position = multiply_add(position, repeated(PER_UNIT), repeated(MIDDLE));
-    const vec rounded = position + repeated(ROUNDING);  // its lowest bits are the number of a piece
-    const words piece = as_words(rounded);
-    const vec offset = position - (rounded - repeated(ROUNDING));
+    const vec size = absolute(x);
+    const vec near = smaller(repeated(REACH), size);
+    // The lowest bits are the number of the piece whose center is nearest.
+    const words piece = as_words(multiply_add(near, repeated(PER_UNIT), repeated(ROUNDING)));
     vec share = coefficient(ORDER, piece);
-#pragma GCC unroll 4
+#pragma GCC unroll 3
     for (int power = ORDER - 1; power >= 0; power--) {
-      share = multiply_add(share, offset, coefficient(power, piece));
+      share = multiply_add(share, near, coefficient(power, piece));
     }
-    return x * share;
+    // Below x is 1/2 + share if x > 0, else 1/2 - share: times x both are this.
+    return multiply_add(size, share, x * repeated(0.5f));
   }
 
  private:
   static constexpr int PIECES = 2 * LANES;
-  static constexpr int ORDER = 4;
-  static constexpr float REACH = 5.5f;  // the centers of the first and last piece
-  static constexpr float MIDDLE = (PIECES - 1) / 2.0f;
-  static constexpr float PER_UNIT = MIDDLE / REACH;
+  static constexpr int ORDER = std::is_same_v<T, float> ? 3 : 2;
+  static constexpr float REACH = 5.4f;  // the center of the last piece; that of the first is 0
+  static constexpr float PER_UNIT = (PIECES - 1) / REACH;
   static constexpr float ROUNDING = 12582912;  // 1.5 * 2^23: floats near it are integers
 
   alignas(64) float coefficients_[ORDER + 1][PIECES];
@@ -1012,18 +1041,15 @@ class Gelu {
     double node[ORDER + 1];
     double difference[ORDER + 1];
     for (int i = 0; i <= ORDER; i++) {
-      node[i] = std::cos(M_PI * (i + 0.5) / (ORDER + 1)) / 2;
-      const double x = (piece + node[i] - MIDDLE) / PER_UNIT;
-      difference[i] = std::erfc(-x * M_SQRT1_2) / 2;
-      if (piece == 0) difference[i] = 0;
-      if (piece == PIECES - 1) difference[i] = 1;
+      node[i] = (piece + std::cos(M_PI * (i + 0.5) / (ORDER + 1)) / 2) / PER_UNIT;
+      difference[i] = piece == PIECES - 1 ? 0.5 : std::erf(node[i] * M_SQRT1_2) / 2;
     }
     for (int step = 1; step <= ORDER; step++) {
       for (int i = ORDER; i >= step; i--) {
         difference[i] = (difference[i] - difference[i - 1]) / (node[i] - node[i - step]);
       }
     }
-    double sum[ORDER + 1] = {};  // by powers of the offset
+    double sum[ORDER + 1] = {};  // by powers of |x|
     for (int i = ORDER; i >= 0; i--) {
       for (int power = ORDER; power > 0; power--) {
         sum[power] = sum[power - 1] - node[i] * sum[power];
@@ -1038,6 +1064,7 @@ class Gelu {
 
 // That share is 1/2 and x times a rational function of its square, fitted for |x| <= REACH. Left
 // of that it is 0.
+template <typename T>
 class Gelu {
  public:
   vec operator()(vec x) const {
@@ -1058,15 +1085,15 @@ class Gelu {
 
 #endif
 
-const Gelu gelu;
+template <typename T>
+const Gelu<T> gelu;
 
 // Depthwise convolution
 
 constexpr int BLOCK = BLOCK_VECTORS * LANES;  // channels that are computed at a time
-constexpr int64_t SPAN = 32;                  // columns, whose rows stay in the cache
+constexpr int64_t SPAN = 128;                 // columns, whose rows stay in the cache
 
-// The values of a block in float: in the order of the channels, or, of bfloat16, the even and the
-// odd ones.
+// The values of a block in float: in the order of the channels, or, of bfloat16, in that of `pairs`.
 struct Block {
   vec part[BLOCK_VECTORS];
 
@@ -1076,21 +1103,18 @@ struct Block {
     for (int i = 0; i < BLOCK_VECTORS; i++) block.part[i] = f(i);
     return block;
   }
+  static Block zeros() {
+    return of([](int) { return repeated(0); });
+  }
 };
-
-// How many of the first `count` values of a block are in a part.
-int64_t count_of_part(int64_t count, int part) {
-  return std::clamp<int64_t>(count - part * LANES, 0, LANES);
-}
 
 template <typename T>
 Block load_block(const T* x, int64_t count) {
   if constexpr (sizeof(T) == sizeof(float)) {
     return Block::of([=](int i) { return load(x + i * LANES, count_of_part(count, i)); });
   } else {
-    Block block;
-    load_even_and_odd(x, block.part[0], block.part[1], count);
-    return block;
+    const words values = load_all(x, count);
+    return Block::of([=](int i) { return floats(values, i); });
   }
 }
 
@@ -1101,18 +1125,62 @@ void store_block(T* to, Block x, int64_t count) {
       store(to + i * LANES, x.part[i], count_of_part(count, i));
     }
   } else {
-    store_even_and_odd(to, x.part[0], x.part[1], count);
+    store_all(to, joined(x.part[0], x.part[1]), count);
   }
 }
 
-void multiply_add(Block& sum, Block x, Block factor) {
-  sum = Block::of([&](int i) { return multiply_add(x.part[i], factor.part[i], sum.part[i]); });
-}
+// The values of a block in three rows, of which the first and the last may be null: zeros.
+template <typename T>
+struct Column {
+  Block row[3];
+
+  static Column of(const T* const rows[3], int64_t place, int64_t count) {
+    Column column;
+    for (int i = 0; i < 3; i++) {
+      column.row[i] = rows[i] ? load_block(rows[i] + place, count) : Block::zeros();
+    }
+    return column;
+  }
+
+  void multiply_add(Block& sum, const Column& factor) const {
+    for (int i = 0; i < 3; i++) {
+      sum = Block::of([&](int part) {
+        return ::multiply_add(row[i].part[part], factor.row[i].part[part], sum.part[part]);
+      });
+    }
+  }
+};
+
+#ifdef __AVX512BF16__
+// The first two rows are paired.
+template <>
+struct Column<bfloat16> {
+  words pair[BLOCK_VECTORS];
+  Block last;
+
+  static Column of(const bfloat16* const rows[3], int64_t place, int64_t count) {
+    const words first = rows[0] ? load_all(rows[0] + place, count) : no_words();
+    const words second = load_all(rows[1] + place, count);
+    Column column;
+    for (int i = 0; i < BLOCK_VECTORS; i++) column.pair[i] = pairs(first, second, i);
+    column.last = rows[2] ? load_block(rows[2] + place, count) : Block::zeros();
+    return column;
+  }
+
+  void multiply_add(Block& sum, const Column& factor) const {
+    for (int i = 0; i < BLOCK_VECTORS; i++) {
+      add_products(sum.part[i], pair[i], factor.pair[i]);
+      sum.part[i] = ::multiply_add(last.part[i], factor.last.part[i], sum.part[i]);
+    }
+  }
+};
+#endif
 
 // What becomes of the sums of a convolution: their GELU,
+template <typename T>
 struct ThenGelu {
   Block operator()(Block sum, int64_t, int64_t) const {
-    return Block::of([&](int i) { return gelu(sum.part[i]); });
+    return Block::of([&](int i) { return gelu<T>(sum.part[i]); });
   }
   ThenGelu from(int64_t) const { return *this; }
 };
@@ -1134,8 +1202,12 @@ template <typename T, typename Then>
 inline __attribute__((always_inline)) void convolve_columns(
     const T* const rows[3], const T* weights, const T* bias, T* out, int64_t start, int64_t stop,
     int64_t width, int64_t n, int64_t of_weights, int64_t count, const Then& then) {
-  Block kernel[3][3];
-  for (int k = 0; k < 9; k++) kernel[k / 3][k % 3] = load_block(weights + k * of_weights, count);
+  Column<T> kernel[3];
+  for (int i = 0; i < 3; i++) {
+    const T* const column = weights + i * of_weights;
+    const T* const kernel_rows[3] = {column, column + 3 * of_weights, column + 6 * of_weights};
+    kernel[i] = Column<T>::of(kernel_rows, 0, count);
+  }
   const Block first_sum = load_block(bias, count);
   // A column is part of three results: the one to the left, which it completes, its own, and the
   // one to the right.
@@ -1144,13 +1216,10 @@ inline __attribute__((always_inline)) void convolve_columns(
   for (int64_t column = std::max<int64_t>(start - 1, 0); column <= stop; column++) {
     Block right = first_sum;
     if (column < width) {
-      for (int row = 0; row < 3; row++) {
-        if (!rows[row]) continue;
-        const Block x = load_block(rows[row] + column * n, count);
-        multiply_add(left, x, kernel[row][2]);
-        multiply_add(here, x, kernel[row][1]);
-        multiply_add(right, x, kernel[row][0]);
-      }
+      const auto x = Column<T>::of(rows, column * n, count);
+      x.multiply_add(left, kernel[2]);
+      x.multiply_add(here, kernel[1]);
+      x.multiply_add(right, kernel[0]);
     }
     if (column > start) {
       const int64_t place = (column - 1) * n;
@@ -1162,10 +1231,13 @@ inline __attribute__((always_inline)) void convolve_columns(
 }
 
 // `channels` of a row; see above.
+//
+// Not inlined: among other values the compiler keeps some of the weights in memory.
 template <typename T, typename Then>
-void convolve_row(const T* above, const T* row, const T* below, const T* weights, const T* bias,
-                  T* out, int64_t width, int64_t n, int64_t of_weights, int64_t channels,
-                  const Then& then) {
+__attribute__((noinline)) void convolve_row(const T* above, const T* row, const T* below,
+                                            const T* weights, const T* bias, T* out, int64_t width,
+                                            int64_t n, int64_t of_weights, int64_t channels,
+                                            const Then& then) {
   for (int64_t start = 0; start < width; start += SPAN) {
     const int64_t stop = std::min(start + SPAN, width);
     each_vector<BLOCK>(channels, [&](int64_t channel, int64_t count) {
@@ -1270,17 +1342,15 @@ void expand(const NormMLP<T>& layers, const MLPPanels<F>& panels, const F* x, in
             int64_t start, int64_t count, F* wide, int64_t stride, const Activation& activation) {
   const int64_t n = layers.channels();
   multiply_tokens<Kind>(
-      x, n, tokens, panels.fc1, start, start + count, 0, n,
-      [&](int64_t token, int64_t rows, int64_t column, const vec products[][2]) {
-        for (int half = 0; half < 2; half++) {
-          const int64_t channel = column + half * LANES;
-          const int64_t there = std::clamp<int64_t>(start + count - channel, 0, LANES);
-          const vec bias = load(layers.fc1.bias + channel, there);
-          for (int64_t r = 0; r < rows; r++) {
-            F* const to = wide + (token + r) * stride + channel - start;
-            store(to, activation(products[r][half] + bias), LANES);
-          }
-        }
+      x, n, tokens, panels.fc1, start, start + count, 0, n, [=](int64_t token, int64_t column) {
+        const T* const bias = layers.fc1.bias + column;
+        const int64_t there = start + count - column;
+        const vec bias_a = load(bias, count_of_part(there, 0));
+        const vec bias_b = load(bias + LANES, count_of_part(there, 1));
+        F* const to = wide + token * stride + column - start;
+        return [=](int64_t r, vec a, vec b) {
+          store_both(to + r * stride, activation(a + bias_a), activation(b + bias_b));
+        };
       });
 }
 
@@ -1291,12 +1361,12 @@ void contract(const MLPPanels<F>& panels, const F* wide, int64_t stride, int64_t
   const int64_t columns = rounded_up(channels, COLUMNS);
   multiply_tokens<Kind>(
       wide, stride, tokens, panels.fc2, 0, channels, start, count,
-      [=](int64_t token, int64_t rows, int64_t column, const vec products[][2]) {
-        for (int64_t r = 0; r < rows; r++) {
-          float* const to = sums + (token + r) * columns + column;
-          store(to, products[r][0] + load(to, LANES), LANES);
-          store(to + LANES, products[r][1] + load(to + LANES, LANES), LANES);
-        }
+      [=](int64_t token, int64_t column) {
+        float* const first = sums + token * columns + column;
+        return [=](int64_t r, vec a, vec b) {
+          float* const to = first + r * columns;
+          store_both(to, a + load(to, LANES), b + load(to + LANES, LANES));
+        };
       });
 }
 
@@ -1354,7 +1424,8 @@ void mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t 
       start_sums(layers, here, part.sums, count);
       for (int64_t start = 0; start < layers.width(); start += WIDE) {
         const int64_t channels = std::min(WIDE, layers.width() - start);
-        expand<Kind>(layers, panels, part.normal, count, start, channels, part.wide, WIDE, gelu);
+        expand<Kind>(layers, panels, part.normal, count, start, channels, part.wide, WIDE,
+                     gelu<F>);
         contract<Kind>(panels, part.wide, WIDE, count, start, channels, n, part.sums);
       }
       store_sums(layers, part.sums, here, count);
@@ -1383,7 +1454,7 @@ template <typename T, typename F>
 struct RowsPart {
   RowsPart(int64_t rows, int64_t width, int64_t channels, int64_t wide_channels,
            std::uintptr_t memory)
-      : tokens(take<T>(memory, (rows + 2) * width * channels)),
+      : tokens(take<T>(memory, width * channels)),
         normal(take<F>(memory, ((rows + 2) * width + MOST_ROWS) * channels)),
         wide(take<F>(memory, (rows + 2) * width * WIDE_CONV)),
         kept(take<F>(memory, 2 * width * rounded_up(wide_channels, WIDE_CONV))),
@@ -1391,8 +1462,8 @@ struct RowsPart {
         sums(take<float>(memory, rows * width * rounded_up(channels, COLUMNS))),
         end(memory) {}
 
-  T* tokens;     // tokens, channels
-  F* normal;     // the same
+  T* tokens;     // tokens of the last row that was read, channels
+  F* normal;     // tokens, channels
   F* wide;       // tokens, WIDE_CONV
   F* kept;       // some wide channels, tokens of two rows, WIDE_CONV
   F* convolved;  // tokens, WIDE_CONV
@@ -1408,6 +1479,7 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
                       int64_t top, int64_t bottom, int64_t most, const RowsPart<T, F>& part,
                       bool continues) {
   const int64_t of_row = conv.width * layers.channels();
+  const int64_t of_sums_row = conv.width * rounded_up(layers.channels(), COLUMNS);
   const int64_t of_wide_row = conv.width * WIDE_CONV;
   const bool has_relu = conv.relu;
   const auto activation = [=](vec sum) {
@@ -1423,32 +1495,39 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
     const int64_t fresh = has_kept ? start + 1 : near;  // the first that is not kept
     const int64_t fresh_tokens = (end - fresh) * conv.width;
     const int64_t tokens = (stop - start) * conv.width;
-    add_branches(x + near * of_row, branch + near * of_row, part.tokens, (end - near) * of_row);
-    layers.norm.apply(part.tokens + (fresh - near) * of_row, part.normal, fresh_tokens,
-                      layers.channels());
-    start_sums(layers, part.tokens + (start - near) * of_row, part.sums, tokens);
+    if (has_kept) start_sums(layers, part.tokens, part.sums, conv.width);
+    for (int64_t y = fresh; y < end; y++) {
+      add_branches(x + y * of_row, branch + y * of_row, part.tokens, of_row);
+      layers.norm.apply(part.tokens, part.normal + (y - fresh) * of_row, conv.width,
+                        layers.channels());
+      if (start <= y && y < stop) {
+        start_sums(layers, part.tokens, part.sums + (y - start) * of_sums_row, conv.width);
+      }
+    }
     for (int64_t channel = 0; channel < layers.width(); channel += WIDE_CONV) {
       const int64_t count = std::min(WIDE_CONV, layers.width() - channel);
       F* const kept = part.kept + 2 * conv.width * channel;
-      std::memcpy(part.wide, kept, (fresh - near) * of_wide_row * sizeof(F));
-      F* const wide = part.wide + (fresh - near) * of_wide_row;
-      expand<Kind>(layers, panels, part.normal, fresh_tokens, channel, count, wide, WIDE_CONV,
+      const auto row_at = [=](int64_t y) {
+        return y < fresh ? kept + (y - near) * of_wide_row : part.wide + (y - fresh) * of_wide_row;
+      };
+      expand<Kind>(layers, panels, part.normal, fresh_tokens, channel, count, part.wide, WIDE_CONV,
                    activation);
       if (conv.outside) {
         const bool* const outside = conv.outside + fresh * conv.width;
         for (int64_t i = 0; i < fresh_tokens; i++) {
-          if (outside[i]) std::memset(wide + i * WIDE_CONV, 0, WIDE_CONV * sizeof(F));
+          if (outside[i]) std::memset(part.wide + i * WIDE_CONV, 0, WIDE_CONV * sizeof(F));
         }
       }
-      if (stop < conv.height) {
-        std::memcpy(kept, part.wide + (stop - 1 - near) * of_wide_row, 2 * of_wide_row * sizeof(F));
-      }
       for (int64_t y = start; y < stop; y++) {
-        const F* const row = part.wide + (y - near) * of_wide_row;
-        convolve_row(y > 0 ? row - of_wide_row : nullptr, row,
-                     y + 1 < conv.height ? row + of_wide_row : nullptr, conv.weights + channel,
+        convolve_row(y > 0 ? row_at(y - 1) : nullptr, row_at(y),
+                     y + 1 < conv.height ? row_at(y + 1) : nullptr, conv.weights + channel,
                      conv.bias + channel, part.convolved + (y - start) * of_wide_row, conv.width,
-                     WIDE_CONV, layers.width(), count, ThenGelu());
+                     WIDE_CONV, layers.width(), count, ThenGelu<F>());
+      }
+      if (stop < conv.height) {
+        for (int i = 0; i < 2; i++) {
+          std::memcpy(kept + i * of_wide_row, row_at(stop - 1 + i), of_wide_row * sizeof(F));
+        }
       }
       contract<Kind>(panels, part.convolved, WIDE_CONV, tokens, channel, count,
                      layers.channels(), part.sums);
@@ -1461,7 +1540,7 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
 template <typename T, typename F>
 int64_t rows_of_part(const NormMLP<T>& layers, const MapConvolution<T>& conv, int64_t threads) {
   const int64_t of_part = ceil_div(conv.images * conv.height, all_parts(threads, PARTS));
-  const int64_t of_token = layers.channels() * (sizeof(T) + sizeof(F)) + 2 * WIDE_CONV * sizeof(F) +
+  const int64_t of_token = (layers.channels() + 2 * WIDE_CONV) * sizeof(F) +
                            rounded_up(layers.channels(), COLUMNS) * sizeof(float);
   return std::clamp<int64_t>(PART_BYTES / (of_token * conv.width), 1, of_part);
 }
@@ -1534,7 +1613,7 @@ int kernels_fit_processor() { return fits_processor(); }
                             int64_t height, int64_t width, int64_t n, int64_t top,               \
                             int64_t bottom, int64_t threads) {                                   \
     convolve(x, weights, bias, out, images, height, width, n, top, bottom, threads,              \
-             [](int64_t) { return ThenGelu(); });                                             \
+             [](int64_t) { return ThenGelu<T>(); });                                          \
   }                                                                                              \
   void convolve_add_##name(const T* x, const T* weights, const T* bias, const T* others, T* out, \
                            int64_t images, int64_t height, int64_t width, int64_t n,             \

@@ -55,6 +55,12 @@ vec load(const float* x, int64_t count) { return as_vec(load_words(x, count)); }
 // Store the first `count` values.
 void store(float* to, vec x, int64_t count) { store_words(to, as_words(x), count); }
 
+// Store the values of two vectors, one after another.
+void store_both(float* to, vec a, vec b) {
+  store(to, a, LANES);
+  store(to + LANES, b, LANES);
+}
+
 vec repeated(float x) { return _mm256_set1_ps(x); }
 
 // a * b + sum

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .padding.batching import ceil_div
 from .padding.mask import MASKED, Padding
-from .versions import is_compiling, statically_known_true
+from .versions import autocast_dtype, is_compiling, statically_known_true
 
 POOLED = 7  # sides of the map of keys of linear attention (PVTv2, section 3.1)
 
@@ -74,10 +74,16 @@ class Grid:
         self.means = means
 
 
-def bias_of_keys(keys: Padding, dtype: torch.dtype, class_tokens: int = 0) -> Tensor:
-    """`Grid.key_bias` of the keys of a map, after those of class tokens."""
-    bias = keys.score_bias().flatten(1)[:, None, None].to(dtype)  # (B, 1, 1, M)
+def bias_of_keys(keys: Padding, x: Tensor, class_tokens: int = 0) -> Tensor:
+    """`Grid.key_bias` of the keys of a map, after those of class tokens, for tokens x."""
+    bias = keys.score_bias(dtype_of_scores(x)).flatten(1)[:, None, None]  # (B, 1, 1, M)
     return F.pad(bias, (class_tokens, 0)) if class_tokens else bias
+
+
+def dtype_of_scores(x: Tensor) -> torch.dtype:
+    """The dtype of queries and keys: that of autocast where it is on, else that of the tokens. Each
+    attention would cast a bias in another one."""
+    return autocast_dtype(x.device.type) or x.dtype
 
 
 def grid_of_windows(
@@ -94,7 +100,7 @@ def grid_of_windows(
     if window_padding == 'zero':
         return Grid(k, k)
     if padding is not None:
-        bias = pad_to_multiple(padding.score_bias().to(x.dtype), k, MASKED)
+        bias = pad_to_multiple(padding.score_bias(dtype_of_scores(x)), k, MASKED)
         if window_padding == 'mmseg':
             height, width = padding.sizes()
             needs_both = (height % k > 0) & (width % k > 0)  # of each image
@@ -117,7 +123,8 @@ def bias_of_border(x: Tensor, k: int, window_padding: str) -> Optional[Tensor]:
         return None
     if window_padding == 'mmseg' and (rows_fit or columns_fit):
         return None
-    bias = pad_to_multiple(x.new_zeros(1, *x.shape[1:3], 1), k, MASKED)
+    bias = x.new_zeros(1, *x.shape[1:3], 1, dtype=dtype_of_scores(x))
+    bias = pad_to_multiple(bias, k, MASKED)
     if window_padding == 'mmseg' and is_compiling():
         # A graph serves sizes that k divides and others: it finds out from the values.
         has_rows = bias[:, -1:, :1] < 0

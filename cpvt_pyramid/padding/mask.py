@@ -31,7 +31,7 @@ class Padding:
 
     def __init__(self, outside: Tensor) -> None:
         self.outside = outside
-        self._score_bias: Optional[Tensor] = None
+        self._score_bias: dict[torch.dtype, Tensor] = {}
 
     @classmethod
     def of_batch(cls, image: Tensor, valid: Tensor) -> 'Padding':
@@ -73,11 +73,11 @@ class Padding:
         first_row = self.outside[:, 0, :, 0]
         return (~first_column).sum(1), (~first_row).sum(1)
 
-    def score_bias(self) -> Tensor:
-        """(B, H, W, 1), `MASKED` outside of each image and 0 inside; made once."""
-        if self._score_bias is None:
-            self._score_bias = self.outside * MASKED
-        return self._score_bias
+    def score_bias(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(B, H, W, 1), `MASKED` outside of each image and 0 inside; made once in each dtype."""
+        if dtype not in self._score_bias:
+            self._score_bias[dtype] = (self.outside * MASKED).to(dtype)
+        return self._score_bias[dtype]
 
     def fill(self, x: Tensor, value: float = 0) -> Tensor:
         """Set tokens (B, H, W, C) outside of their image to a value."""

@@ -176,7 +176,7 @@ class Column(nn.Module):
         height, width = x.shape[1:3]
         padding = batch.at(self.arch.patch_size)
         class_tokens = int(self.cls_token is not None)
-        bias = None if padding is None else bias_of_keys(padding, x.dtype, class_tokens)
+        bias = None if padding is None else bias_of_keys(padding, x, class_tokens)
         grid = Grid(height, width, padding=padding, class_tokens=class_tokens, key_bias=bias)
         if self.rotation is not None:
             self.rotation.describe(grid, self.arch.dim // self.arch.heads, x)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .padding.batching import ceil_div
 from .padding.mask import MASKED, Padding
-from .versions import is_compiling, statically_known_true
+from .versions import autocast_dtype, is_compiling, statically_known_true
 
 POOLED = 7  # sides of the map of keys of linear attention (PVTv2, section 3.1)
 
@@ -74,10 +74,30 @@ class Grid:
         self.means = means
 
 
-def bias_of_keys(keys: Padding, dtype: torch.dtype, class_tokens: int = 0) -> Tensor:
-    """`Grid.key_bias` of the keys of a map, after those of class tokens."""
-    bias = keys.score_bias().flatten(1)[:, None, None].to(dtype)  # (B, 1, 1, M)
-    return F.pad(bias, (class_tokens, 0)) if class_tokens else bias
+def bias_of_keys(keys: Padding, x: Tensor, class_tokens: int = 0) -> Tensor:
+    """`Grid.key_bias` of the keys of a map, after those of class tokens, for tokens x."""
+    bias = keys.score_bias(dtype_of_scores(x)).flatten(1)[:, None, None]  # (B, 1, 1, M)
+    if class_tokens:
+        bias = F.pad(bias, (class_tokens, 0))
+    return align_rows(bias)
+
+
+def align_rows(bias: Tensor) -> Tensor:
+    """A bias (B, 1, 1, M) whose rows begin at multiples of 8 elements in the memory of a GPU.
+
+    PyTorch's memory-efficient attention copies any other bias in each call (`preprocess_mask` in
+    its attention.cpp).
+    """
+    keys = bias.shape[3]
+    if not bias.is_cuda or is_compiling() or divides(8, keys):
+        return bias
+    return F.pad(bias, (0, -keys % 8))[..., :keys]
+
+
+def dtype_of_scores(x: Tensor) -> torch.dtype:
+    """The dtype of queries and keys: that of autocast where it is on, else that of the tokens. Each
+    attention would cast a bias in another one."""
+    return autocast_dtype(x.device.type) or x.dtype
 
 
 def grid_of_windows(
@@ -94,7 +114,7 @@ def grid_of_windows(
     if window_padding == 'zero':
         return Grid(k, k)
     if padding is not None:
-        bias = pad_to_multiple(padding.score_bias().to(x.dtype), k, MASKED)
+        bias = pad_to_multiple(padding.score_bias(dtype_of_scores(x)), k, MASKED)
         if window_padding == 'mmseg':
             height, width = padding.sizes()
             needs_both = (height % k > 0) & (width % k > 0)  # of each image
@@ -104,8 +124,8 @@ def grid_of_windows(
         if border is None:
             return Grid(k, k)
         bias = border.expand(x.shape[0], -1, -1, -1)  # all images have the same border
-    bias = to_windows(bias, k, k)[:, None, None, :, 0]
-    return Grid(k, k, key_bias=bias)  # (B * n, 1, 1, k * k)
+    bias = to_windows(bias, k, k)[:, None, None, :, 0]  # (B * n, 1, 1, k * k)
+    return Grid(k, k, key_bias=align_rows(bias))
 
 
 def bias_of_border(x: Tensor, k: int, window_padding: str) -> Optional[Tensor]:
@@ -117,7 +137,8 @@ def bias_of_border(x: Tensor, k: int, window_padding: str) -> Optional[Tensor]:
         return None
     if window_padding == 'mmseg' and (rows_fit or columns_fit):
         return None
-    bias = pad_to_multiple(x.new_zeros(1, *x.shape[1:3], 1), k, MASKED)
+    bias = x.new_zeros(1, *x.shape[1:3], 1, dtype=dtype_of_scores(x))
+    bias = pad_to_multiple(bias, k, MASKED)
     if window_padding == 'mmseg' and is_compiling():
         # A graph serves sizes that k divides and others: it finds out from the values.
         has_rows = bias[:, -1:, :1] < 0

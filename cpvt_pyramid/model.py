@@ -678,7 +678,7 @@ class GlobalAttention(Attention):
             keys: Optional[Padding] = grid.padding.whole_patches(grid.step)
         else:
             keys = batch.at(shape.stride * grid.step, finer=shape.stride)
-        grid.key_bias = None if keys is None else bias_of_keys(keys, x.dtype)
+        grid.key_bias = None if keys is None else bias_of_keys(keys, x)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Tokens (B, H, W, C), in the same shape."""

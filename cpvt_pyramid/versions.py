@@ -43,17 +43,29 @@ def cpu_autocast_dtype() -> Optional[torch.dtype]:
     return torch.get_autocast_dtype('cpu') if VERSION >= (2, 4) else torch.get_autocast_cpu_dtype()
 
 
+def is_autocast(device: str) -> bool:
+    """True if autocast is on for a type of device; also in a graph."""
+    if VERSION < (2, 4):
+        return torch.is_autocast_cpu_enabled() if device == 'cpu' else torch.is_autocast_enabled()
+    if is_compiling():  # PyTorch 2.7 cannot trace the function that says what is available
+        can_be = device != 'meta'
+    else:
+        can_be = torch.amp.is_autocast_available(device)
+    return can_be and torch.is_autocast_enabled(device)
+
+
+def autocast_dtype(device: str) -> Optional[torch.dtype]:
+    """The dtype in which autocast computes on a type of device; None: it is off."""
+    if not is_autocast(device):
+        return None
+    if VERSION >= (2, 4):
+        return torch.get_autocast_dtype(device)
+    return torch.get_autocast_cpu_dtype() if device == 'cpu' else torch.get_autocast_gpu_dtype()
+
+
 def without_autocast(device: str) -> AbstractContextManager:
     """Autocast switched off for a type of device; where it is off, nothing, also in a graph."""
-    if VERSION >= (2, 4):
-        if is_compiling():  # PyTorch 2.7 cannot trace the function that says what is available
-            can_be = device != 'meta'
-        else:
-            can_be = torch.amp.is_autocast_available(device)
-        enabled = can_be and torch.is_autocast_enabled(device)
-    else:
-        enabled = torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
-    return torch.autocast(device, enabled=False) if enabled else nullcontext()
+    return torch.autocast(device, enabled=False) if is_autocast(device) else nullcontext()
 
 
 def statically_known_true(condition: bool) -> bool:

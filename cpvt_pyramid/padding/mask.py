@@ -22,20 +22,16 @@ MASKED = -30_000.0
 class Padding:
     """The padding of a batch at the resolution of one map.
 
-    An image begins at the top left corner, so that the rows and columns that lie outside of it
-    describe its padding. Those of a coarser map are every k-th of these.
+    An image begins at the top left corner, so that its first row and column show its size. The
+    padding of a coarser map is every k-th row and column of that of a finer one.
 
     Attributes:
-        rows_outside: (B, H), True for the rows outside of each image.
-        columns_outside: (B, W), True for the columns outside of each image.
         outside: (B, H, W, 1), True for the tokens outside of each image.
     """
 
-    def __init__(self, rows_outside: Tensor, columns_outside: Tensor) -> None:
-        self.rows_outside = rows_outside
-        self.columns_outside = columns_outside
-        self.outside = (rows_outside[:, :, None] | columns_outside[:, None])[..., None]
-        self._score_bias: Optional[Tensor] = None
+    def __init__(self, outside: Tensor) -> None:
+        self.outside = outside
+        self._score_bias: dict[torch.dtype, Tensor] = {}
 
     @classmethod
     def of_batch(cls, image: Tensor, valid: Tensor) -> 'Padding':
@@ -47,34 +43,41 @@ class Padding:
             ValueError: `valid` has no size for each image, or one that is not in the batch.
         """
         check_valid(valid, image)
-        sizes = valid.to(image.device)
-        rows = torch.arange(image.shape[2], device=image.device)
-        columns = torch.arange(image.shape[3], device=image.device)
-        return cls(rows >= sizes[:, :1], columns >= sizes[:, 1:])
+        height, width = image.shape[2:]
+        return cls.of_sizes(valid.to(image.device), height, width)
+
+    @classmethod
+    def of_sizes(cls, sizes: Tensor, height: int, width: int) -> 'Padding':
+        """The padding of maps of height x width tokens, of which images fill `sizes`, (B, 2)."""
+        positions = torch.arange(height + width, device=sizes.device)  # enough for both axes
+        outside = positions >= sizes[:, :, None]  # (B, 2, height + width)
+        rows = outside[:, 0, :height, None]
+        columns = outside[:, 1, None, :width]
+        return cls((rows | columns)[..., None])
 
     def coarser(self, k: int) -> 'Padding':
         """The padding of the map that has one token for each k x k tokens of this one."""
-        return Padding(self.rows_outside[:, ::k], self.columns_outside[:, ::k])
+        return Padding(self.outside[:, ::k, ::k])
 
     def whole_patches(self, k: int) -> 'Padding':
         """The padding of the map that has one token for each patch of k x k tokens that an image
         fills. A side of less than k tokens is one patch."""
-        axes = []
-        for outside, sides in zip((self.rows_outside, self.columns_outside), self.sizes()):
-            count = torch.where(sides < k, sides.clamp(max=1), sides // k)
-            patches = torch.arange(ceil_div(outside.shape[1], k), device=outside.device)
-            axes.append(patches >= count[:, None])
-        return Padding(*axes)
+        sides = torch.stack(self.sizes(), dim=1)
+        patches = torch.where(sides < k, sides.clamp(max=1), sides // k)
+        height, width = self.outside.shape[1:3]
+        return Padding.of_sizes(patches, ceil_div(height, k), ceil_div(width, k))
 
     def sizes(self) -> tuple[Tensor, Tensor]:
         """Height and width, (B,) each, of the images in tokens."""
-        return (~self.rows_outside).sum(1), (~self.columns_outside).sum(1)
+        first_column = self.outside[:, :, 0, 0]
+        first_row = self.outside[:, 0, :, 0]
+        return (~first_column).sum(1), (~first_row).sum(1)
 
-    def score_bias(self) -> Tensor:
-        """(B, H, W, 1), `MASKED` outside of each image and 0 inside; made once."""
-        if self._score_bias is None:
-            self._score_bias = self.outside * MASKED
-        return self._score_bias
+    def score_bias(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(B, H, W, 1), `MASKED` outside of each image and 0 inside; made once in each dtype."""
+        if dtype not in self._score_bias:
+            self._score_bias[dtype] = (self.outside * MASKED).to(dtype)
+        return self._score_bias[dtype]
 
     def fill(self, x: Tensor, value: float = 0) -> Tensor:
         """Set tokens (B, H, W, C) outside of their image to a value."""

@@ -80,3 +80,13 @@ def test_the_host_calls_fewer_functions_than_in_timm(arch):
             for model, forward in zip(pair, pair.forwards(image))
         )
         assert ours <= 0.87 * timm, step
+
+
+@pytest.mark.parametrize('arch', ['pcpvt_small', 'svt_small'])
+def test_a_padded_batch_needs_few_more_operations(arch):
+    """One for each attention's scores, one for each sub-sampling, and few others."""
+    ours = host.build(arch).to('meta').ours
+    image = torch.empty(len(host.PADDED), 3, host.COUNT_SIZE, host.COUNT_SIZE, device='meta')
+    unpadded = host.count_operations(lambda: ours(image))
+    padded = host.count_operations(lambda: ours(image, torch.tensor(host.PADDED)))
+    assert unpadded < padded <= 1.13 * unpadded

@@ -6,6 +6,7 @@ same paths through this package, and raise there, too.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Optional
 
 import pytest
@@ -16,6 +17,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cpvt_pyramid import COLUMNAR_ARCHS, CPVT, CPVTPyramid
+from cpvt_pyramid.grid import Grid
+from cpvt_pyramid.model import Attention
+from cpvt_pyramid.versions import VERSION
 from tests.models.ours import shallow
 
 SIZE = 97, 130
@@ -55,6 +59,42 @@ def test_the_forward_pass_never_reads_a_value(name, is_padded, fake_gpu):
     place(model, 'cuda')
     found = outputs(model, *batch('cuda', is_padded))
     assert {x.device.type for x in found} == {'cuda'}
+
+
+@pytest.fixture
+def autocast_of_gpu(fake_gpu) -> Iterator[None]:
+    # `torch.autocast` does nothing where no GPU is.
+    enable = torch.set_autocast_enabled
+    if VERSION >= (2, 4):
+        enable = partial(enable, 'cuda')
+    enable(True)
+    try:
+        yield
+    finally:
+        enable(False)
+
+
+@padded
+@pytest.mark.parametrize('name', FAMILIES)
+def test_no_attention_copies_its_bias(name, is_padded, autocast_of_gpu, monkeypatch):
+    """Autocast computes queries in float16, and on a GPU tokens in float32. PyTorch's kernel needs
+    rows at multiples of 8 elements. Maps of 97 x 130 pixels do not fill the windows of SVT."""
+    attend = Attention.attend
+    dtypes = set()
+
+    def watched(self: Attention, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        if grid.key_bias is not None:
+            dtypes.add((q.dtype, grid.key_bias.dtype))
+            *strides, last = grid.key_bias.stride()
+            assert last == 1 and not any(stride % 8 for stride in strides)
+        return attend(self, q, k, v, grid)
+
+    monkeypatch.setattr(Attention, 'attend', watched)
+    model = build(name).eval()
+    place(model, 'cuda')
+    outputs(model, *batch('cuda', is_padded))
+    has_bias = name == 'svt_small' or (is_padded and name != 'pvt_v2_b2_li')
+    assert dtypes == ({(torch.half, torch.half)} if has_bias else set())
 
 
 @padded

@@ -82,11 +82,10 @@ constexpr int64_t FEW_PARTS = 2;  // where each has something to prepare
 
 int64_t all_parts(int64_t threads, int64_t parts) { return threads == 1 ? 1 : parts * threads; }
 
-// Call f(start, stop, thread, continues) for equal parts of `count` items, `parts` for each thread,
-// each of which calls prepare(thread) before. `continues`: the part before was the last one of this
-// thread.
-template <typename Function, typename Prepare>
-void in_order(int64_t count, int64_t threads, int64_t parts, Function f, Prepare prepare) {
+// Call f(start, stop, thread, continues) for equal parts of `count` items, `parts` for each thread.
+// `continues`: the part before was the last one of this thread.
+template <typename Function>
+void in_order(int64_t count, int64_t threads, int64_t parts, Function f) {
   threads = std::max<int64_t>(std::min(threads, count), 1);
   const int64_t all = std::min(all_parts(threads, parts), count);
   std::vector<int64_t> next(threads);  // part of each thread
@@ -94,7 +93,6 @@ void in_order(int64_t count, int64_t threads, int64_t parts, Function f, Prepare
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = omp_get_thread_num();
-    prepare(thread);
     int64_t following = -1;  // the part after the last one of this thread
     for (int64_t turn = 0; turn < threads; turn++) {
       const int64_t owner = (thread + turn) % threads;
@@ -111,24 +109,12 @@ void in_order(int64_t count, int64_t threads, int64_t parts, Function f, Prepare
   }
 }
 
-template <typename Function>
-void in_order(int64_t count, int64_t threads, int64_t parts, Function f) {
-  in_order(count, threads, parts, f, [](int64_t) {});
-}
-
-// Call f(start, stop, thread) for equal parts of `count` items, `parts` for each thread, each of
-// which calls prepare(thread) before.
-template <typename Function, typename Prepare>
-void in_threads(int64_t count, int64_t threads, int64_t parts, Function f, Prepare prepare) {
-  const auto f_of_part = [&](int64_t start, int64_t stop, int64_t thread, bool) {
-    f(start, stop, thread);
-  };
-  in_order(count, threads, parts, f_of_part, prepare);
-}
-
+// Call f(start, stop, thread) for equal parts of `count` items, `parts` for each thread.
 template <typename Function>
 void in_threads(int64_t count, int64_t threads, int64_t parts, Function f) {
-  in_threads(count, threads, parts, f, [](int64_t) {});
+  in_order(count, threads, parts, [&](int64_t start, int64_t stop, int64_t thread, bool) {
+    f(start, stop, thread);
+  });
 }
 
 // Layer norm
@@ -260,12 +246,33 @@ int64_t count_of_part(int64_t count, int part) {
 
 int64_t ceil_div(int64_t n, int64_t k) { return (n + k - 1) / k; }
 
+constexpr int64_t LINE = 64;  // bytes of a line of the cache
+
 int64_t rounded_up(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
 
+// Memory for several things of one size, such as what each thread needs. Each begins with a line of
+// the cache. Functions whose result is a bool return whether they had the memory that they need.
+class Memory {
+ public:
+  Memory(int64_t bytes, int64_t count)
+      : bytes_(rounded_up(bytes, LINE)), data_(std::aligned_alloc(LINE, count * bytes_)) {}
+  ~Memory() { std::free(data_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  bool is_missing() const { return !data_; }
+  std::uintptr_t of(int64_t i) const { return reinterpret_cast<std::uintptr_t>(data_) + i * bytes_; }
+
+ private:
+  int64_t bytes_;
+  void* data_;
+};
+
+// Take room for some values out of memory, which then begins after it.
 template <typename T>
 T* take(std::uintptr_t& memory, int64_t count) {
   T* const taken = reinterpret_cast<T*>(memory);
-  memory += rounded_up(count * sizeof(T), 64);  // each begins with a line of the cache
+  memory += rounded_up(count * sizeof(T), LINE);
   return taken;
 }
 
@@ -354,6 +361,31 @@ struct Panels {
   int64_t in;
   F* data;
   std::uintptr_t end;
+};
+
+// The packed weights of two linear layers.
+template <typename F>
+class PackedLayers {
+ public:
+  template <typename T>
+  PackedLayers(const Linear<T>& one, const Linear<T>& other)
+      : memory_(Panels<F>(other.in, other.out, Panels<F>(one.in, one.out, 0).end).end, 1),
+        first(one.in, one.out, memory_.of(0)),
+        second(other.in, other.out, first.end) {}
+
+  bool is_missing() const { return memory_.is_missing(); }
+
+  template <typename T>
+  void pack(const Linear<T>& one, const Linear<T>& other, int64_t threads) const {
+    first.pack(one, threads);
+    second.pack(other, threads);
+  }
+
+ private:
+  Memory memory_;
+
+ public:
+  const Panels<F> first, second;
 };
 
 // Multiply tokens, `stride` values apart, with the panels of the columns `begin` to `end`. Of each
@@ -578,23 +610,27 @@ struct Sizes {
   int64_t queries, keys;
 };
 
-// Bytes of the memory of a thread.
+// What a thread needs for some queries of a head.
 template <typename Kind>
-int64_t workspace_size(const Sizes& sizes) {
-  const Keys<Kind> keys(sizes.keys, sizes.channels, 0);
-  return Workspace<Kind>(sizes.keys, sizes.channels, keys.end).end;
-}
+struct HeadPart {
+  HeadPart(int64_t most_keys, int64_t channels, std::uintptr_t memory)
+      : keys(most_keys, channels, memory), work(most_keys, channels, keys.end), end(work.end) {}
+
+  Keys<Kind> keys;
+  Workspace<Kind> work;
+  std::uintptr_t end;
+};
 
 template <typename Kind, typename T>
-void attention(const Heads<const T>& queries, const Heads<const T>& keys,
+bool attention(const Heads<const T>& queries, const Heads<const T>& keys,
                const Heads<const T>& values, const Heads<T>& out, const float* bias,
-               const Sizes& sizes, float scale, std::uintptr_t memory, int64_t threads) {
+               const Sizes& sizes, float scale, int64_t threads) {
   const int64_t parts = ceil_div(sizes.queries, Kind::ROWS);  // of the queries of a head
-  const int64_t bytes = workspace_size<Kind>(sizes);
+  const Memory memory(HeadPart<Kind>(sizes.keys, sizes.channels, 0).end, threads);
+  if (memory.is_missing()) return false;
   const int64_t items = sizes.images * sizes.heads * parts;
   in_threads(items, threads, FEW_PARTS, [&](int64_t first_item, int64_t end, int64_t thread) {
-    Keys<Kind> packed(sizes.keys, sizes.channels, memory + thread * bytes);
-    const Workspace<Kind> work(sizes.keys, sizes.channels, packed.end);
+    HeadPart<Kind> own(sizes.keys, sizes.channels, memory.of(thread));
     Kind::begin();
     int64_t last = -1;  // the head whose keys are packed
     for (int64_t item = first_item; item < end; item++) {
@@ -603,17 +639,18 @@ void attention(const Heads<const T>& queries, const Heads<const T>& keys,
       const int64_t image = item / parts / sizes.heads;
       if (item / parts != last) {
         const float* const of_image = bias ? bias + image * sizes.keys : nullptr;
-        packed.pack(keys.of(image, head), values.of(image, head), sizes.keys,
-                    [=](int64_t key) { return of_image ? of_image[key] : 0; });
+        own.keys.pack(keys.of(image, head), values.of(image, head), sizes.keys,
+                      [=](int64_t key) { return of_image ? of_image[key] : 0; });
         last = item / parts;
       }
       const int64_t start = sizes.queries * part / parts;
       const int64_t stop = sizes.queries * (part + 1) / parts;
       attend_rows<Kind>(queries.of(image, head).from(start), out.of(image, head).from(start),
-                        stop - start, scale, packed, work);
+                        stop - start, scale, own.keys, own.work);
     }
     Kind::end();
   });
+  return true;
 }
 
 // Attention with its linear layers
@@ -712,57 +749,41 @@ int64_t windows_of_part(const Windows& windows) {
   return std::max<int64_t>(ATTENTION_BYTES / bytes, FEWEST_TOKENS) / tokens + 1;
 }
 
-// The memory of `window_attention`.
+// What a thread needs for its windows.
 template <typename Kind>
-struct WindowMemory {
-  using F = typename Kind::Factor;
-
-  WindowMemory(const Windows& windows, std::uintptr_t memory)
+struct WindowPart {
+  WindowPart(const Windows& windows, std::uintptr_t memory)
       : most_windows(windows_of_part<Kind>(windows)),
-        most(most_windows * windows.most_tokens()),
-        keys(windows.most_tokens()),
-        channels(windows.sizes.channels),
-        of_head(windows.sizes.of_head()),
-        qkv(channels, 3 * channels, memory),
-        proj(channels, channels, qkv.end) {}
-
-  AttentionPart<Kind> part(int64_t thread) const {
-    return {most, channels, 3 * channels, proj.end + thread * of_thread()};
-  }
-  Keys<Kind> packed(int64_t thread) const { return {keys, of_head, part(thread).end}; }
-  Workspace<Kind> work(int64_t thread) const { return {keys, of_head, packed(thread).end}; }
-
-  int64_t of_thread() const {
-    const AttentionPart<Kind> part(most, channels, 3 * channels, 0);
-    return Workspace<Kind>(keys, of_head, Keys<Kind>(keys, of_head, part.end).end).end;
-  }
-  int64_t bytes(int64_t threads) const { return proj.end + threads * of_thread(); }
+        tokens(most_windows * windows.most_tokens(), windows.sizes.channels,
+               3 * windows.sizes.channels, memory),
+        head(windows.most_tokens(), windows.sizes.of_head(), tokens.end),
+        end(head.end) {}
 
   int64_t most_windows;
-  int64_t most;  // tokens
-  int64_t keys, channels, of_head;
-  Panels<F> qkv, proj;
+  AttentionPart<Kind> tokens;
+  HeadPart<Kind> head;
+  std::uintptr_t end;
 };
 
 // Attention inside windows of tokens (images, height, width, channels) after a layer norm. `bias`,
 // (images, height, width) or null, is added to the scores of each key.
 template <typename Kind, typename T>
-void window_attention(const T* x, const Norm<T>& norm, const float* bias, const Linear<T>& qkv,
-                      const Linear<T>& proj, T* out, const AttentionSizes& sizes, std::uintptr_t start_of_memory,
+bool window_attention(const T* x, const Norm<T>& norm, const float* bias, const Linear<T>& qkv,
+                      const Linear<T>& proj, T* out, const AttentionSizes& sizes,
                       int64_t threads) {
   using F = typename Kind::Factor;
   const Windows windows(sizes);
-  const WindowMemory<Kind> memory(windows, start_of_memory);
-  memory.qkv.pack(qkv, threads);
-  memory.proj.pack(proj, threads);
+  const PackedLayers<F> packed(qkv, proj);
+  const Memory memory(WindowPart<Kind>(windows, 0).end, threads);
+  if (packed.is_missing() || memory.is_missing()) return false;
+  packed.pack(qkv, proj, threads);
   const int64_t n = sizes.channels;
-  in_threads(windows.count, threads, PARTS, [=](int64_t first, int64_t end, int64_t thread) {
-    const AttentionPart<Kind> part = memory.part(thread);
-    Keys<Kind> keys = memory.packed(thread);
-    const Workspace<Kind> work = memory.work(thread);
+  const auto compute = [&](int64_t first, int64_t end, int64_t thread) {
+    WindowPart<Kind> own(windows, memory.of(thread));
+    const AttentionPart<Kind>& part = own.tokens;
     Kind::begin();
-    for (int64_t start = first; start < end; start += memory.most_windows) {
-      const int64_t stop = std::min(start + memory.most_windows, end);
+    for (int64_t start = first; start < end; start += own.most_windows) {
+      const int64_t stop = std::min(start + own.most_windows, end);
       int64_t tokens = 0;
       for (int64_t i = start; i < stop; i++) {
         windows.find(i, part.places + tokens);
@@ -771,7 +792,7 @@ void window_attention(const T* x, const Norm<T>& norm, const float* bias, const 
           tokens += count;
         });
       }
-      apply<Kind>(qkv, memory.qkv, part.tokens, tokens,
+      apply<Kind>(qkv, packed.first, part.tokens, tokens,
                   [=](int64_t token) { return part.projected + token * 3 * n; });
       int64_t token = 0;
       for (int64_t i = start; i < stop; i++) {
@@ -780,18 +801,20 @@ void window_attention(const T* x, const Norm<T>& norm, const float* bias, const 
         for (int64_t head = 0; head < sizes.heads; head++) {
           const int64_t channel = head * sizes.of_head();
           const F* const queries = part.projected + token * 3 * n + channel;
-          keys.template pack<F>({queries + n, 3 * n}, {queries + 2 * n, 3 * n}, count,
-                                [=](int64_t key) { return bias ? bias[places[key]] : 0; });
+          own.head.keys.template pack<F>({queries + n, 3 * n}, {queries + 2 * n, 3 * n}, count,
+                                         [=](int64_t key) { return bias ? bias[places[key]] : 0; });
           attend<Kind, F>({queries, 3 * n}, {part.tokens + token * n + channel, n}, count,
-                          sizes.scale(), keys, work);
+                          sizes.scale(), own.head.keys, own.head.work);
         }
         token += count;
       }
-      apply<Kind>(proj, memory.proj, part.tokens, tokens,
+      apply<Kind>(proj, packed.second, part.tokens, tokens,
                   [=](int64_t token) { return out + part.places[token] * n; });
     }
     Kind::end();
-  });
+  };
+  in_threads(windows.count, threads, PARTS, compute);
+  return true;
 }
 
 // Tokens of an image that a thread computes at a time, a multiple of ROWS.
@@ -802,88 +825,76 @@ int64_t queries_of_part(const AttentionSizes& sizes) {
   return std::max(fitting / Kind::ROWS * Kind::ROWS, Kind::ROWS);
 }
 
-// The memory of `global_attention`.
+// What a thread needs for its queries.
 template <typename Kind>
-struct GlobalMemory {
-  using F = typename Kind::Factor;
-
-  GlobalMemory(const AttentionSizes& sizes, std::uintptr_t memory)
+struct GlobalPart {
+  GlobalPart(const AttentionSizes& sizes, std::uintptr_t memory)
       : most(queries_of_part<Kind>(sizes)),
-        keys(sizes.keys),
-        channels(sizes.channels),
-        of_head(sizes.of_head()),
-        all_heads(sizes.images * sizes.heads),
-        q(channels, channels, memory),
-        proj(channels, channels, q.end) {}
-
-  Keys<Kind> packed(int64_t head) const { return {keys, of_head, proj.end + head * of_keys()}; }
-  AttentionPart<Kind> part(int64_t thread) const {
-    return {most, channels, channels, proj.end + all_heads * of_keys() + thread * of_thread()};
-  }
-  Workspace<Kind> work(int64_t thread) const { return {keys, of_head, part(thread).end}; }
-
-  int64_t of_keys() const { return Keys<Kind>(keys, of_head, 0).end; }
-  int64_t of_thread() const {
-    return Workspace<Kind>(keys, of_head, AttentionPart<Kind>(most, channels, channels, 0).end).end;
-  }
-  int64_t bytes(int64_t threads) const {
-    return proj.end + all_heads * of_keys() + threads * of_thread();
-  }
+        tokens(most, sizes.channels, sizes.channels, memory),
+        work(sizes.keys, sizes.of_head(), tokens.end),
+        end(work.end) {}
 
   int64_t most;  // tokens
-  int64_t keys, channels, of_head;
-  int64_t all_heads;  // of all images
-  Panels<F> q, proj;
+  AttentionPart<Kind> tokens;
+  Workspace<Kind> work;
+  std::uintptr_t end;
 };
 
 // Attention of all tokens, after a layer norm, to the keys and values of their image, (images, keys,
 // 2 * channels). `bias`, (images, keys) or null, is added to the scores of each key.
 template <typename Kind, typename T>
-void global_attention(const T* x, const Norm<T>& norm, const T* kv, const float* bias,
-                      const Linear<T>& q, const Linear<T>& proj, T* out, const AttentionSizes& sizes,
-                      std::uintptr_t start_of_memory, int64_t threads) {
+bool global_attention(const T* x, const Norm<T>& norm, const T* kv, const float* bias,
+                      const Linear<T>& q, const Linear<T>& proj, T* out,
+                      const AttentionSizes& sizes, int64_t threads) {
   using F = typename Kind::Factor;
-  const GlobalMemory<Kind> memory(sizes, start_of_memory);
-  memory.q.pack(q, threads);
-  memory.proj.pack(proj, threads);
+  const int64_t all_heads = sizes.images * sizes.heads;
+  const PackedLayers<F> packed(q, proj);
+  const Memory memory_of_keys(Keys<Kind>(sizes.keys, sizes.of_head(), 0).end, all_heads);
+  const Memory memory(GlobalPart<Kind>(sizes, 0).end, threads);
+  if (packed.is_missing() || memory_of_keys.is_missing() || memory.is_missing()) return false;
+  packed.pack(q, proj, threads);
+  const auto keys_of = [&](int64_t head) {  // of all images
+    return Keys<Kind>(sizes.keys, sizes.of_head(), memory_of_keys.of(head));
+  };
   const int64_t n = sizes.channels;
-  in_threads(memory.all_heads, threads, PARTS, [=](int64_t first, int64_t end, int64_t) {
+  in_threads(all_heads, threads, PARTS, [&](int64_t first, int64_t end, int64_t) {
     for (int64_t i = first; i < end; i++) {
       const int64_t image = i / sizes.heads;
       const T* const keys = kv + image * sizes.keys * 2 * n + i % sizes.heads * sizes.of_head();
       const float* const of_image = bias ? bias + image * sizes.keys : nullptr;
-      memory.packed(i).template pack<T>({keys, 2 * n}, {keys + n, 2 * n}, sizes.keys,
-                                        [=](int64_t key) { return of_image ? of_image[key] : 0; });
+      keys_of(i).template pack<T>({keys, 2 * n}, {keys + n, 2 * n}, sizes.keys,
+                                  [=](int64_t key) { return of_image ? of_image[key] : 0; });
     }
   });
   const int64_t tokens = sizes.height * sizes.width;  // of an image
   const int64_t parts = ceil_div(tokens, Kind::ROWS);
-  in_threads(sizes.images * parts, threads, PARTS, [=](int64_t first, int64_t end, int64_t thread) {
-    const AttentionPart<Kind> part = memory.part(thread);
-    const Workspace<Kind> work = memory.work(thread);
+  const auto compute = [&](int64_t first, int64_t end, int64_t thread) {
+    const GlobalPart<Kind> own(sizes, memory.of(thread));
+    const AttentionPart<Kind>& part = own.tokens;
     Kind::begin();
     int64_t item = first;
     while (item < end) {
       const int64_t image = item / parts;
       const int64_t start = item % parts * Kind::ROWS;
       const int64_t count =
-          std::min({memory.most, tokens - start, (end - item) * int64_t{Kind::ROWS}});
+          std::min({own.most, tokens - start, (end - item) * int64_t{Kind::ROWS}});
       const int64_t here = (image * tokens + start) * n;
       norm.apply(x + here, part.tokens, count, n);
-      apply<Kind>(q, memory.q, part.tokens, count,
+      apply<Kind>(q, packed.first, part.tokens, count,
                   [=](int64_t token) { return part.projected + token * n; });
       for (int64_t head = 0; head < sizes.heads; head++) {
         const int64_t channel = head * sizes.of_head();
-        const Keys<Kind> keys = memory.packed(image * sizes.heads + head);
         attend<Kind, F>({part.projected + channel, n}, {part.tokens + channel, n}, count,
-                        sizes.scale(), keys, work);
+                        sizes.scale(), keys_of(image * sizes.heads + head), own.work);
       }
-      apply<Kind>(proj, memory.proj, part.tokens, count,
+      apply<Kind>(proj, packed.second, part.tokens, count,
                   [=](int64_t token) { return out + here + token * n; });
       item += ceil_div(count, Kind::ROWS);
     }
     Kind::end();
-  });
+  };
+  in_threads(sizes.images * parts, threads, PARTS, compute);
+  return true;
 }
 
 // Patches
@@ -1288,22 +1299,6 @@ struct NormMLP {
   int64_t width() const { return fc1.out; }  // of the wide map
 };
 
-// Both weights of an MLP, packed.
-template <typename F>
-struct MLPPanels {
-  MLPPanels(int64_t channels, int64_t width, std::uintptr_t memory)
-      : fc1(channels, width, memory), fc2(width, channels, fc1.end), end(fc2.end) {}
-
-  template <typename T>
-  void pack(const NormMLP<T>& layers, int64_t threads) const {
-    fc1.pack(layers.fc1, threads);
-    fc2.pack(layers.fc2, threads);
-  }
-
-  Panels<F> fc1, fc2;
-  std::uintptr_t end;
-};
-
 // The sums of two branches, rounded as in memory.
 template <typename T>
 void add_branches(const T* x, const T* branch, T* out, int64_t values) {
@@ -1338,11 +1333,11 @@ void store_sums(const NormMLP<T>& layers, const float* sums, T* out, int64_t tok
 // Channels `start` to `start + count` of the wide map of normalized tokens, after an activation;
 // `stride` channels are between tokens.
 template <typename Kind, typename T, typename F, typename Activation>
-void expand(const NormMLP<T>& layers, const MLPPanels<F>& panels, const F* x, int64_t tokens,
+void expand(const NormMLP<T>& layers, const Panels<F>& panels, const F* x, int64_t tokens,
             int64_t start, int64_t count, F* wide, int64_t stride, const Activation& activation) {
   const int64_t n = layers.channels();
   multiply_tokens<Kind>(
-      x, n, tokens, panels.fc1, start, start + count, 0, n, [=](int64_t token, int64_t column) {
+      x, n, tokens, panels, start, start + count, 0, n, [=](int64_t token, int64_t column) {
         const T* const bias = layers.fc1.bias + column;
         const int64_t there = start + count - column;
         const vec bias_a = load(bias, count_of_part(there, 0));
@@ -1356,11 +1351,11 @@ void expand(const NormMLP<T>& layers, const MLPPanels<F>& panels, const F* x, in
 
 // Add the products of channels `start` to `start + count` of the wide map to the sums.
 template <typename Kind, typename F>
-void contract(const MLPPanels<F>& panels, const F* wide, int64_t stride, int64_t tokens,
+void contract(const Panels<F>& panels, const F* wide, int64_t stride, int64_t tokens,
               int64_t start, int64_t count, int64_t channels, float* sums) {
   const int64_t columns = rounded_up(channels, COLUMNS);
   multiply_tokens<Kind>(
-      wide, stride, tokens, panels.fc2, 0, channels, start, count,
+      wide, stride, tokens, panels, 0, channels, start, count,
       [=](int64_t token, int64_t column) {
         float* const first = sums + token * columns + column;
         return [=](int64_t r, vec a, vec b) {
@@ -1393,27 +1388,19 @@ int64_t tokens_of_part(int64_t tokens, int64_t channels, int64_t threads) {
   return std::clamp<int64_t>(fitting / Kind::ROWS * Kind::ROWS, Kind::ROWS, of_part);
 }
 
-// Bytes of the memory that `mlp` needs.
-template <typename Kind>
-int64_t mlp_memory(int64_t tokens, int64_t channels, int64_t width, int64_t threads) {
-  using F = typename Kind::Factor;
-  const int64_t most = tokens_of_part<Kind>(tokens, channels, threads);
-  return MLPPanels<F>(channels, width, 0).end + threads * Part<F>(most, channels, 0).end;
-}
-
 // The sum of x and another branch, plus the MLP of the normalized sum, (tokens, channels).
 template <typename Kind, typename T>
-void mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t tokens,
-         std::uintptr_t memory, int64_t threads) {
+bool mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t tokens,
+         int64_t threads) {
   using F = typename Kind::Factor;
   const int64_t n = layers.channels();
-  const MLPPanels<F> panels(n, layers.width(), memory);
-  panels.pack(layers, threads);
   const int64_t most = tokens_of_part<Kind>(tokens, n, threads);
-  const int64_t bytes = Part<F>(most, n, 0).end;
-  const int64_t items = ceil_div(tokens, Kind::ROWS);
-  in_threads(items, threads, PARTS, [=](int64_t first_item, int64_t end, int64_t thread) {
-    const Part<F> part(most, n, panels.end + thread * bytes);
+  const PackedLayers<F> packed(layers.fc1, layers.fc2);
+  const Memory memory(Part<F>(most, n, 0).end, threads);
+  if (packed.is_missing() || memory.is_missing()) return false;
+  packed.pack(layers.fc1, layers.fc2, threads);
+  const auto compute = [&](int64_t first_item, int64_t end, int64_t thread) {
+    const Part<F> part(most, n, memory.of(thread));
     const int64_t stop = std::min(end * Kind::ROWS, tokens);
     Kind::begin();
     for (int64_t token = first_item * Kind::ROWS; token < stop; token += most) {
@@ -1424,14 +1411,16 @@ void mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t 
       start_sums(layers, here, part.sums, count);
       for (int64_t start = 0; start < layers.width(); start += WIDE) {
         const int64_t channels = std::min(WIDE, layers.width() - start);
-        expand<Kind>(layers, panels, part.normal, count, start, channels, part.wide, WIDE,
+        expand<Kind>(layers, packed.first, part.normal, count, start, channels, part.wide, WIDE,
                      gelu<F>);
-        contract<Kind>(panels, part.wide, WIDE, count, start, channels, n, part.sums);
+        contract<Kind>(packed.second, part.wide, WIDE, count, start, channels, n, part.sums);
       }
       store_sums(layers, part.sums, here, count);
     }
     Kind::end();
-  });
+  };
+  in_threads(ceil_div(tokens, Kind::ROWS), threads, PARTS, compute);
+  return true;
 }
 
 // MLP with a depthwise convolution
@@ -1475,7 +1464,7 @@ struct RowsPart {
 // `conv_mlp`. `continues`: the rows before were computed with the same part.
 template <typename Kind, typename T, typename F>
 void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
-                      const MLPPanels<F>& panels, const MapConvolution<F>& conv, T* out,
+                      const PackedLayers<F>& packed, const MapConvolution<F>& conv, T* out,
                       int64_t top, int64_t bottom, int64_t most, const RowsPart<T, F>& part,
                       bool continues) {
   const int64_t of_row = conv.width * layers.channels();
@@ -1510,8 +1499,8 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
       const auto row_at = [=](int64_t y) {
         return y < fresh ? kept + (y - near) * of_wide_row : part.wide + (y - fresh) * of_wide_row;
       };
-      expand<Kind>(layers, panels, part.normal, fresh_tokens, channel, count, part.wide, WIDE_CONV,
-                   activation);
+      expand<Kind>(layers, packed.first, part.normal, fresh_tokens, channel, count, part.wide,
+                   WIDE_CONV, activation);
       if (conv.outside) {
         const bool* const outside = conv.outside + fresh * conv.width;
         for (int64_t i = 0; i < fresh_tokens; i++) {
@@ -1529,7 +1518,7 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
           std::memcpy(kept + i * of_wide_row, row_at(stop - 1 + i), of_wide_row * sizeof(F));
         }
       }
-      contract<Kind>(panels, part.convolved, WIDE_CONV, tokens, channel, count,
+      contract<Kind>(packed.second, part.convolved, WIDE_CONV, tokens, channel, count,
                      layers.channels(), part.sums);
     }
     store_sums(layers, part.sums, out + start * of_row, tokens);
@@ -1545,26 +1534,25 @@ int64_t rows_of_part(const NormMLP<T>& layers, const MapConvolution<T>& conv, in
   return std::clamp<int64_t>(PART_BYTES / (of_token * conv.width), 1, of_part);
 }
 
-// Bytes of the memory that `conv_mlp` needs.
-template <typename T, typename F>
-int64_t conv_mlp_memory(const NormMLP<T>& layers, const MapConvolution<T>& conv, int64_t threads) {
-  const int64_t most = rows_of_part<T, F>(layers, conv, threads);
-  std::uintptr_t memory = MLPPanels<F>(layers.channels(), layers.width(), 0).end;
-  take<F>(memory, 10 * layers.width());
-  return memory +
-         threads * RowsPart<T, F>(most, conv.width, layers.channels(), layers.width(), 0).end;
-}
-
 // The sum of x and another branch, plus the MLP of the normalized sum, (images, height, width,
 // channels).
 template <typename Kind, typename T>
-void conv_mlp(const T* x, const T* branch, const NormMLP<T>& layers, const MapConvolution<T>& conv,
-              T* out, std::uintptr_t memory, int64_t threads) {
+bool conv_mlp(const T* x, const T* branch, const NormMLP<T>& layers, const MapConvolution<T>& conv,
+              T* out, int64_t threads) {
   using F = typename Kind::Factor;
-  const MLPPanels<F> panels(layers.channels(), layers.width(), memory);
-  panels.pack(layers, threads);
-  memory = panels.end;
-  F* const weights = take<F>(memory, 10 * layers.width());
+  const int64_t rows = conv.images * conv.height;
+  const int64_t most = rows_of_part<T, F>(layers, conv, threads);
+  const auto part_at = [&](std::uintptr_t memory) {
+    return RowsPart<T, F>(most, conv.width, layers.channels(), layers.width(), memory);
+  };
+  const PackedLayers<F> packed(layers.fc1, layers.fc2);
+  const Memory memory_of_convolution(10 * layers.width() * sizeof(F), 1);
+  const Memory memory(part_at(0).end, threads);
+  if (packed.is_missing() || memory_of_convolution.is_missing() || memory.is_missing()) {
+    return false;
+  }
+  packed.pack(layers.fc1, layers.fc2, threads);
+  F* const weights = reinterpret_cast<F*>(memory_of_convolution.of(0));
   F* const bias = weights + 9 * layers.width();
   for (int64_t channel = 0; channel < layers.width(); channel++) {
     for (int64_t k = 0; k < 9; k++) {
@@ -1572,12 +1560,8 @@ void conv_mlp(const T* x, const T* branch, const NormMLP<T>& layers, const MapCo
     }
   }
   copy_values(conv.bias, bias, layers.width());
-  const int64_t most = rows_of_part<T, F>(layers, conv, threads);
-  const int64_t bytes = RowsPart<T, F>(most, conv.width, layers.channels(), layers.width(), 0).end;
-  const int64_t rows = conv.images * conv.height;
-  const auto compute = [=](int64_t first_row, int64_t end_row, int64_t thread, bool continues) {
-    const RowsPart<T, F> part(most, conv.width, layers.channels(), layers.width(),
-                              memory + thread * bytes);
+  const auto compute = [&](int64_t first_row, int64_t end_row, int64_t thread, bool continues) {
+    const RowsPart<T, F> part = part_at(memory.of(thread));
     Kind::begin();
     int64_t row = first_row;
     while (row < end_row) {
@@ -1589,13 +1573,14 @@ void conv_mlp(const T* x, const T* branch, const NormMLP<T>& layers, const MapCo
       const bool* const outside = conv.outside ? conv.outside + before : nullptr;
       const MapConvolution<F> here = {weights,   bias, outside,     conv.relu,
                                       conv.images, conv.height, conv.width};
-      conv_mlp_of_rows<Kind>(x + values, branch + values, layers, panels, here, out + values, top,
+      conv_mlp_of_rows<Kind>(x + values, branch + values, layers, packed, here, out + values, top,
                              bottom, most, part, continues);
       row += bottom - top;
     }
     Kind::end();
   };
   in_order(rows, threads, PARTS, compute);
+  return true;
 }
 
 }  // namespace
@@ -1635,47 +1620,28 @@ int kernels_fit_processor() { return fits_processor(); }
   }
 
 #define DEFINE_PRODUCTS(T, Kind, name)                                                           \
-  int64_t attention_memory_##name(const Sizes* sizes) { return workspace_size<Kind>(*sizes); }   \
-  void attention_##name(const Heads<const T>* queries, const Heads<const T>* keys,               \
+  bool attention_##name(const Heads<const T>* queries, const Heads<const T>* keys,               \
                         const Heads<const T>* values, const Heads<T>* out, const float* bias,    \
-                        const Sizes* sizes, float scale, void* memory, int64_t threads) {        \
-    attention<Kind>(*queries, *keys, *values, *out, bias, *sizes, scale,                         \
-                    reinterpret_cast<std::uintptr_t>(memory), threads);                          \
+                        const Sizes* sizes, float scale, int64_t threads) {                      \
+    return attention<Kind>(*queries, *keys, *values, *out, bias, *sizes, scale, threads);        \
   }                                                                                              \
-  int64_t window_attention_memory_##name(const AttentionSizes* sizes, int64_t threads) {         \
-    return WindowMemory<Kind>(Windows(*sizes), 0).bytes(threads);                                \
-  }                                                                                              \
-  void window_attention_##name(const T* x, const Norm<T>* norm, const float* bias,               \
+  bool window_attention_##name(const T* x, const Norm<T>* norm, const float* bias,               \
                                const Linear<T>* qkv, const Linear<T>* proj, T* out,              \
-                               const AttentionSizes* sizes, void* memory, int64_t threads) {     \
-    window_attention<Kind>(x, *norm, bias, *qkv, *proj, out, *sizes,                             \
-                           reinterpret_cast<std::uintptr_t>(memory), threads);                   \
+                               const AttentionSizes* sizes, int64_t threads) {                   \
+    return window_attention<Kind>(x, *norm, bias, *qkv, *proj, out, *sizes, threads);            \
   }                                                                                              \
-  int64_t global_attention_memory_##name(const AttentionSizes* sizes, int64_t threads) {         \
-    return GlobalMemory<Kind>(*sizes, 0).bytes(threads);                                         \
-  }                                                                                              \
-  void global_attention_##name(const T* x, const Norm<T>* norm, const T* kv, const float* bias,  \
+  bool global_attention_##name(const T* x, const Norm<T>* norm, const T* kv, const float* bias,  \
                                const Linear<T>* q, const Linear<T>* proj, T* out,                \
-                               const AttentionSizes* sizes, void* memory, int64_t threads) {     \
-    global_attention<Kind>(x, *norm, kv, bias, *q, *proj, out, *sizes,                           \
-                           reinterpret_cast<std::uintptr_t>(memory), threads);                   \
+                               const AttentionSizes* sizes, int64_t threads) {                   \
+    return global_attention<Kind>(x, *norm, kv, bias, *q, *proj, out, *sizes, threads);          \
   }                                                                                              \
-  int64_t mlp_memory_##name(int64_t tokens, int64_t channels, int64_t width, int64_t threads) {  \
-    return mlp_memory<Kind>(tokens, channels, width, threads);                                   \
+  bool mlp_##name(const T* x, const T* branch, const NormMLP<T>* layers, T* out, int64_t tokens, \
+                  int64_t threads) {                                                             \
+    return mlp<Kind>(x, branch, *layers, out, tokens, threads);                                  \
   }                                                                                              \
-  void mlp_##name(const T* x, const T* branch, const NormMLP<T>* layers, T* out, int64_t tokens, \
-                  void* memory, int64_t threads) {                                               \
-    mlp<Kind>(x, branch, *layers, out, tokens, reinterpret_cast<std::uintptr_t>(memory),         \
-              threads);                                                                          \
-  }                                                                                              \
-  int64_t conv_mlp_memory_##name(const NormMLP<T>* layers, const MapConvolution<T>* conv,        \
-                                 int64_t threads) {                                              \
-    return conv_mlp_memory<T, Kind::Factor>(*layers, *conv, threads);                            \
-  }                                                                                              \
-  void conv_mlp_##name(const T* x, const T* branch, const NormMLP<T>* layers,                    \
-                       const MapConvolution<T>* conv, T* out, void* memory, int64_t threads) {   \
-    conv_mlp<Kind>(x, branch, *layers, *conv, out, reinterpret_cast<std::uintptr_t>(memory),     \
-                   threads);                                                                     \
+  bool conv_mlp_##name(const T* x, const T* branch, const NormMLP<T>* layers,                    \
+                       const MapConvolution<T>* conv, T* out, int64_t threads) {                 \
+    return conv_mlp<Kind>(x, branch, *layers, *conv, out, threads);                              \
   }
 
 DEFINE(float, float32)

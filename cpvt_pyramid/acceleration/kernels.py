@@ -11,7 +11,7 @@ Shapes: B batch, H x W map, N queries, M keys, d channels of a head.
 import ctypes
 import functools
 from collections.abc import Sequence
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_bool, c_float, c_int32, c_int64, c_void_p
 from typing import Any, NamedTuple, Optional, cast
 
 import torch
@@ -120,53 +120,44 @@ class MapConvolution(ctypes.Structure):
     ]
 
 
-# The results and the arguments of the functions of kernels.cpp.
+# The results and the arguments of the functions of kernels.cpp. A bool says whether they had the
+# memory that they need.
 SIGNATURES: dict[str, list[Any]] = {
     'layer_norm': [None, c_void_p, POINTER(NormPointer), c_void_p, *[c_int64] * 3],
-    'attention_memory': [c_int64, POINTER(Sizes)],
     'attention': [
-        None,
+        c_bool,
         *[POINTER(Heads)] * 4,
         c_void_p,
         POINTER(Sizes),
         c_float,
-        c_void_p,
         c_int64,
     ],
-    'window_attention_memory': [c_int64, POINTER(AttentionSizes), c_int64],
     'window_attention': [
-        None,
+        c_bool,
         c_void_p,
         POINTER(NormPointer),
         c_void_p,
         *[POINTER(LinearPointer)] * 2,
         c_void_p,
         POINTER(AttentionSizes),
-        c_void_p,
         c_int64,
     ],
-    'global_attention_memory': [c_int64, POINTER(AttentionSizes), c_int64],
     'global_attention': [
-        None,
+        c_bool,
         c_void_p,
         POINTER(NormPointer),
         *[c_void_p] * 2,
         *[POINTER(LinearPointer)] * 2,
         c_void_p,
         POINTER(AttentionSizes),
-        c_void_p,
         c_int64,
     ],
-    'mlp_memory': [c_int64, *[c_int64] * 4],
-    'mlp': [None, c_void_p, c_void_p, POINTER(NormMLP), c_void_p, c_int64, c_void_p, c_int64],
-    'conv_mlp_memory': [c_int64, POINTER(NormMLP), POINTER(MapConvolution), c_int64],
+    'mlp': [c_bool, *[c_void_p] * 2, POINTER(NormMLP), c_void_p, *[c_int64] * 2],
     'conv_mlp': [
-        None,
-        c_void_p,
-        c_void_p,
+        c_bool,
+        *[c_void_p] * 2,
         POINTER(NormMLP),
         POINTER(MapConvolution),
-        c_void_p,
         c_void_p,
         c_int64,
     ],
@@ -241,7 +232,15 @@ def are_multiples(numbers: Sequence[int], of: int) -> bool:
 def loaded_function(name: str, symbol: str) -> Any:
     function = cast(ctypes.CDLL, library())[symbol]
     function.restype, *function.argtypes = SIGNATURES[name]
+    if function.restype is c_bool:
+        function.errcheck = check_memory
     return function
+
+
+def check_memory(had_memory: bool, *_: object) -> None:
+    """Raise an error if a function did not have the memory that it needs."""
+    if not had_memory:
+        raise MemoryError('there is not enough memory')
 
 
 def checked(x: Tensor, *shape: int) -> Tensor:
@@ -334,9 +333,6 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = Non
     if bias is not None:
         bias = bias.to(torch.float32).expand(images, k.shape[2]).contiguous()
     sizes = Sizes(images, heads, channels, queries, k.shape[2])
-    threads = torch.get_num_threads()
-    memory_of_thread = kernel_function('attention_memory', q.dtype, channels)(sizes)
-    memory = q.new_empty(memory_of_thread * threads, dtype=torch.uint8)
     kernel_function('attention', q.dtype, channels)(
         pointer(q),
         pointer(k),
@@ -345,8 +341,7 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = Non
         None if bias is None else bias.data_ptr(),
         sizes,
         channels**-0.5,
-        memory.data_ptr(),
-        threads,
+        torch.get_num_threads(),
     )
     return out
 
@@ -434,22 +429,17 @@ def attention_with_layers(
     checked, after a layer norm, if there is one."""
     if sizes.channels % sizes.heads:
         raise ValueError(f'{sizes.heads} heads do not divide {sizes.channels} channels')
-    channels = (sizes.channels, sizes.channels // sizes.heads)
     if norm is not None:
         norm = norm.checked(sizes.channels, x.dtype)
-    threads = torch.get_num_threads()
-    size = kernel_function(f'{name}_memory', x.dtype, *channels)(sizes, threads)
-    memory = x.new_empty(size, dtype=torch.uint8)
     out = torch.empty_like(x)
-    kernel_function(name, x.dtype, *channels)(
+    kernel_function(name, x.dtype, sizes.channels, sizes.channels // sizes.heads)(
         x.data_ptr(),
         NormPointer() if norm is None else norm.pointers(),
         *[None if other is None else other.data_ptr() for other in others],
         *[layer.pointers() for layer in layers],
         out.data_ptr(),
         sizes,
-        memory.data_ptr(),
-        threads,
+        torch.get_num_threads(),
     )
     return out
 
@@ -482,9 +472,6 @@ def fast_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Tensor:
     tokens = x.numel() // x.shape[-1]
     layers = layers.checked(x.shape[-1], x.dtype)
     width, channels = layers.fc1.weight.shape
-    threads = torch.get_num_threads()
-    size = kernel_function('mlp_memory', x.dtype, width, channels)(tokens, channels, width, threads)
-    memory = x.new_empty(size, dtype=torch.uint8)
     out = torch.empty_like(x)
     kernel_function('mlp', x.dtype, width, channels)(
         x.data_ptr(),
@@ -492,8 +479,7 @@ def fast_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Tensor:
         layers.pointers(),
         out.data_ptr(),
         tokens,
-        memory.data_ptr(),
-        threads,
+        torch.get_num_threads(),
     )
     return out
 
@@ -535,20 +521,14 @@ def fast_conv_mlp(
         height,
         map_width,
     )
-    pointers = layers.pointers()
-    threads = torch.get_num_threads()
-    sides = layers.fc1.weight.shape
-    size = kernel_function('conv_mlp_memory', x.dtype, *sides)(pointers, convolution, threads)
-    memory = x.new_empty(size, dtype=torch.uint8)
     out = torch.empty_like(x)
-    kernel_function('conv_mlp', x.dtype, *sides)(
+    kernel_function('conv_mlp', x.dtype, width, channels)(
         x.data_ptr(),
         attended.data_ptr(),
-        pointers,
+        layers.pointers(),
         convolution,
         out.data_ptr(),
-        memory.data_ptr(),
-        threads,
+        torch.get_num_threads(),
     )
     return out
 

@@ -899,3 +899,30 @@ def test_tokens_that_are_no_map(shape):
         fast_normal_patches(x, random_norm(8), 2, 3, 3)
     with pytest.raises(ValueError, match='unpack'):
         fast_convolve_add(x, x, Depthwise(torch.randn(8, 1, 3, 3), torch.randn(8)))
+
+
+@needs_kernels
+def test_too_little_memory():
+    """It is an error of Python's, and not the end of the process."""
+    program = """
+import resource
+import torch
+from cpvt_pyramid.acceleration.kernels import Linear, Norm, NormAndMLP, fast_mlp
+
+weight = torch.zeros(8192, 8192)
+bias = torch.zeros(8192)
+layer = Linear(weight, bias)
+x = torch.zeros(1, 8192)
+with open('/proc/self/statm') as file:
+    pages = int(file.read().split()[0])
+limit = pages * resource.getpagesize() + 2**28  # both weights are packed in twice as much
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    fast_mlp(x, x, NormAndMLP(Norm(bias, bias, 1e-6), layer, layer))
+except MemoryError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, '-c', program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == 'there is not enough memory\n'

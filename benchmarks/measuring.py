@@ -24,7 +24,7 @@ from benchmarks.parts import PARTS
 from benchmarks.speed_tables import WITHOUT
 from benchmarks.timing import RESOLUTION, Time, show_progress, time_call, torch_threads
 from cpvt_pyramid import ARCHS, CPVTPyramid, accelerate
-from cpvt_pyramid.acceleration.products import is_supported
+from cpvt_pyramid.acceleration.ordinary import is_supported
 from cpvt_pyramid.app.predict.openvino_graph import to_rows
 from cpvt_pyramid.app.predict.sessions import openvino_core
 from cpvt_pyramid.app.tooling.report import amount

@@ -237,7 +237,7 @@ def loaded_function(name: str, symbol: str) -> Any:
     return function
 
 
-def check_memory(had_memory: bool, *_: object) -> None:
+def check_memory(had_memory: Any, *_: Any) -> Any:
     """Raise an error if a function did not have the memory that it needs."""
     if not had_memory:
         raise MemoryError('there is not enough memory')

@@ -1119,26 +1119,24 @@ struct Block {
   }
 };
 
-template <typename T>
-Block load_block(const T* x, int64_t count) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return Block::of([=](int i) { return load(x + i * LANES, count_of_part(count, i)); });
-  } else {
-    const words values = load_all(x, count);
-    return Block::of([=](int i) { return floats(values, i); });
+Block load_block(const float* x, int64_t count) {
+  return Block::of([=](int i) { return load(x + i * LANES, count_of_part(count, i)); });
+}
+void store_block(float* to, Block x, int64_t count) {
+  for (int i = 0; i < BLOCK_VECTORS; i++) {
+    store(to + i * LANES, x.part[i], count_of_part(count, i));
   }
 }
 
-template <typename T>
-void store_block(T* to, Block x, int64_t count) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    for (int i = 0; i < BLOCK_VECTORS; i++) {
-      store(to + i * LANES, x.part[i], count_of_part(count, i));
-    }
-  } else {
-    store_all(to, joined(x.part[0], x.part[1]), count);
-  }
+#ifdef __AVX512BF16__
+Block load_block(const bfloat16* x, int64_t count) {
+  const words values = load_all(x, count);
+  return Block::of([=](int i) { return floats(values, i); });
 }
+void store_block(bfloat16* to, Block x, int64_t count) {
+  store_all(to, joined(x.part[0], x.part[1]), count);
+}
+#endif
 
 // The values of a block in three rows, of which the first and the last may be null: zeros.
 template <typename T>

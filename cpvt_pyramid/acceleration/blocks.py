@@ -9,7 +9,7 @@ from torch import Tensor
 from ..bfloat16 import is_captured
 from ..grid import Grid
 from ..model import Block
-from ..plain_layers import has_hooks
+from ..plain_layers import has_hooks, replaces_forward
 from ..recompute import drops_nothing
 from .attention import AttentionInParts
 from .conv_mlp import FEWEST_ROWS, FusedConvMLP, depthwise_of
@@ -68,7 +68,7 @@ class FusedBlock(Block):
                 not faster.
         """
         mlp: Any = self.mlp
-        if type(mlp) not in (FusedMLP, FusedConvMLP) or 'forward' in vars(mlp) or has_hooks(mlp):
+        if type(mlp) not in (FusedMLP, FusedConvMLP) or replaces_forward(mlp) or has_hooks(mlp):
             raise NotPlain
         if not (drops_nothing(mlp.drop) and drops_nothing(self.drop_path)):
             raise NotPlain

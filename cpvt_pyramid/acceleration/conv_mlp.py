@@ -48,7 +48,7 @@ class FusedConvMLP(ConvMLP):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         if type(self) is not FusedConvMLP:  # see `FAST`
             return ConvMLP.forward(self, x, grid)
-        if is_captured():
+        if is_captured() or 'contract' in vars(self):
             return super().forward(x, grid)
         fc1, conv, fc2 = self.fc1, self.dwconv, self.fc2
         # In bfloat16 PyTorch's convolution is wrong on a map of one row or column.

@@ -26,7 +26,7 @@ class PatchConv(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         if type(self) is not PatchConv:  # see `FAST`
             return nn.Conv2d.forward(self, input)
-        if is_captured():
+        if is_captured() or '_conv_forward' in vars(self):
             return super().forward(input)
         dtype = fast_dtype(input, self.weight, self.bias)
         if dtype is None or not has_kernels(dtype) or not takes_patches(self):

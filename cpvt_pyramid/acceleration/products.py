@@ -80,7 +80,7 @@ class FusedMLP(MLP):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         if type(self) is not FusedMLP:  # see `FAST`
             return MLP.forward(self, x, grid)
-        if is_captured():
+        if is_captured() or 'contract' in vars(self):
             return super().forward(x, grid)
         if not torch.is_grad_enabled() and takes_plain(x, LEAST_RATIO * x.shape[-1]):
             return super().forward(x, grid)

@@ -654,6 +654,23 @@ def test_attention_of_tokens_that_are_no_map(shape, grad):
 
 
 @pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+@pytest.mark.parametrize('method', ['_conv_forward', 'contract'])
+def test_methods_of_parts_that_are_replaced(layers, method, grad):
+    """A convolution's is a common way to give it other borders."""
+
+    def doubled(function, *args):
+        return 2 * function(*args)
+
+    plain, fast, x = layers
+    for model in (plain, fast):
+        for module in model.modules():
+            if hasattr(module, method):
+                setattr(module, method, functools.partial(doubled, getattr(module, method)))
+    with torch.set_grad_enabled(grad):
+        same(layers, lambda layer, x: layer(x))
+
+
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
 @pytest.mark.parametrize(
     ('build', 'method'),
     [

@@ -42,7 +42,13 @@ def acts_alone(layer: nn.Module) -> bool:
         return False
     if bias is not None and type(bias) is not nn.Parameter:
         return False
-    return not has_hooks(layer)
+    return has_usual_bias(layer) and not has_hooks(layer)
+
+
+def has_usual_bias(layer: Any) -> bool:
+    """True if the bias of a layer is None or has one value for each row of its weight. `F.linear`
+    takes others that can be broadcast."""
+    return layer.bias is None or layer.bias.shape == layer.weight.shape[:1]
 
 
 def replaces_forward(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bfloat16 import is_captured
+from ..plain_layers import has_usual_bias
 from .kernels import Linear, fast_join_patches, fast_split_patches, has_kernels
 from .ordinary import NotPlain, cast, check_plain, fast_dtype, values
 from .products import affine, gradients, in_dtypes_of_forward, is_differentiated
@@ -31,7 +32,7 @@ class PatchConv(nn.Conv2d):
         dtype = fast_dtype(input, self.weight, self.bias)
         if dtype is None or not has_kernels(dtype) or not takes_patches(self):
             return super().forward(input)
-        if input.dim() != 4 or input.shape[1] != self.weight.shape[1]:
+        if input.dim() != 4 or input.shape[1] != self.weight.shape[1] or not has_usual_bias(self):
             return super().forward(input)
         k = self.weight.shape[-1]
         if input.shape[2] % k or input.shape[3] % k:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..bfloat16 import is_captured
 from ..padding.batching import ceil_div
+from ..plain_layers import has_usual_bias
 from .ordinary import fast_dtype
 from .products import AT_A_TIME, affine
 
@@ -83,7 +84,7 @@ class WinogradConv2d(nn.Conv2d):
         if torch.is_grad_enabled():
             self.forget()
             return super().forward(input)
-        if input.dim() != 4 or input.shape[1] != self.weight.shape[1]:
+        if input.dim() != 4 or input.shape[1] != self.weight.shape[1] or not has_usual_bias(self):
             return super().forward(input)
         return winograd_conv(input, self.transformed_weight(), self.bias)
 

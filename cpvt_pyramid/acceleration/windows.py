@@ -67,9 +67,9 @@ class BorderWindowAttention(AttentionInParts, WindowAttention):
 
     def fills_windows(self, x: Tensor, grid: Grid) -> bool:
         """True if windows of one size are needed, or are as good."""
-        if self.window_padding != 'mask' or grid.windows is None or replaces_methods(self):
+        if is_captured() or self.window_padding != 'mask' or grid.windows is None:
             return True
-        if is_captured() or not is_simple(self, grid.windows) or fast_dtype(x) is None:
+        if replaces_methods(self) or not is_simple(self, grid.windows) or fast_dtype(x) is None:
             return True
         if not is_plain_linear(self.qkv):  # hooks and other layers are called with windows
             return True

@@ -424,6 +424,18 @@ def test_traced_layers_serve_other_sizes():
     assert_same(fast(x), plain(x))
 
 
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+def test_compiled_layers(layers, grad):
+    """As one graph."""
+
+    def run(layer, x):
+        torch._dynamo.reset()
+        return torch.compile(layer, backend='eager', fullgraph=True)(x)
+
+    with torch.set_grad_enabled(grad):
+        same(layers, run)
+
+
 INPUTS = {
     'transposed': lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
     'strided': lambda x: x.repeat_interleave(2, -1)[..., ::2],

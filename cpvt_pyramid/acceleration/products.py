@@ -134,12 +134,6 @@ def affine(
     return torch.ops.mkldnn._linear_pointwise(x, weight, contiguous(bias), activation, [], exact)
 
 
-def apply(layer: Linear, x: Tensor) -> Tensor:
-    """A linear layer of tokens (..., C), without gradient."""
-    weight, bias = layer
-    return F.linear(x, weight, bias) if takes_plain(x, len(weight)) else affine(x, weight, bias)
-
-
 def contiguous(bias: Optional[Tensor]) -> Optional[Tensor]:
     """A bias as PyTorch passes it to oneDNN: by its address alone, without its stride. Those of
     maps and weights are passed."""

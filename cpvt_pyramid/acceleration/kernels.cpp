@@ -988,10 +988,9 @@ const Gelu<T> gelu;
 // Depthwise convolution
 
 constexpr int BLOCK = BLOCK_VECTORS * LANES;  // channels that are computed at a time
-constexpr int64_t SPAN = 32;                  // columns, whose rows stay in the cache
+constexpr int64_t SPAN = 128;                 // columns, whose rows stay in the cache
 
-// The values of a block in float: in the order of the channels, or, of bfloat16, the even and the
-// odd ones.
+// The values of a block in float: in the order of the channels, or, of bfloat16, in that of `pairs`.
 struct Block {
   vec part[BLOCK_VECTORS];
 
@@ -1001,33 +1000,76 @@ struct Block {
     for (int i = 0; i < BLOCK_VECTORS; i++) block.part[i] = f(i);
     return block;
   }
+  static Block zeros() {
+    return of([](int) { return repeated(0); });
+  }
 };
 
-template <typename T>
-Block load_block(const T* x, int64_t count) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return Block::of([=](int i) { return load(x + i * LANES, count_of_part(count, i)); });
-  } else {
-    Block block;
-    load_even_and_odd(x, block.part[0], block.part[1], count);
-    return block;
+Block load_block(const float* x, int64_t count) {
+  return Block::of([=](int i) { return load(x + i * LANES, count_of_part(count, i)); });
+}
+void store_block(float* to, Block x, int64_t count) {
+  for (int i = 0; i < BLOCK_VECTORS; i++) {
+    store(to + i * LANES, x.part[i], count_of_part(count, i));
   }
 }
 
+#ifdef __AVX512BF16__
+Block load_block(const bfloat16* x, int64_t count) {
+  const words values = load_all(x, count);
+  return Block::of([=](int i) { return floats(values, i); });
+}
+void store_block(bfloat16* to, Block x, int64_t count) {
+  store_all(to, joined(x.part[0], x.part[1]), count);
+}
+#endif
+
+// The values of a block in three rows, of which the first and the last may be null: zeros.
 template <typename T>
-void store_block(T* to, Block x, int64_t count) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    for (int i = 0; i < BLOCK_VECTORS; i++) {
-      store(to + i * LANES, x.part[i], count_of_part(count, i));
+struct Column {
+  Block row[3];
+
+  static Column of(const T* const rows[3], int64_t place, int64_t count) {
+    Column column;
+    for (int i = 0; i < 3; i++) {
+      column.row[i] = rows[i] ? load_block(rows[i] + place, count) : Block::zeros();
     }
-  } else {
-    store_even_and_odd(to, x.part[0], x.part[1], count);
+    return column;
   }
-}
 
-void multiply_add(Block& sum, Block x, Block factor) {
-  sum = Block::of([&](int i) { return multiply_add(x.part[i], factor.part[i], sum.part[i]); });
-}
+  void multiply_add(Block& sum, const Column& factor) const {
+    for (int i = 0; i < 3; i++) {
+      sum = Block::of([&](int part) {
+        return ::multiply_add(row[i].part[part], factor.row[i].part[part], sum.part[part]);
+      });
+    }
+  }
+};
+
+#ifdef __AVX512BF16__
+// The first two rows are paired.
+template <>
+struct Column<bfloat16> {
+  words pair[BLOCK_VECTORS];
+  Block last;
+
+  static Column of(const bfloat16* const rows[3], int64_t place, int64_t count) {
+    const words first = rows[0] ? load_all(rows[0] + place, count) : no_words();
+    const words second = load_all(rows[1] + place, count);
+    Column column;
+    for (int i = 0; i < BLOCK_VECTORS; i++) column.pair[i] = pairs(first, second, i);
+    column.last = rows[2] ? load_block(rows[2] + place, count) : Block::zeros();
+    return column;
+  }
+
+  void multiply_add(Block& sum, const Column& factor) const {
+    for (int i = 0; i < BLOCK_VECTORS; i++) {
+      add_products(sum.part[i], pair[i], factor.pair[i]);
+      sum.part[i] = ::multiply_add(last.part[i], factor.last.part[i], sum.part[i]);
+    }
+  }
+};
+#endif
 
 // What becomes of the sums of a convolution: their GELU,
 template <typename T>
@@ -1055,8 +1097,12 @@ template <typename T, typename Then>
 inline __attribute__((always_inline)) void convolve_columns(
     const T* const rows[3], const T* weights, const T* bias, T* out, int64_t start, int64_t stop,
     int64_t width, int64_t n, int64_t of_weights, int64_t count, const Then& then) {
-  Block kernel[3][3];
-  for (int k = 0; k < 9; k++) kernel[k / 3][k % 3] = load_block(weights + k * of_weights, count);
+  Column<T> kernel[3];
+  for (int i = 0; i < 3; i++) {
+    const T* const column = weights + i * of_weights;
+    const T* const kernel_rows[3] = {column, column + 3 * of_weights, column + 6 * of_weights};
+    kernel[i] = Column<T>::of(kernel_rows, 0, count);
+  }
   const Block first_sum = load_block(bias, count);
   // A column is part of three results: the one to the left, which it completes, its own, and the
   // one to the right.
@@ -1065,13 +1111,10 @@ inline __attribute__((always_inline)) void convolve_columns(
   for (int64_t column = std::max<int64_t>(start - 1, 0); column <= stop; column++) {
     Block right = first_sum;
     if (column < width) {
-      for (int row = 0; row < 3; row++) {
-        if (!rows[row]) continue;
-        const Block x = load_block(rows[row] + column * n, count);
-        multiply_add(left, x, kernel[row][2]);
-        multiply_add(here, x, kernel[row][1]);
-        multiply_add(right, x, kernel[row][0]);
-      }
+      const auto x = Column<T>::of(rows, column * n, count);
+      x.multiply_add(left, kernel[2]);
+      x.multiply_add(here, kernel[1]);
+      x.multiply_add(right, kernel[0]);
     }
     if (column > start) {
       const int64_t place = (column - 1) * n;
@@ -1083,10 +1126,13 @@ inline __attribute__((always_inline)) void convolve_columns(
 }
 
 // `channels` of a row; see above.
+//
+// Not inlined: among other values the compiler keeps some of the weights in memory.
 template <typename T, typename Then>
-void convolve_row(const T* above, const T* row, const T* below, const T* weights, const T* bias,
-                  T* out, int64_t width, int64_t n, int64_t of_weights, int64_t channels,
-                  const Then& then) {
+__attribute__((noinline)) void convolve_row(const T* above, const T* row, const T* below,
+                                            const T* weights, const T* bias, T* out, int64_t width,
+                                            int64_t n, int64_t of_weights, int64_t channels,
+                                            const Then& then) {
   for (int64_t start = 0; start < width; start += SPAN) {
     const int64_t stop = std::min(start + SPAN, width);
     each_vector<BLOCK>(channels, [&](int64_t channel, int64_t count) {

@@ -125,24 +125,34 @@ void add_products(vec& sum, std::int32_t left, words right, bfloat16) {
   sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(left), (__m512bh)right);
 }
 
-// Values whose bfloat16 are paired: those with an even number, and those with an odd one.
-void load_even_and_odd(const bfloat16* x, vec& even, vec& odd, int64_t count) {
-  const __mmask32 lanes = static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
-  const words bits =
-      count == 2 * LANES ? _mm512_loadu_si512(x) : _mm512_maskz_loadu_epi16(lanes, x);
-  even = as_vec(_mm512_slli_epi32(bits, 16));
-  odd = as_vec(_mm512_and_si512(bits, _mm512_set1_epi32(0xffff0000)));
+void add_products(vec& sum, words left, words right) {
+  sum = _mm512_dpbf16_ps(sum, (__m512bh)left, (__m512bh)right);
 }
-void store_even_and_odd(bfloat16* to, vec even, vec odd, int64_t count) {
+
+// 32 bfloat16, or the first `count` and then zeros; and back.
+words load_all(const bfloat16* x, int64_t count) {
   const __mmask32 lanes = static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
-  const words low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
-  const words high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
-  const words bits = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  return count == 2 * LANES ? _mm512_loadu_si512(x) : _mm512_maskz_loadu_epi16(lanes, x);
+}
+void store_all(bfloat16* to, words x, int64_t count) {
+  const __mmask32 lanes = static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
   if (count == 2 * LANES) {
-    _mm512_storeu_si512(to, bits);
+    _mm512_storeu_si512(to, x);
   } else {
-    _mm512_mask_storeu_epi16(to, lanes, bits);
+    _mm512_mask_storeu_epi16(to, lanes, x);
   }
+}
+
+// Pairs of 32 bfloat16 each. Of every 8 of them the processor pairs the first four at once, and the
+// last four: these are the two parts.
+words pairs(words a, words b, int part) {
+  return part == 0 ? _mm512_unpacklo_epi16(a, b) : _mm512_unpackhi_epi16(a, b);
+}
+// Such a part as floats; and 32 bfloat16 of both parts.
+vec floats(words x, int part) { return as_vec(pairs(no_words(), x, part)); }
+words joined(vec first, vec last) {
+  const words fours = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  return _mm512_permutexvar_epi64(fours, (words)_mm512_cvtne2ps_pbh(last, first));
 }
 
 // Values of two rows, in pairs; null: zeros.

@@ -1358,7 +1358,7 @@ template <typename T, typename F>
 struct RowsPart {
   RowsPart(int64_t rows, int64_t width, int64_t channels, int64_t wide_channels,
            std::uintptr_t memory)
-      : tokens(take<T>(memory, (rows + 2) * width * channels)),
+      : tokens(take<T>(memory, width * channels)),
         normal(take<F>(memory, ((rows + 2) * width + MOST_ROWS) * channels)),
         wide(take<F>(memory, (rows + 2) * width * WIDE_CONV)),
         kept(take<F>(memory, 2 * width * rounded_up(wide_channels, WIDE_CONV))),
@@ -1366,8 +1366,8 @@ struct RowsPart {
         sums(take<float>(memory, rows * width * rounded_up(channels, COLUMNS))),
         end(memory) {}
 
-  T* tokens;     // tokens, channels
-  F* normal;     // the same
+  T* tokens;     // tokens of the last row that was read, channels
+  F* normal;     // tokens, channels
   F* wide;       // tokens, WIDE_CONV
   F* kept;       // some wide channels, tokens of two rows, WIDE_CONV
   F* convolved;  // tokens, WIDE_CONV
@@ -1383,6 +1383,7 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
                       int64_t top, int64_t bottom, int64_t most, const RowsPart<T, F>& part,
                       bool continues) {
   const int64_t of_row = conv.width * layers.channels();
+  const int64_t of_sums_row = conv.width * rounded_up(layers.channels(), COLUMNS);
   const int64_t of_wide_row = conv.width * WIDE_CONV;
   const bool has_relu = conv.relu;
   const auto activation = [=](vec sum) {
@@ -1398,31 +1399,38 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
     const int64_t fresh = has_kept ? start + 1 : near;  // the first that is not kept
     const int64_t fresh_tokens = (end - fresh) * conv.width;
     const int64_t tokens = (stop - start) * conv.width;
-    add_branches(x + near * of_row, branch + near * of_row, part.tokens, (end - near) * of_row);
-    normalize_tokens(layers, part.tokens + (fresh - near) * of_row, part.normal, fresh_tokens);
-    start_sums(layers, part.tokens + (start - near) * of_row, part.sums, tokens);
+    if (has_kept) start_sums(layers, part.tokens, part.sums, conv.width);
+    for (int64_t y = fresh; y < end; y++) {
+      add_branches(x + y * of_row, branch + y * of_row, part.tokens, of_row);
+      normalize_tokens(layers, part.tokens, part.normal + (y - fresh) * of_row, conv.width);
+      if (start <= y && y < stop) {
+        start_sums(layers, part.tokens, part.sums + (y - start) * of_sums_row, conv.width);
+      }
+    }
     for (int64_t channel = 0; channel < layers.width(); channel += WIDE_CONV) {
       const int64_t count = std::min(WIDE_CONV, layers.width() - channel);
       F* const kept = part.kept + 2 * conv.width * channel;
-      std::memcpy(part.wide, kept, (fresh - near) * of_wide_row * sizeof(F));
-      F* const wide = part.wide + (fresh - near) * of_wide_row;
-      expand<Kind>(layers, panels, part.normal, fresh_tokens, channel, count, wide, WIDE_CONV,
+      const auto row_at = [=](int64_t y) {
+        return y < fresh ? kept + (y - near) * of_wide_row : part.wide + (y - fresh) * of_wide_row;
+      };
+      expand<Kind>(layers, panels, part.normal, fresh_tokens, channel, count, part.wide, WIDE_CONV,
                    activation);
       if (conv.outside) {
         const bool* const outside = conv.outside + fresh * conv.width;
         for (int64_t i = 0; i < fresh_tokens; i++) {
-          if (outside[i]) std::memset(wide + i * WIDE_CONV, 0, WIDE_CONV * sizeof(F));
+          if (outside[i]) std::memset(part.wide + i * WIDE_CONV, 0, WIDE_CONV * sizeof(F));
         }
       }
-      if (stop < conv.height) {
-        std::memcpy(kept, part.wide + (stop - 1 - near) * of_wide_row, 2 * of_wide_row * sizeof(F));
-      }
       for (int64_t y = start; y < stop; y++) {
-        const F* const row = part.wide + (y - near) * of_wide_row;
-        convolve_row(y > 0 ? row - of_wide_row : nullptr, row,
-                     y + 1 < conv.height ? row + of_wide_row : nullptr, conv.weights + channel,
+        convolve_row(y > 0 ? row_at(y - 1) : nullptr, row_at(y),
+                     y + 1 < conv.height ? row_at(y + 1) : nullptr, conv.weights + channel,
                      conv.bias + channel, part.convolved + (y - start) * of_wide_row, conv.width,
                      WIDE_CONV, layers.width(), count, ThenGelu<F>());
+      }
+      if (stop < conv.height) {
+        for (int i = 0; i < 2; i++) {
+          std::memcpy(kept + i * of_wide_row, row_at(stop - 1 + i), of_wide_row * sizeof(F));
+        }
       }
       contract<Kind>(panels, part.convolved, WIDE_CONV, tokens, channel, count,
                      layers.channels(), part.sums);
@@ -1435,7 +1443,7 @@ void conv_mlp_of_rows(const T* x, const T* branch, const NormMLP<T>& layers,
 template <typename T, typename F>
 int64_t rows_of_part(const NormMLP<T>& layers, const MapConvolution<T>& conv, int64_t threads) {
   const int64_t of_part = ceil_div(conv.images * conv.height, all_parts(threads, PARTS));
-  const int64_t of_token = layers.channels() * (sizeof(T) + sizeof(F)) + 2 * WIDE_CONV * sizeof(F) +
+  const int64_t of_token = (layers.channels() + 2 * WIDE_CONV) * sizeof(F) +
                            rounded_up(layers.channels(), COLUMNS) * sizeof(float);
   return std::clamp<int64_t>(PART_BYTES / (of_token * conv.width), 1, of_part);
 }

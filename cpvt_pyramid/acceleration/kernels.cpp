@@ -300,6 +300,7 @@ struct Panels {
     const int64_t count = rounded_up(layer.out, COLUMNS) / LANES * blocks;
     in_threads(count, threads, PARTS, [=](int64_t first_block, int64_t stop, int64_t) {
       for (int64_t i = first_block; i < stop; i++) {
+        prefetch(layer, i + BLOCKS_AHEAD, blocks);
         const int64_t column = i / blocks * LANES;
         const int64_t group = i % blocks * LANES;
         const auto at = [=](int64_t c) {
@@ -315,6 +316,19 @@ struct Panels {
   int64_t in;
   F* data;
   std::uintptr_t end;
+
+ private:
+  static constexpr int64_t BLOCKS_AHEAD = 8;
+
+  // Bring block number i, of which each column has some, to the cache: the processor foresees what
+  // will be read of a few columns, but not of this many. A block that does not exist does no harm.
+  template <typename T>
+  static void prefetch(const Linear<T>& layer, int64_t i, int64_t blocks) {
+    const T* const first = layer.weight + i / blocks * LANES * layer.in;
+    for (int64_t c = 0; c < LANES; c++) {
+      __builtin_prefetch(first + c * layer.in + i % blocks * LANES * GROUP<F>);
+    }
+  }
 };
 
 // Multiply tokens, `stride` values apart, with the panels of the columns `begin` to `end`. Of each

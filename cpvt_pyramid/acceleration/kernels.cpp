@@ -176,7 +176,8 @@ constexpr int GROUP = 4 / sizeof(F);
 // `rows` rows of `groups` groups, `stride` values apart, times a panel. Call then(r, a, b) for both
 // vectors of each product.
 //
-// Not inlined: among other values the compiler keeps some of the sums in memory.
+// Not inlined: among other values the compiler keeps some of the sums in memory. `then` is a copy,
+// whose values the compiler can keep in registers while results are stored.
 template <int rows, typename F, typename Then>
 __attribute__((noinline)) void multiply_rows(const F* left, int64_t stride, const F* panel,
                                              int64_t groups, Then then) {
@@ -245,7 +246,7 @@ template <typename Kind, typename F, typename Then>
 void multiply_then(int64_t rows, const F* left, int64_t stride, const F* panel, int64_t groups,
                    const Then& then) {
   if constexpr (std::is_same_v<Kind, Vectors<F>>) {
-    // Those of most tokens are in registers.
+    // They stay in registers.
     if (rows == ROWS) return multiply_rows<ROWS>(left, stride, panel, groups, then);
   }
   vec products[Kind::ROWS][2];
@@ -332,8 +333,8 @@ struct Panels {
 };
 
 // Multiply tokens, `stride` values apart, with the panels of the columns `begin` to `end`. Of each
-// column the rows `start` to `start + count` are multiplied. `then_of(token, column)` is called with
-// the products from that token on, see `multiply_then`.
+// column the rows `start` to `start + count` are multiplied. `then_of(token, column)` returns the
+// function that is called with the products of some tokens from that one on, see `multiply_then`.
 template <typename Kind, typename F, typename ThenOf>
 void multiply_tokens(const F* x, int64_t stride, int64_t tokens, const Panels<F>& panels,
                      int64_t begin, int64_t end, int64_t start, int64_t count,
@@ -929,7 +930,7 @@ class Gelu {
     for (int power = ORDER - 1; power >= 0; power--) {
       share = multiply_add(share, near, coefficient(power, piece));
     }
-    // Below x is 1/2 + share if x > 0, else 1/2 - share: times x both are this.
+    // x (1/2 + share) if x > 0, else x (1/2 - share): both are x / 2 + |x| share.
     return multiply_add(size, share, x * repeated(0.5f));
   }
 
@@ -1038,7 +1039,8 @@ void store_block(bfloat16* to, Block x, int64_t count) {
 }
 #endif
 
-// The values of a block in three rows, of which the first and the last may be null: zeros.
+// The values of a block in three rows, of which the first and the last may be null: zeros. Finite
+// weights of these add nothing.
 template <typename T>
 struct Column {
   Block row[3];
@@ -1329,6 +1331,7 @@ void mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t 
   panels.pack(layers, threads);
   const int64_t most = tokens_of_part<Kind>(tokens, n, threads);
   const int64_t bytes = Part<F>(most, n, 0).end;
+  const auto activation = [](vec sum) { return gelu<F>(sum); };
   const int64_t items = ceil_div(tokens, Kind::ROWS);
   in_threads(items, threads, PARTS, [=](int64_t first_item, int64_t end, int64_t thread) {
     const Part<F> part(most, n, panels.end + thread * bytes);
@@ -1343,7 +1346,7 @@ void mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t 
       for (int64_t start = 0; start < layers.width(); start += WIDE) {
         const int64_t channels = std::min(WIDE, layers.width() - start);
         expand<Kind>(layers, panels, part.normal, count, start, channels, part.wide, WIDE,
-                     gelu<F>);
+                     activation);
         contract<Kind>(panels, part.wide, WIDE, count, start, channels, n, part.sums);
       }
       store_sums(layers, part.sums, here, count);

@@ -211,7 +211,8 @@ constexpr int GROUP = 4 / sizeof(F);
 // `rows` rows of `groups` groups, `stride` values apart, times a panel. Call then(r, a, b) for both
 // vectors of each product.
 //
-// Not inlined: among other values the compiler keeps some of the sums in memory.
+// Not inlined: among other values the compiler keeps some of the sums in memory. `then` is a copy,
+// whose values the compiler can keep in registers while results are stored.
 template <int rows, typename F, typename Then>
 __attribute__((noinline)) void multiply_rows(const F* left, int64_t stride, const F* panel,
                                              int64_t groups, Then then) {
@@ -301,7 +302,7 @@ template <typename Kind, typename F, typename Then>
 void multiply_then(int64_t rows, const F* left, int64_t stride, const F* panel, int64_t groups,
                    const Then& then) {
   if constexpr (std::is_same_v<Kind, Vectors<F>>) {
-    // Those of most tokens are in registers.
+    // They stay in registers.
     if (rows == ROWS) return multiply_rows<ROWS>(left, stride, panel, groups, then);
   }
   vec products[Kind::ROWS][2];
@@ -346,6 +347,7 @@ struct Panels {
     const int64_t count = rounded_up(layer.out, COLUMNS) / LANES * blocks;
     in_threads(count, threads, PARTS, [=](int64_t first_block, int64_t stop, int64_t) {
       for (int64_t i = first_block; i < stop; i++) {
+        prefetch(layer, i + BLOCKS_AHEAD, blocks);
         const int64_t column = i / blocks * LANES;
         const int64_t group = i % blocks * LANES;
         const auto at = [=](int64_t c) {
@@ -361,6 +363,19 @@ struct Panels {
   int64_t in;
   F* data;
   std::uintptr_t end;
+
+ private:
+  static constexpr int64_t BLOCKS_AHEAD = 8;
+
+  // Bring block number i, of which each column has some, to the cache: the processor foresees what
+  // will be read of a few columns, but not of this many. A block that does not exist does no harm.
+  template <typename T>
+  static void prefetch(const Linear<T>& layer, int64_t i, int64_t blocks) {
+    const T* const first = layer.weight + i / blocks * LANES * layer.in;
+    for (int64_t c = 0; c < LANES; c++) {
+      __builtin_prefetch(first + c * layer.in + i % blocks * LANES * GROUP<F>);
+    }
+  }
 };
 
 // The packed weights of two linear layers.
@@ -389,8 +404,8 @@ class PackedLayers {
 };
 
 // Multiply tokens, `stride` values apart, with the panels of the columns `begin` to `end`. Of each
-// column the rows `start` to `start + count` are multiplied. `then_of(token, column)` is called with
-// the products from that token on, see `multiply_then`.
+// column the rows `start` to `start + count` are multiplied. `then_of(token, column)` returns the
+// function that is called with the products of some tokens from that one on, see `multiply_then`.
 template <typename Kind, typename F, typename ThenOf>
 void multiply_tokens(const F* x, int64_t stride, int64_t tokens, const Panels<F>& panels,
                      int64_t begin, int64_t end, int64_t start, int64_t count,
@@ -1078,7 +1093,7 @@ class Gelu {
     for (int power = ORDER - 1; power >= 0; power--) {
       share = multiply_add(share, near, coefficient(power, piece));
     }
-    // Below x is 1/2 + share if x > 0, else 1/2 - share: times x both are this.
+    // x (1/2 + share) if x > 0, else x (1/2 - share): both are x / 2 + |x| share.
     return multiply_add(size, share, x * repeated(0.5f));
   }
 
@@ -1168,28 +1183,27 @@ struct Block {
   }
 };
 
-template <typename T>
-Block load_block(const T* x, int64_t count) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return Block::of([=](int i) { return load(x + i * LANES, count_of_part(count, i)); });
-  } else {
-    const words values = load_all(x, count);
-    return Block::of([=](int i) { return floats(values, i); });
+Block load_block(const float* x, int64_t count) {
+  return Block::of([=](int i) { return load(x + i * LANES, count_of_part(count, i)); });
+}
+void store_block(float* to, Block x, int64_t count) {
+  for (int i = 0; i < BLOCK_VECTORS; i++) {
+    store(to + i * LANES, x.part[i], count_of_part(count, i));
   }
 }
 
-template <typename T>
-void store_block(T* to, Block x, int64_t count) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    for (int i = 0; i < BLOCK_VECTORS; i++) {
-      store(to + i * LANES, x.part[i], count_of_part(count, i));
-    }
-  } else {
-    store_all(to, joined(x.part[0], x.part[1]), count);
-  }
+#ifdef __AVX512BF16__
+Block load_block(const bfloat16* x, int64_t count) {
+  const words values = load_all(x, count);
+  return Block::of([=](int i) { return floats(values, i); });
 }
+void store_block(bfloat16* to, Block x, int64_t count) {
+  store_all(to, joined(x.part[0], x.part[1]), count);
+}
+#endif
 
-// The values of a block in three rows, of which the first and the last may be null: zeros.
+// The values of a block in three rows, of which the first and the last may be null: zeros. Finite
+// weights of these add nothing.
 template <typename T>
 struct Column {
   Block row[3];
@@ -1448,6 +1462,7 @@ bool mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t 
   const Memory memory(Part<F>(most, n, 0).end, threads);
   if (packed.is_missing() || memory.is_missing()) return false;
   packed.pack(layers.fc1, layers.fc2, threads);
+  const auto activation = [](vec sum) { return gelu<F>(sum); };
   const auto compute = [&](int64_t first_item, int64_t end, int64_t thread) {
     const Part<F> part(most, n, memory.of(thread));
     const int64_t stop = std::min(end * Kind::ROWS, tokens);
@@ -1461,7 +1476,7 @@ bool mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t 
       for (int64_t start = 0; start < layers.width(); start += WIDE) {
         const int64_t channels = std::min(WIDE, layers.width() - start);
         expand<Kind>(layers, packed.first, part.normal, count, start, channels, part.wide, WIDE,
-                     gelu<F>);
+                     activation);
         contract<Kind>(packed.second, part.wide, WIDE, count, start, channels, n, part.sums);
       }
       store_sums(layers, part.sums, here, count);

@@ -276,6 +276,28 @@ def test_conv_mlps(images, height, map_width, channels, width, relu, masked, thr
 
 
 @needs_kernels
+@pytest.mark.parametrize('row', [0, 1, 4, 9])
+@pytest.mark.parametrize('how', PRODUCTS, ids=str)
+def test_a_conv_mlp_changes_only_the_tokens_around(how, row, monkeypatch):
+    """NaN reaches 3 x 3 tokens, though the convolution multiplies two rows at once."""
+    dtype, products = how
+    multiply(monkeypatch, products)
+    torch.manual_seed(0)
+    x = torch.randn(2, 10, 7, 64).to(dtype)
+    parameters = random_mlp(64, 128, dtype)
+    kernel = torch.randn(128, 1, 3, 3).to(dtype)
+    bias = torch.randn(128).to(dtype)
+    attended = torch.zeros_like(x)
+    expected = fast_conv_mlp(x, attended, parameters, Depthwise(kernel, bias))
+    x[0, row, 3, 5] = math.nan
+    found = fast_conv_mlp(x, attended, parameters, Depthwise(kernel, bias))
+    near = torch.zeros(x.shape[:3], dtype=torch.bool)
+    near[0, max(row - 1, 0) : row + 2, 2:5] = True
+    assert found[near].isnan().all()
+    assert torch.equal(found[~near], expected[~near])
+
+
+@needs_kernels
 @pytest.mark.parametrize('value', [math.nan, math.inf, 3e38])
 @pytest.mark.parametrize('how', PRODUCTS, ids=str)
 def test_an_mlp_changes_no_other_token(how, value, monkeypatch):
@@ -630,6 +652,20 @@ def test_gelu(dtype):
     assert (is_near | same | (found.isnan() & x.isnan())).all()
 
 
+@pytest.mark.skipif(torch.bfloat16 not in DTYPES, reason='the processor has no avx512_bf16')
+def test_gelu_in_bfloat16_rounds_as_the_exact_one():
+    """Its approximation is coarser than that of float32, but finer than what bfloat16 rounds."""
+    x = torch.randn(2**16, generator=torch.manual_seed(0)).bfloat16()
+    center = torch.zeros(1, 1, 3, 3, dtype=torch.bfloat16)
+    center[..., 1, 1] = 1
+    found = fast_convolve_gelu(x.view(-1, 1, 1, 1), center, None, slice(0, 1)).flatten()
+    exact = F.gelu(x.double())
+    rounded_exact = exact.bfloat16()
+    assert (found != rounded_exact).double().mean() < 0.02
+    error = (found.double() - exact).square().mean().sqrt()
+    assert error < 1.001 * (rounded_exact.double() - exact).square().mean().sqrt()
+
+
 @needs_kernels
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
@@ -891,9 +927,13 @@ def test_bfloat16_is_multiplied_in_the_same_way_in_each_process(tmp_path):
 def test_those_for_processors_with_avx2():
     """The tests of results, in a process that computes without AVX-512."""
     chosen = 'layer_norm or attention or windows or convolution or mlps or gelu or patches'
+    environment = os.environ | {'ATEN_CPU_CAPABILITY': 'avx2'}
+    # Without kernels the tests would be skipped.
+    load = 'from cpvt_pyramid.acceleration.library import load_library; load_library()'
+    subprocess.run([sys.executable, '-c', load], env=environment, check=True)
     subprocess.run(
         [sys.executable, '-m', 'pytest', '-q', '-n0', __file__, '-k', chosen],
-        env=os.environ | {'ATEN_CPU_CAPABILITY': 'avx2'},
+        env=environment,
         check=True,
     )
 

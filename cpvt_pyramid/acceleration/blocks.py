@@ -13,6 +13,7 @@ from ..plain_layers import acts_alone, has_hooks
 from ..recompute import drops_nothing
 from .conv_mlp import FEWEST_ROWS, FusedConvMLP, is_plain_depthwise
 from .kernels import Linear, NormAndMLP, fast_conv_mlp, fast_mlp, has_products
+from .normed import plain_norm
 from .norms import FastLayerNorm
 from .processor import has_avx512
 from .products import (
@@ -58,6 +59,20 @@ class FusedBlock(Block):
         outside = None if grid.padding is None else grid.padding.outside
         relu = bool(self.mlp.relu)
         return fast_conv_mlp(x, attended, layers, kernel, kernel_bias, relu, outside)
+
+    def normed_mlp(self, x: Tensor, grid: Grid) -> Tensor:
+        if type(self) is not FusedBlock:  # see `FAST`
+            return Block.normed_mlp(self, x, grid)
+        if not torch.is_grad_enabled() or is_captured():
+            return super().normed_mlp(x, grid)
+        norm = plain_norm(self.norm2)
+        mlp: Any = self.mlp
+        if type(mlp) in (FusedMLP, FusedConvMLP) and 'forward' not in vars(mlp):
+            if norm is not None and not has_hooks(mlp):
+                layers = mlp.fast_layers(x, grid, norm)
+                if layers is not None:
+                    return mlp.compute(x, grid, norm, layers)
+        return super().normed_mlp(x, grid)
 
     def plain_parameters(self) -> Optional['Parameters']:
         """The parameters of the second branch, if calls of all its parts do nothing but apply them.

@@ -35,9 +35,9 @@ from .products import (
     is_differentiated,
 )
 
-# Values of a wide map that are computed at a time: 4 MiB of float32, which stay in the cache. Twice
-# as many take as long; the memory of a training step grows with them.
-AT_A_TIME = 2**20
+# Values of a wide map that are computed at a time: 8 MiB of float32, which stay in the cache. With
+# fewer, more rows are computed twice, and training recomputes more maps, which takes longer.
+AT_A_TIME = 2**21
 FEWEST_ROWS = 8  # of a part: with fewer, too many are computed twice
 
 

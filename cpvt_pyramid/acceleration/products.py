@@ -38,6 +38,10 @@ LEAST_RATIO = 4  # of an MLP's wide channels to the others: 4 or 8
 # cache. Twice and half as many take as long; the memory of a training step grows with them.
 AT_A_TIME = 2**19
 
+# Values of a hidden map that training saves at most. To recompute one of them takes longer, in
+# bfloat16 above all.
+LARGEST_SAVED = 2**21
+
 
 def takes_plain(x: Tensor, results: int) -> bool:
     """True if the plain layer is to compute: a tensor is nested, or a product of x with this number
@@ -301,7 +305,7 @@ class OneDNNProduct(torch.autograd.Function):
 class MLPInParts(torch.autograd.Function):
     """`mlp_in_parts` with its gradient, for which the layer norm is recomputed.
 
-    It saves the tokens, and the hidden map before the GELU if there is one part.
+    It saves the tokens, and the hidden map before the GELU if that is small.
     """
 
     @staticmethod
@@ -311,7 +315,7 @@ class MLPInParts(torch.autograd.Function):
         norm = Norm(norm_weight, norm_bias, eps)
         weight1, bias1, weight2, bias2 = layers
         hidden: Optional[Tensor] = None
-        if len(x) > rows_at_a_time(weight1):
+        if len(x) * len(weight1) > LARGEST_SAVED:
             out = mlp_in_parts(x, norm, *layers)
         else:
             hidden = affine(normalize(x, norm).out.to(weight1.dtype), weight1, bias1)

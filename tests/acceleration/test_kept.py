@@ -36,6 +36,7 @@ def test_an_mlp_keeps_its_wide_map_once(monkeypatch):
     accelerate(mlp)
     assert values_kept(mlp, x, None, but_for=own) == 100 * 64
     monkeypatch.setattr(products, 'AT_A_TIME', 50 * 64)
+    monkeypatch.setattr(products, 'LARGEST_SAVED', 50 * 64)
     assert values_kept(mlp, x, None, but_for=own) == 0
 
 
@@ -55,6 +56,7 @@ def test_a_large_convolution_mlp_keeps_no_wide_map(monkeypatch):
 def test_a_block_keeps_one_map_for_its_norm_and_mlp(build, monkeypatch):
     """The sum that both read, but not the result of the norm."""
     monkeypatch.setattr(products, 'AT_A_TIME', 50 * 64)
+    monkeypatch.setattr(products, 'LARGEST_SAVED', 50 * 64)
     monkeypatch.setattr(conv_mlp, 'AT_A_TIME', 50 * 64)
     block = Block(8, nn.Identity(), build(8, 64))
     inputs = (torch.randn(1, 10, 10, 8, requires_grad=True), Grid(10, 10))

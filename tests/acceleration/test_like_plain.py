@@ -646,6 +646,7 @@ def test_results_of_one_time_are_those_of_another(layers):
 
 def test_a_large_mlp_is_differentiated_twice(monkeypatch):
     monkeypatch.setattr(products, 'AT_A_TIME', 16)
+    monkeypatch.setattr(products, 'LARGEST_SAVED', 16)
     plain = randomize(OnMap(MLP(4, 8)))
     fast = accelerate(copy.deepcopy(plain))
     found = []

@@ -35,14 +35,25 @@ def is_plain_linear(layer: nn.Module) -> bool:
 
 
 def acts_alone(layer: nn.Module) -> bool:
-    """True if a layer has a weight and a bias, or None, of its own, and the `forward` of its class,
+    """True if a layer has a weight and a bias, or None, of its own, and the methods of its class,
     and if no hooks are called with it."""
     bias = layer.bias
-    if 'forward' in vars(layer) or type(layer.weight) is not nn.Parameter:
+    if replaces_forward(layer) or type(layer.weight) is not nn.Parameter:
         return False
     if bias is not None and type(bias) is not nn.Parameter:
         return False
-    return not has_hooks(layer)
+    return has_usual_bias(layer) and not has_hooks(layer)
+
+
+def has_usual_bias(layer: Any) -> bool:
+    """True if the bias of a layer is None or has one value for each row of its weight. `F.linear`
+    takes others that can be broadcast."""
+    return layer.bias is None or layer.bias.shape == layer.weight.shape[:1]
+
+
+def replaces_forward(module: nn.Module) -> bool:
+    """True if a layer or an MLP has an attribute in the place of a method that a call runs."""
+    return not vars(module).keys().isdisjoint(('forward', '_conv_forward', 'contract'))
 
 
 def replaces_methods(module: nn.Module) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..bfloat16 import is_captured
 from ..grid import Grid
 from ..model import Block
-from ..plain_layers import has_hooks, replaces_methods
+from ..plain_layers import has_hooks, replaces_forward, replaces_methods
 from ..recompute import drops_nothing
 from .attention import AttentionInParts
 from .conv_mlp import FEWEST_ROWS, FusedConvMLP, depthwise_of
@@ -67,7 +67,7 @@ class FusedBlock(Block):
             return super().normed_mlp(x, grid)
         norm = plain_norm(self.norm2)
         mlp: Any = self.mlp
-        if type(mlp) in (FusedMLP, FusedConvMLP) and 'forward' not in vars(mlp):
+        if type(mlp) in (FusedMLP, FusedConvMLP) and not replaces_forward(mlp):
             if norm is not None and not has_hooks(mlp):
                 layers = mlp.fast_layers(x, grid, norm)
                 if layers is not None:
@@ -83,7 +83,7 @@ class FusedBlock(Block):
                 not faster.
         """
         mlp: Any = self.mlp
-        if type(mlp) not in (FusedMLP, FusedConvMLP) or 'forward' in vars(mlp) or has_hooks(mlp):
+        if type(mlp) not in (FusedMLP, FusedConvMLP) or replaces_forward(mlp) or has_hooks(mlp):
             raise NotPlain
         if not (drops_nothing(mlp.drop) and drops_nothing(self.drop_path)):
             raise NotPlain

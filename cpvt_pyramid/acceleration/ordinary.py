@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bfloat16 import CorrectedBFloat16, is_transformed
-from ..plain_layers import has_hooks
+from ..plain_layers import has_hooks, replaces_forward
 from ..versions import cpu_autocast_dtype
 from .processor import multiplies_bfloat16
 
@@ -136,7 +136,7 @@ class NotPlain(Exception):
 
 def check_plain(layer: nn.Module, kind: type) -> None:
     """Raise `NotPlain` unless a layer is of a class and its call does what that says."""
-    if type(layer) is not kind or 'forward' in vars(layer) or has_hooks(layer):
+    if type(layer) is not kind or replaces_forward(layer) or has_hooks(layer):
         raise NotPlain
 
 
@@ -150,7 +150,9 @@ def own_parameter(
             cast to that dtype.
     """
     parameter: Any = layer._parameters.get(name)
-    if not is_ordinary_parameter(parameter) or parameter.shape != shape:
+    if name in vars(layer) or not is_ordinary_parameter(parameter):  # the former hides the latter
+        raise NotPlain
+    if parameter.shape != shape:
         raise NotPlain
     if parameter.dtype != dtype and not casts(parameter):
         raise NotPlain

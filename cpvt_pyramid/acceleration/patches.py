@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bfloat16 import is_captured
+from ..plain_layers import has_usual_bias
 from .kernels import Linear, fast_join_patches, fast_split_patches, has_kernels
 from .ordinary import NotPlain, cast, check_plain, fast_dtype, values
 from .products import affine, gradients, in_dtypes_of_forward, is_differentiated
@@ -26,12 +27,12 @@ class PatchConv(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         if type(self) is not PatchConv:  # see `FAST`
             return nn.Conv2d.forward(self, input)
-        if is_captured():
+        if is_captured() or '_conv_forward' in vars(self):
             return super().forward(input)
         dtype = fast_dtype(input, self.weight, self.bias)
         if dtype is None or not has_kernels(dtype) or not takes_patches(self):
             return super().forward(input)
-        if input.dim() != 4 or input.shape[1] != self.weight.shape[1]:
+        if input.dim() != 4 or input.shape[1] != self.weight.shape[1] or not has_usual_bias(self):
             return super().forward(input)
         k = self.weight.shape[-1]
         if input.shape[2] % k or input.shape[3] % k:

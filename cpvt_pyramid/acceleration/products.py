@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..bfloat16 import is_captured, is_transformed
 from ..grid import Grid
 from ..model import MLP
-from ..plain_layers import is_plain_linear
+from ..plain_layers import has_usual_bias, is_plain_linear
 from ..recompute import drops_nothing
 from ..versions import without_autocast
 from .kernels import Linear
@@ -50,7 +50,7 @@ class OneDNNLinear(nn.Linear):
         if is_captured() or input.dim() < 2 or takes_plain(input, self.out_features):
             return super().forward(input)
         dtype = fast_dtype(input, self.weight, self.bias)
-        if dtype is None:
+        if dtype is None or not has_usual_bias(self):
             return super().forward(input)
         x, weight, bias = cast(dtype, input, self.weight, self.bias)
         if not torch.is_grad_enabled():
@@ -85,7 +85,7 @@ class FusedMLP(MLP):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         if type(self) is not FusedMLP:  # see `FAST`
             return MLP.forward(self, x, grid)
-        if is_captured():
+        if is_captured() or 'contract' in vars(self):
             return super().forward(x, grid)
         if not torch.is_grad_enabled() and takes_plain(x, LEAST_RATIO * x.shape[-1]):
             return super().forward(x, grid)

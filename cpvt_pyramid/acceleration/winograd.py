@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..bfloat16 import is_captured
 from ..padding.batching import ceil_div
+from ..plain_layers import has_usual_bias
 from .ordinary import fast_dtype
 from .products import affine
 
@@ -77,14 +78,16 @@ class WinogradConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         if type(self) is not WinogradConv2d:  # see `FAST`
             return nn.Conv2d.forward(self, input)
-        if is_captured() or fast_dtype(input, self.weight, self.bias) != torch.float32:
+        if is_captured() or '_conv_forward' in vars(self):
+            return super().forward(input)
+        if fast_dtype(input, self.weight, self.bias) != torch.float32:
             return super().forward(input)
         if not takes_tiles(self):
             return super().forward(input)
         if torch.is_grad_enabled():
             self.forget()
             return super().forward(input)
-        if input.dim() != 4 or input.shape[1] != self.weight.shape[1]:
+        if input.dim() != 4 or input.shape[1] != self.weight.shape[1] or not has_usual_bias(self):
             return super().forward(input)
         return winograd_conv(input, self.transformed_weight(), self.bias)
 

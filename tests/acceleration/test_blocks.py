@@ -117,10 +117,16 @@ def narrower(model):
     model.mlp.fc2 = randomize(nn.Linear(48, 32))
 
 
+def hide_weight(model):
+    vars(model.norm2)['weight'] = torch.linspace(0, 1, 32)
+
+
 CHANGES = {
     **{f'hook of {part}': hook(part) for part in ('norm2', 'mlp', 'drop_path')},
     **{f'forward of {part}': forward_of(part) for part in ('norm2', 'mlp', 'drop_path')},
     'layers': narrower,
+    'method of mlp': set_to('mlp', contract=lambda wide: wide[..., :32]),
+    'hidden weight': hide_weight,
     'no bias': set_to('mlp.fc2', bias=None),
     'no bias of the norm': set_to('norm2', bias=None),
     'identity': set_to('', norm2=nn.Identity()),

@@ -257,6 +257,22 @@ def test_parameters_of_any_stride(layers, kind, grad):
             assert_same(gradients(fast, out[0]), gradients(plain, out[1]))
 
 
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+@pytest.mark.parametrize('index', [0, None], ids=['one value', 'a row'])
+def test_biases_of_other_shapes(layers, index, grad):
+    """`F.linear` takes all that can be broadcast, others do not."""
+    plain, fast, x = layers
+    for each in (plain, fast):
+        for name, parameter in each.named_parameters():
+            if name.endswith('bias'):
+                parameter.data = parameter.detach()[index]
+    with torch.set_grad_enabled(grad):
+        found, expected = [results_or_error(each, x) for each in (fast, plain)]
+        assert_same_result(found, expected)
+        if grad and isinstance(expected, torch.Tensor):
+            assert_same(gradients(fast, found), gradients(plain, expected))
+
+
 def test_methods_that_others_keep(layers):
     """As the hooks of Hugging Face's accelerate, which replace `forward` by a function that calls
     what it was before; also after the acceleration is undone."""
@@ -669,6 +685,23 @@ def test_attention_of_tokens_that_are_no_map(shape, grad):
             for each in (plain, fast)
         ]
     assert_same_result(found, expected)
+
+
+@pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])
+@pytest.mark.parametrize('method', ['_conv_forward', 'contract'])
+def test_methods_of_parts_that_are_replaced(layers, method, grad):
+    """A convolution's is a common way to give it other borders."""
+
+    def doubled(function, *args):
+        return 2 * function(*args)
+
+    plain, fast, x = layers
+    for model in (plain, fast):
+        for module in model.modules():
+            if hasattr(module, method):
+                setattr(module, method, functools.partial(doubled, getattr(module, method)))
+    with torch.set_grad_enabled(grad):
+        same(layers, lambda layer, x: layer(x))
 
 
 @pytest.mark.parametrize('grad', [False, True], ids=['inference', 'training'])

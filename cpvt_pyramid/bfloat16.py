@@ -136,10 +136,11 @@ class LayerNormFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
-        x, *others = ctx.saved_tensors
+        x, mean, inverse_deviation, weight, bias = ctx.saved_tensors
         need_x, _, *need_parameters, _ = ctx.needs_input_grad
+        needed = (need_x, *need_parameters)
         grad_x, *grads = layer_norm_gradients(
-            grad, x, ctx.shape, *others, (need_x, *need_parameters)
+            grad, x, ctx.shape, mean, inverse_deviation, weight, bias, needed
         )
         return grad_x, None, *grads, None
 

@@ -38,7 +38,8 @@ from .products import add_in_float32, in_dtypes_of_forward, is_differentiated, l
 # would depend on the size of its batch.
 WORTH_PRODUCTS = 2**14
 
-# For fewer tokens, to pack the weights of linear layers takes longer than is gained (Zen 4).
+# For fewer tokens or keys, to pack the weights of linear layers takes longer than is gained (Zen 4
+# and Zen 5).
 FEWEST_TOKENS = 64
 FEWEST_KEYS = 64
 
@@ -92,7 +93,8 @@ class AttentionInParts(Attention):
 
 
 class FusedGlobalAttention(AttentionInParts, GlobalAttention):
-    """A `GlobalAttention` whose queries, attention and last layer are one function in inference."""
+    """A `GlobalAttention` whose queries, attention and last layer are one function in inference,
+    and in a block the keys and values of its patches another one, from the layer norm on."""
 
     stands_for: type = GlobalAttention
 

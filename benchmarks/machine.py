@@ -62,7 +62,11 @@ def processor_name(cpuinfo: str) -> str:
 
 def version() -> dict[str, str]:
     """The commit that is measured, and the versions of the libraries that it is compared with."""
-    commands = (['rev-parse', '--short=8', 'HEAD'], ['status', '--porcelain', '-uno'])
+    code = ('cpvt_pyramid', 'benchmarks/*.py')
+    commands = (
+        ['rev-parse', '--short=8', 'HEAD'],
+        ['status', '--porcelain', '-uno', '--', *code],
+    )
     commit, changes = (git(*command) for command in commands)
     found = {'commit': f'{commit} with changes' if changes else commit}
     for package in ('timm', 'openvino'):

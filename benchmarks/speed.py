@@ -59,7 +59,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Sequence
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 from typing import Literal
 
@@ -131,8 +131,8 @@ def speed(
         markdown: print tables in Markdown
         without: parts of acceleration that are left out, one at a time
         json: write machine, commit and all times to this file, after each table
-        record: at the end, write them to benchmarks/processors, in place of this processor's, and
-            write the tables of the documentation
+        record: at the end, write them to benchmarks/processors, in place of this processor's, or
+            beside them if these are of the same commit, and write the tables of the documentation
     """
     check(archs, sizes, batches, threads, rounds, json)
     about = {'machine': machine('cpu'), **version(), 'by': by}
@@ -154,7 +154,8 @@ def speed(
             if row.get('is_wrong'):
                 wrong.append(f'{case}, {Variant.of(row)}: {row["failed"]}')
     if record and not wrong:
-        write_text(file_of(about['machine']['processor']), as_json(about, done))
+        file = file_of(about['machine']['processor'])
+        write_text(file, as_json(about, [*recorded_before(file, about, done), *done]))
         write_tables(read())
     if wrong:
         raise UserError('wrong results: ' + '; '.join(wrong))
@@ -182,6 +183,23 @@ def check(
         raise UserError(f'{file} already exists; remove it or name another file')
     if file and not Path(file).parent.is_dir():
         raise UserError(f'{file}: no such directory')
+
+
+def recorded_before(file: Path, about: dict, rows: Sequence[dict]) -> list[dict]:
+    """The rows of a file that a run of the same code on the same machine has written, without those
+    that are measured again."""
+    if not file.exists():
+        return []
+    found = loads(file.read_text())
+    before = found.pop('rows')
+    if found != about:
+        return []
+    again = {what_is_measured(row) for row in rows}
+    return [row for row in before if what_is_measured(row) not in again]
+
+
+def what_is_measured(row: dict) -> tuple:
+    return tuple(row.get(name) for name in (*Case._fields, *Variant._fields))
 
 
 def as_json(about: dict, rows: Sequence[dict]) -> str:

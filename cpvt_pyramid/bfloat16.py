@@ -129,11 +129,7 @@ class LayerNormFunction(torch.autograd.Function):
         bias: Optional[Tensor],
         eps: float,
     ) -> Tensor:
-        # With parameters in float32, mean and deviation of each token are in float32, too.
-        bias_float = None if bias is None else bias.float()
-        out, mean, inverse_deviation = torch.native_layer_norm(
-            x, shape, weight.float(), bias_float, eps
-        )
+        out, mean, inverse_deviation = layer_norm_with_statistics(x, shape, weight, bias, eps)
         ctx.shape = shape
         ctx.save_for_backward(x, mean, inverse_deviation, weight, bias)
         return out
@@ -142,17 +138,47 @@ class LayerNormFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         x, mean, inverse_deviation, weight, bias = ctx.saved_tensors
         need_x, _, *need_parameters, _ = ctx.needs_input_grad
-        grad_x, *grads = torch.ops.aten.native_layer_norm_backward.default(
-            grad.float(),
-            x.float(),
-            ctx.shape,
-            mean,
-            inverse_deviation,
-            weight.float(),
-            None if bias is None else bias.float(),
-            (need_x, *need_parameters),
+        needed = (need_x, *need_parameters)
+        grad_x, *grads = layer_norm_gradients(
+            grad, x, ctx.shape, mean, inverse_deviation, weight, bias, needed
         )
-        return grad_x, None, *grads, None  # autograd casts them to the dtypes of the inputs
+        return grad_x, None, *grads, None
+
+
+def layer_norm_with_statistics(
+    x: Tensor, shape: Sequence[int], weight: Tensor, bias: Optional[Tensor], eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`F.layer_norm`, and of each token the mean and the inverse of the standard deviation, in
+    float32."""
+    # With parameters in bfloat16 these would be in bfloat16, too.
+    bias = None if bias is None else bias.float()
+    return torch.native_layer_norm(x, shape, weight.float(), bias, eps)
+
+
+def layer_norm_gradients(
+    grad: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    inverse_deviation: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    needed: Sequence[bool],
+) -> Sequence[Optional[Tensor]]:
+    """The gradients of the input, weight and bias of a layer norm, where needed.
+
+    They are in float32; autograd casts them to the dtypes of these.
+    """
+    return torch.ops.aten.native_layer_norm_backward.default(
+        grad.float(),
+        x.float(),
+        shape,
+        mean,
+        inverse_deviation,
+        weight.float(),
+        None if bias is None else bias.float(),
+        needed,
+    )
 
 
 # Convolutions

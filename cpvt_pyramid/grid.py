@@ -77,21 +77,7 @@ class Grid:
 def bias_of_keys(keys: Padding, x: Tensor, class_tokens: int = 0) -> Tensor:
     """`Grid.key_bias` of the keys of a map, after those of class tokens, for tokens x."""
     bias = keys.score_bias(dtype_of_scores(x)).flatten(1)[:, None, None]  # (B, 1, 1, M)
-    if class_tokens:
-        bias = F.pad(bias, (class_tokens, 0))
-    return align_rows(bias)
-
-
-def align_rows(bias: Tensor) -> Tensor:
-    """A bias (B, 1, 1, M) whose rows begin at multiples of 8 elements in the memory of a GPU.
-
-    PyTorch's memory-efficient attention copies any other bias in each call (`preprocess_mask` in
-    its attention.cpp).
-    """
-    keys = bias.shape[3]
-    if not bias.is_cuda or is_compiling() or divides(8, keys):
-        return bias
-    return F.pad(bias, (0, -keys % 8))[..., :keys]
+    return F.pad(bias, (class_tokens, 0)) if class_tokens else bias
 
 
 def dtype_of_scores(x: Tensor) -> torch.dtype:
@@ -124,8 +110,8 @@ def grid_of_windows(
         if border is None:
             return Grid(k, k)
         bias = border.expand(x.shape[0], -1, -1, -1)  # all images have the same border
-    bias = to_windows(bias, k, k)[:, None, None, :, 0]  # (B * n, 1, 1, k * k)
-    return Grid(k, k, key_bias=align_rows(bias))
+    bias = to_windows(bias, k, k)[:, None, None, :, 0]
+    return Grid(k, k, key_bias=bias)  # (B * n, 1, 1, k * k)
 
 
 def bias_of_border(x: Tensor, k: int, window_padding: str) -> Optional[Tensor]:

@@ -552,10 +552,14 @@ class Block(nn.Module):
     def add(self, x: Tensor, attended: Tensor, grid: Grid) -> Tensor:
         """The tokens after both branches, the first of which is given."""
         x = x + attended
-        mapped = self.mlp(self.norm2(x), grid)
+        mapped = self.normed_mlp(x, grid)
         if self.drop_path is not None:
             mapped = self.drop_path(mapped)
         return x + mapped
+
+    def normed_mlp(self, x: Tensor, grid: Grid) -> Tensor:
+        """The MLP of the layer norm of tokens, in the same shape."""
+        return self.mlp(self.norm2(x), grid)
 
     def extra_repr(self) -> str:
         return f'with_cp={self.with_cp}'

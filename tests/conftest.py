@@ -221,5 +221,6 @@ def nothing_is_small(monkeypatch):
     monkeypatch.setattr(ordinary, 'FEW_TOKENS', 0)
     monkeypatch.setattr(norms, 'FEW_VALUES', 0)
     monkeypatch.setattr(attention, 'FEWEST_TOKENS', 0)
+    monkeypatch.setattr(attention, 'FEWEST_KEYS', 0)
     monkeypatch.setattr(blocks, 'FEWEST_TOKENS', 0)
     monkeypatch.setattr(blocks, 'FEWEST_ROWS', 0)

@@ -20,26 +20,28 @@ from ..padding.batching import ceil_div
 from ..plain_layers import has_hooks, plain_class, replaces_methods
 from ..recompute import drops_nothing
 from .kernels import (
+    KeyLayers,
     Linear,
     fast_attention,
     fast_global_attention,
-    fast_layer_norm,
-    fast_normal_patches,
+    fast_keys_of_patches,
     has_products,
 )
 from .norms import norm_of
 from .ordinary import NotPlain, cast, common_dtype, fast_dtype, is_ordinary, takes_plain
 from .patches import patches_of
 from .processor import fused_attention_is_slow
-from .products import add_in_float32, apply, in_dtypes_of_forward, is_differentiated, linear_of
+from .products import add_in_float32, in_dtypes_of_forward, is_differentiated, linear_of
 
 # From this number of scores of all heads of an image on, the backward pass by products is faster
 # than that of PyTorch's fused kernel, where that is slow. Not of all images: an image's gradients
 # would depend on the size of its batch.
 WORTH_PRODUCTS = 2**14
 
-# For fewer tokens, to pack the weights of linear layers takes longer than is gained (Zen 4).
+# For fewer tokens or keys, to pack the weights of linear layers takes longer than is gained (Zen 4
+# and Zen 5).
 FEWEST_TOKENS = 64
+FEWEST_KEYS = 64
 
 # Scores that are computed at a time, which stay in the cache.
 SCORES_AT_A_TIME = 2**20
@@ -91,7 +93,8 @@ class AttentionInParts(Attention):
 
 
 class FusedGlobalAttention(AttentionInParts, GlobalAttention):
-    """A `GlobalAttention` whose queries, attention and last layer are one function in inference."""
+    """A `GlobalAttention` whose queries, attention and last layer are one function in inference,
+    and in a block the keys and values of its patches another one, from the layer norm on."""
 
     stands_for: type = GlobalAttention
 
@@ -124,15 +127,17 @@ class FusedGlobalAttention(AttentionInParts, GlobalAttention):
         dtype = x.dtype
         q, proj = self.outer_layers(x, grid)
         norm = norm_of(layer, channels, dtype)
-        sr = patches_of(self.sr, self.sr_ratio, channels, channels, dtype)
-        norm_of_patches = norm_of(self.norm, channels, dtype)
-        kv = linear_of(self.kv, channels, 2 * channels, dtype)
+        layers = KeyLayers(
+            patches_of(self.sr, self.sr_ratio, channels, channels, dtype),
+            norm_of(self.norm, channels, dtype),
+            linear_of(self.kv, channels, 2 * channels, dtype),
+        )
         rows, columns = self.patch_counts(x, grid)
+        if len(x) * rows * columns < FEWEST_KEYS:
+            raise NotPlain
         outside = None if grid.padding is None else grid.padding.outside
-        keys = fast_normal_patches(x, norm, self.sr_ratio, rows, columns, outside)
-        keys = fast_layer_norm(apply(sr, keys), norm_of_patches)
-        keys = apply(kv, keys).view(len(x), rows * columns, 2 * channels)
-        return fast_global_attention(x, norm, keys, q, proj, self.heads, bias_of_keys(grid))
+        kv = fast_keys_of_patches(x, norm, layers, self.sr_ratio, rows, columns, outside)
+        return fast_global_attention(x, norm, kv, q, proj, self.heads, bias_of_keys(grid))
 
     def outer_layers(self, x: Tensor, grid: Grid) -> tuple[Linear, Linear]:
         """Those of queries and result, if our function can compute them with the attention; see the

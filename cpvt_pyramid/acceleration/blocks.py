@@ -9,11 +9,12 @@ from torch import Tensor
 from ..bfloat16 import is_captured
 from ..grid import Grid
 from ..model import Block
-from ..plain_layers import has_hooks, replaces_forward
+from ..plain_layers import has_hooks, replaces_forward, replaces_methods
 from ..recompute import drops_nothing
 from .attention import AttentionInParts
 from .conv_mlp import FEWEST_ROWS, FusedConvMLP, depthwise_of
 from .kernels import Depthwise, NormAndMLP, fast_conv_mlp, fast_mlp, has_products
+from .normed import plain_norm
 from .norms import norm_of
 from .ordinary import NotPlain, fast_dtype, is_ordinary, takes_plain
 from .processor import has_avx512
@@ -59,6 +60,20 @@ class FusedBlock(Block):
         outside = None if grid.padding is None else grid.padding.outside
         return fast_conv_mlp(x, attended, layers, conv, bool(self.mlp.relu), outside)
 
+    def normed_mlp(self, x: Tensor, grid: Grid) -> Tensor:
+        if type(self) is not FusedBlock:  # see `FAST`
+            return Block.normed_mlp(self, x, grid)
+        if not torch.is_grad_enabled() or is_captured():
+            return super().normed_mlp(x, grid)
+        norm = plain_norm(self.norm2)
+        mlp: Any = self.mlp
+        if type(mlp) in (FusedMLP, FusedConvMLP) and not replaces_forward(mlp):
+            if norm is not None and not has_hooks(mlp):
+                layers = mlp.fast_layers(x, grid, norm)
+                if layers is not None:
+                    return mlp.compute(x, grid, norm, layers)
+        return super().normed_mlp(x, grid)
+
     def second_branch(self, x: Tensor) -> tuple[NormAndMLP, Optional[Depthwise]]:
         """The parameters of the second branch for tokens (B, H, W, C), and those of its convolution
         if there is one.
@@ -71,6 +86,8 @@ class FusedBlock(Block):
         if type(mlp) not in (FusedMLP, FusedConvMLP) or replaces_forward(mlp) or has_hooks(mlp):
             raise NotPlain
         if not (drops_nothing(mlp.drop) and drops_nothing(self.drop_path)):
+            raise NotPlain
+        if replaces_methods(self):
             raise NotPlain
         fc1, fc2 = mlp.fc1, mlp.fc2
         if not isinstance(fc1, OneDNNLinear):

@@ -21,18 +21,22 @@ from ..padding.batching import ceil_div
 from ..plain_layers import acts_alone, is_plain_linear
 from ..recompute import drops_nothing
 from .kernels import Depthwise, fast_convolve_gelu, has_kernels
+from .normed import NO_NORM, TrainedNorm, differentiable_norm, norm_gradients, normalize
 from .ordinary import NotPlain, cast, fast_dtype, values
 from .products import (
-    AT_A_TIME,
     add_in_float32,
     affine,
     contiguous,
+    differentiable_gradients,
     gelu_gradient,
     gradients,
     in_dtypes_of_forward,
     is_differentiated,
 )
 
+# Values of a wide map that are computed at a time: 8 MiB of float32, which stay in the cache. With
+# fewer, more rows are computed twice, and training recomputes more maps, which takes longer.
+AT_A_TIME = 2**21
 FEWEST_ROWS = 8  # of a part: with fewer, too many are computed twice
 
 
@@ -50,23 +54,31 @@ class FusedConvMLP(ConvMLP):
             return ConvMLP.forward(self, x, grid)
         if is_captured() or 'contract' in vars(self):
             return super().forward(x, grid)
+        layers = self.fast_layers(x, grid, NO_NORM)
+        if layers is None:
+            return super().forward(x, grid)
+        return self.compute(x, grid, NO_NORM, layers)
+
+    def fast_layers(self, x: Tensor, grid: Grid, norm: TrainedNorm) -> Optional[Sequence[Any]]:
+        """The weights and biases for `compute`, in the dtype in which it computes with them. None:
+        it cannot compute the MLP of the layer norm of tokens x."""
         fc1, conv, fc2 = self.fc1, self.dwconv, self.fc2
         # In bfloat16 PyTorch's convolution is wrong on a map of one row or column.
         if not drops_nothing(self.drop) or min(grid.height, grid.width) == 1:
-            return super().forward(x, grid)
+            return None
         if not (is_plain_linear(fc1) and is_plain_linear(fc2) and is_plain_depthwise(conv)):
-            return super().forward(x, grid)
-        parameters = (fc1.weight, fc1.bias, conv.weight, conv.bias, fc2.weight, fc2.bias)
-        dtype = fast_dtype(x, *parameters)
-        if dtype is None:
-            return super().forward(x, grid)
-        x, *values = cast(dtype, x, *parameters)
+            return None
+        layers = (fc1.weight, fc1.bias, conv.weight, conv.bias, fc2.weight, fc2.bias)
+        dtype = fast_dtype(x, norm.weight, norm.bias, *layers)
+        return None if dtype is None else cast(dtype, *layers)
+
+    def compute(self, x: Tensor, grid: Grid, norm: TrainedNorm, layers: Sequence[Any]) -> Tensor:
+        """The MLP of the layer norm of tokens x."""
         outside = None if grid.padding is None else grid.padding.outside
         if torch.is_grad_enabled():
-            rows = ConvMLPInParts.apply(x, outside, self.relu, *values)
-        else:
-            rows, _ = conv_mlp_in_parts(x, outside, self.relu, ConvMLPLayers(*values))
-        return rows.view(x.shape)  # a function's result that is a view cannot be changed in place
+            return ConvMLPInParts.apply(x, *norm, outside, self.relu, *layers)
+        out, _ = conv_mlp_in_parts(x, norm, outside, self.relu, ConvMLPLayers(*layers))
+        return out
 
 
 def is_plain_depthwise(conv: nn.Module) -> bool:
@@ -143,29 +155,54 @@ def rows_within(rows: slice, more: slice) -> slice:
 
 
 def conv_mlp_in_parts(
-    x: Tensor, outside: Optional[Tensor], relu: bool, layers: ConvMLPLayers
+    x: Tensor, norm: TrainedNorm, outside: Optional[Tensor], relu: bool, layers: ConvMLPLayers
 ) -> tuple[Tensor, Optional[Tensor]]:
-    """The MLP of tokens (B, H, W, C), without gradient.
+    """The MLP of the layer norm of tokens, without gradient.
 
     Args:
-        x: the tokens.
+        x: the tokens, (B, H, W, C).
+        norm: the layer norm.
         outside: (B, H, W, 1), True in the padding of the batch. None: there is none.
         relu: a ReLU before the convolution.
         layers: of the MLP.
 
     Returns:
-        Rows (B * H * W, C); and the wide map before the convolution, if there is one part.
+        Tokens, in the same shape; and the wide map before the convolution, if there is one part.
     """
+    x = normalize(x, norm).out.to(layers.weight1.dtype)
+    out = x.new_empty(*x.shape[:-1], len(layers.weight2))
     parts = list(rows_in_parts(x, len(layers.weight1)))
-    results = []
     for part in parts:
         wide = expand(x, outside, relu, layers, part.images, part.near)
         here = rows_within(part.rows, part.near)
         activated = convolve_gelu(wide, layers.kernel, layers.kernel_bias, here)
-        results.append(affine(activated.flatten(0, 2), layers.weight2, layers.bias2))
-    if len(parts) == 1:
-        return results[0], wide
-    return torch.cat(results), None
+        out[part.images, part.rows] = affine(activated, layers.weight2, layers.bias2)
+    return out, wide if len(parts) == 1 else None
+
+
+def differentiable_conv_mlp(
+    x: Tensor,
+    norm_weight: Any,
+    norm_bias: Any,
+    eps: float,
+    outside: Optional[Tensor],
+    relu: bool,
+    *values: Any,
+) -> Tensor:
+    """`conv_mlp_in_parts` by functions of PyTorch."""
+    layers = ConvMLPLayers(*values)
+    x = differentiable_norm(x, TrainedNorm(norm_weight, norm_bias, eps)).to(layers.weight1.dtype)
+    wide = F.linear(x, layers.weight1, layers.bias1)
+    if relu:
+        wide = F.relu(wide)
+    if outside is not None:
+        wide = wide.masked_fill(outside, 0)
+    wide = wide.permute(0, 3, 1, 2)
+    convolved = F.conv2d(
+        wide, layers.kernel, layers.kernel_bias, padding=1, groups=len(layers.kernel)
+    )
+    activated = F.gelu(convolved.permute(0, 2, 3, 1))
+    return F.linear(activated, layers.weight2, layers.bias2)
 
 
 def expand(
@@ -213,61 +250,92 @@ def depthwise_conv(
 
 
 class ConvMLPInParts(torch.autograd.Function):
-    """`conv_mlp_in_parts` with its gradient."""
+    """`conv_mlp_in_parts` with its gradient, for which the layer norm is recomputed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, outside: Optional[Tensor], relu: bool, *values: Any) -> Tensor:
-        out, wide = conv_mlp_in_parts(x, outside, relu, ConvMLPLayers(*values))
-        ctx.save_for_backward(x, outside, wide, *values)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        norm_weight: Any,
+        norm_bias: Any,
+        eps: float,
+        outside: Optional[Tensor],
+        relu: bool,
+        *values: Any,
+    ) -> Tensor:
+        norm = TrainedNorm(norm_weight, norm_bias, eps)
+        out, wide = conv_mlp_in_parts(x, norm, outside, relu, ConvMLPLayers(*values))
+        ctx.save_for_backward(x, wide, norm_weight, norm_bias, outside, *values)
+        ctx.eps = eps
         ctx.relu = relu
         return out
 
     @staticmethod
     @in_dtypes_of_forward
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
-        x, outside, wide, *values = ctx.saved_tensors
-        need_x, _, _, *need_values = ctx.needs_input_grad
-        layers = ConvMLPLayers(*values)
-        grad = grad.reshape(x.shape)
+        x, wide, norm_weight, norm_bias, outside, *values = ctx.saved_tensors
+        needed = ctx.needs_input_grad
         if is_differentiated(grad):
-            found = differentiable_gradients(
-                grad, x, outside, ctx.relu, layers, [need_x, *need_values]
-            )
-            return found[0], None, None, *found[1:]
-        grad_x = torch.empty_like(x) if need_x else None
-        sums: list[Optional[Tensor]] = [None] * len(values)
-        for part in rows_in_parts(x, len(layers.weight1)):
-            part_x, *of_part = part_gradients(
-                grad, x, outside, wide, ctx.relu, layers, part, [need_x, *need_values]
-            )
-            if grad_x is not None:
-                grad_x[part.images, part.rows] = part_x
-            sums = [add_in_float32(total, more) for total, more in zip(sums, of_part)]
-        return grad_x, None, None, *[None if total is None else total.to(x.dtype) for total in sums]
+            inputs = (x, norm_weight, norm_bias, ctx.eps, outside, ctx.relu, *values)
+            return differentiable_gradients(differentiable_conv_mlp, inputs, needed, grad)
+        need_x, need_norm_weight, need_norm_bias, _, _, _, *need_values = needed
+        need_first = (need_x, need_norm_weight, need_norm_bias)
+        norm = TrainedNorm(norm_weight, norm_bias, ctx.eps)
+        normalized = normalize(x, norm)
+        grad_normed, *of_layers = conv_mlp_gradients(
+            grad,
+            normalized.out.to(grad.dtype),
+            wide,
+            outside,
+            ctx.relu,
+            ConvMLPLayers(*values),
+            [any(need_first), *need_values],
+        )
+        grad_x, *of_norm = norm_gradients(grad_normed, x, norm, normalized, need_first)
+        return grad_x, *of_norm, None, None, None, *of_layers
+
+
+def conv_mlp_gradients(
+    grad: Tensor,
+    x: Tensor,
+    wide: Optional[Tensor],
+    outside: Optional[Tensor],
+    relu: bool,
+    layers: ConvMLPLayers,
+    needed: Sequence[bool],
+) -> list[Optional[Tensor]]:
+    """The gradients of the input x (B, H, W, C) of an MLP and of its layers, where needed.
+
+    Args:
+        grad: that of the output, in the shape of x.
+        x: the input.
+        wide: the wide map before the convolution. None: it is recomputed.
+        outside: as in `conv_mlp_in_parts`.
+        relu: a ReLU before the convolution.
+        layers: of the MLP.
+        needed: for x, and for each weight and bias of the layers.
+    """
+    grad_x = torch.empty_like(x) if needed[0] else None
+    sums: list[Optional[Tensor]] = [None] * len(layers)
+    for part in rows_in_parts(x, len(layers.weight1)):
+        part_x, *of_part = part_gradients(grad, x, wide, outside, relu, layers, part, needed)
+        if grad_x is not None:
+            grad_x[part.images, part.rows] = part_x
+        sums = [add_in_float32(total, more) for total, more in zip(sums, of_part)]
+    return [grad_x, *sums]
 
 
 def part_gradients(
     grad: Tensor,
     x: Tensor,
-    outside: Optional[Tensor],
     wide: Optional[Tensor],
+    outside: Optional[Tensor],
     relu: bool,
     layers: ConvMLPLayers,
     part: RowsOfMap,
     needed: Sequence[bool],
 ) -> list[Any]:
-    """The gradients of the rows of a part of x, and of the layers by these rows, where needed.
-
-    Args:
-        grad: that of the output, (B, H, W, C).
-        x: the input of the MLP.
-        outside: as in `conv_mlp_in_parts`.
-        wide: the wide map before the convolution. None: it is recomputed.
-        relu: a ReLU before the convolution.
-        layers: of the MLP.
-        part: the part.
-        needed: for x, and for each weight and bias of the layers.
-    """
+    """`conv_mlp_gradients` of the rows of a part of x, and of the layers by these rows."""
     images, rows, near, far = part
     need_x, need_weight1, need_bias1, need_kernel, need_kernel_bias, *need_second = needed
     if wide is None:
@@ -312,33 +380,3 @@ def part_gradients(
         [False, need_kernel, need_kernel_bias],
     )
     return [grad_x, *first, *of_kernel, *second]
-
-
-def differentiable_gradients(
-    grad: Tensor,
-    x: Tensor,
-    outside: Optional[Tensor],
-    relu: bool,
-    layers: ConvMLPLayers,
-    needed: list[bool],
-) -> list[Optional[Tensor]]:
-    """The gradients of x and the layers, where needed, by functions of PyTorch."""
-    with torch.enable_grad():
-        # Views have none of the hooks of these tensors, which are called with the results.
-        x = x.view_as(x)
-        values: list[Any] = [None if value is None else value.view_as(value) for value in layers]
-        layers = ConvMLPLayers(*values)
-        wide = F.linear(x, layers.weight1, layers.bias1)
-        if relu:
-            wide = F.relu(wide)
-        if outside is not None:
-            wide = wide.masked_fill(outside, 0)
-        wide = wide.permute(0, 3, 1, 2)
-        convolved = F.conv2d(
-            wide, layers.kernel, layers.kernel_bias, padding=1, groups=len(layers.kernel)
-        )
-        activated = F.gelu(convolved.permute(0, 2, 3, 1))
-        out = F.linear(activated, layers.weight2, layers.bias2)
-        inputs: list[Any] = [value for value, is_needed in zip((x, *layers), needed) if is_needed]
-        found = iter(torch.autograd.grad(out, inputs, grad, create_graph=True))
-    return [next(found) if is_needed else None for is_needed in needed]

@@ -211,7 +211,8 @@ constexpr int GROUP = 4 / sizeof(F);
 // `rows` rows of `groups` groups, `stride` values apart, times a panel. Call then(r, a, b) for both
 // vectors of each product.
 //
-// Not inlined: among other values the compiler keeps some of the sums in memory.
+// Not inlined: among other values the compiler keeps some of the sums in memory. `then` is a copy,
+// whose values the compiler can keep in registers while results are stored.
 template <int rows, typename F, typename Then>
 __attribute__((noinline)) void multiply_rows(const F* left, int64_t stride, const F* panel,
                                              int64_t groups, Then then) {
@@ -301,7 +302,7 @@ template <typename Kind, typename F, typename Then>
 void multiply_then(int64_t rows, const F* left, int64_t stride, const F* panel, int64_t groups,
                    const Then& then) {
   if constexpr (std::is_same_v<Kind, Vectors<F>>) {
-    // Those of most tokens are in registers.
+    // They stay in registers.
     if (rows == ROWS) return multiply_rows<ROWS>(left, stride, panel, groups, then);
   }
   vec products[Kind::ROWS][2];
@@ -346,6 +347,7 @@ struct Panels {
     const int64_t count = rounded_up(layer.out, COLUMNS) / LANES * blocks;
     in_threads(count, threads, PARTS, [=](int64_t first_block, int64_t stop, int64_t) {
       for (int64_t i = first_block; i < stop; i++) {
+        prefetch(layer, i + BLOCKS_AHEAD, blocks);
         const int64_t column = i / blocks * LANES;
         const int64_t group = i % blocks * LANES;
         const auto at = [=](int64_t c) {
@@ -361,6 +363,19 @@ struct Panels {
   int64_t in;
   F* data;
   std::uintptr_t end;
+
+ private:
+  static constexpr int64_t BLOCKS_AHEAD = 8;
+
+  // Bring block number i, of which each column has some, to the cache: the processor foresees what
+  // will be read of a few columns, but not of this many. A block that does not exist does no harm.
+  template <typename T>
+  static void prefetch(const Linear<T>& layer, int64_t i, int64_t blocks) {
+    const T* const first = layer.weight + i / blocks * LANES * layer.in;
+    for (int64_t c = 0; c < LANES; c++) {
+      __builtin_prefetch(first + c * layer.in + i % blocks * LANES * GROUP<F>);
+    }
+  }
 };
 
 // The packed weights of two linear layers.
@@ -389,8 +404,8 @@ class PackedLayers {
 };
 
 // Multiply tokens, `stride` values apart, with the panels of the columns `begin` to `end`. Of each
-// column the rows `start` to `start + count` are multiplied. `then_of(token, column)` is called with
-// the products from that token on, see `multiply_then`.
+// column the rows `start` to `start + count` are multiplied. `then_of(token, column)` returns the
+// function that is called with the products of some tokens from that one on, see `multiply_then`.
 template <typename Kind, typename F, typename ThenOf>
 void multiply_tokens(const F* x, int64_t stride, int64_t tokens, const Panels<F>& panels,
                      int64_t begin, int64_t end, int64_t start, int64_t count,
@@ -955,53 +970,102 @@ void copy_patches(T* map, T* patches, int64_t images, int64_t height, int64_t wi
   });
 }
 
-// The patches of tokens after a layer norm. Beyond the map they are zeros.
-struct PatchSizes {
-  int64_t images, height, width, channels;  // of the tokens
-  int64_t side;                             // of a patch
-  int64_t rows, columns;                    // of the patches of an image
-};
+// Keys and values of patches
+//
+// A thread computes those of some patches at a time, from the layer norm of their tokens on.
 
-// Of tokens (images, height, width, channels) the patches (images, rows, columns, channels, side,
-// side). Those that are `outside`, (images, height, width) or null, are zeros, too.
-template <typename T>
-void normal_patches(const T* x, const Norm<T>& norm, const bool* outside, T* patches,
-                    const PatchSizes& sizes, int64_t threads) {
-  constexpr int64_t MOST_VALUES = 1 << 15;  // that are normalized at a time
-  const int64_t n = sizes.channels;
-  const int64_t side = sizes.side;
-  const int64_t of_patch = n * side * side;
-  const int64_t most = std::clamp<int64_t>(MOST_VALUES / of_patch, 1, sizes.columns);
-  const int64_t turns = ceil_div(sizes.columns, most);  // of a row of patches
-  const int64_t items = sizes.images * sizes.rows * turns;
-  in_threads(items, threads, PARTS, [=](int64_t first_item, int64_t end, int64_t) {
-    std::vector<T> normal(most * of_patch);
-    for (int64_t item = first_item; item < end; item++) {
-      const int64_t row = item / turns;  // of patches
-      const int64_t first_patch = item % turns * most;
-      const int64_t count = std::min(most, sizes.columns - first_patch);
-      const int64_t of_row = count * side * n;
-      const int64_t left = first_patch * side;
-      for (int64_t i = 0; i < side; i++) {
-        const int64_t y = row % sizes.rows * side + i;
-        T* const to = normal.data() + i * of_row;
-        int64_t inside = 0;  // tokens of the map
-        if (y < sizes.height) inside = std::clamp<int64_t>(sizes.width - left, 0, count * side);
-        const int64_t place = (row / sizes.rows * sizes.height + y) * sizes.width + left;
-        if (inside > 0) norm.apply(x + place * n, to, inside, n);
-        std::memset(static_cast<void*>(to + inside * n), 0, (of_row - inside * n) * sizeof(T));
-        for (int64_t token = 0; outside && token < inside; token++) {
-          if (outside[place + token]) {
-            std::memset(static_cast<void*>(to + token * n), 0, n * sizeof(T));
-          }
+constexpr int64_t PATCH_BYTES = 256 << 10;  // of the patches that are computed at a time
+
+// Patches of tokens (images, height, width, channels). Beyond the map they are zeros, and where it
+// is `outside`, (images, height, width) or null.
+struct Patches {
+  int64_t images, height, width, channels;
+  int64_t side;           // of a patch
+  int64_t rows, columns;  // of the patches of an image
+  const bool* outside;
+
+  int64_t count() const { return images * rows * columns; }
+  int64_t values() const { return channels * side * side; }  // of a patch
+
+  // Copy a patch of the tokens after a layer norm to (channels, side, side). `normal` has room for
+  // as many values.
+  template <typename T, typename F>
+  void copy(int64_t patch, const T* x, const Norm<T>& norm, F* normal, F* to) const {
+    const int64_t of_row = side * channels;
+    const int64_t image = patch / (rows * columns);
+    const int64_t top = patch / columns % rows * side;
+    const int64_t left = patch % columns * side;
+    const int64_t in_row = std::clamp<int64_t>(width - left, 0, side);  // tokens of the map
+    for (int64_t i = 0; i < side; i++) {
+      F* const row = normal + i * of_row;
+      const int64_t inside = top + i < height ? in_row : 0;
+      const int64_t place = (image * height + top + i) * width + left;
+      if (inside > 0) norm.apply(x + place * channels, row, inside, channels);
+      std::memset(static_cast<void*>(row + inside * channels), 0,
+                  (of_row - inside * channels) * sizeof(F));
+      for (int64_t token = 0; outside && token < inside; token++) {
+        if (outside[place + token]) {
+          std::memset(static_cast<void*>(row + token * channels), 0, channels * sizeof(F));
         }
       }
-      T* const to = patches + (row * sizes.columns + first_patch) * of_patch;
-      for (int64_t i = 0; i < count; i++) {
-        copy_patch<false>(normal.data() + i * side * n, of_row, to + i * of_patch, n, side);
-      }
     }
+    copy_patch<false>(normal, of_row, to, channels, side);
+  }
+};
+
+// What a thread needs for its patches.
+template <typename Kind, typename T>
+struct KeysPart {
+  using F = typename Kind::Factor;
+
+  KeysPart(const Patches& patches, std::uintptr_t memory)
+      : most(std::max<int64_t>(
+            PATCH_BYTES / (patches.values() * sizeof(F)) / Kind::ROWS * Kind::ROWS, Kind::ROWS)),
+        normal(take<F>(memory, patches.values())),
+        values(take<F>(memory, rounded_up(most, MOST_ROWS) * patches.values())),
+        reduced(take<T>(memory, most * patches.channels)),
+        tokens(take<F>(memory, rounded_up(most, MOST_ROWS) * patches.channels)),
+        end(memory) {}
+
+  int64_t most;  // patches
+  F* normal;     // the values of a patch, by token
+  F* values;     // patches, values
+  T* reduced;    // patches, channels
+  F* tokens;     // the same after a layer norm
+  std::uintptr_t end;
+};
+
+// Keys and values, (patches, 2 * channels): a linear layer of patches, a layer norm and a linear
+// layer.
+template <typename Kind, typename T>
+bool keys_of_patches(const T* x, const Norm<T>& norm, const Patches& patches, const Linear<T>& sr,
+                     const Norm<T>& norm_of_patches, const Linear<T>& kv, T* out,
+                     int64_t threads) {
+  using F = typename Kind::Factor;
+  const int64_t n = patches.channels;
+  const PackedLayers<F> packed(sr, kv);
+  const Memory memory(KeysPart<Kind, T>(patches, 0).end, threads);
+  if (packed.is_missing() || memory.is_missing()) return false;
+  packed.pack(sr, kv, threads);
+  const int64_t items = ceil_div(patches.count(), Kind::ROWS);
+  in_threads(items, threads, FEW_PARTS, [&](int64_t first_item, int64_t end, int64_t thread) {
+    const KeysPart<Kind, T> part(patches, memory.of(thread));
+    const int64_t stop = std::min(end * Kind::ROWS, patches.count());
+    Kind::begin();
+    for (int64_t first = first_item * Kind::ROWS; first < stop; first += part.most) {
+      const int64_t count = std::min(part.most, stop - first);
+      for (int64_t i = 0; i < count; i++) {
+        patches.copy(first + i, x, norm, part.normal, part.values + i * patches.values());
+      }
+      apply<Kind>(sr, packed.first, part.values, count,
+                  [=](int64_t patch) { return part.reduced + patch * n; });
+      norm_of_patches.apply(part.reduced, part.tokens, count, n);
+      apply<Kind>(kv, packed.second, part.tokens, count,
+                  [=](int64_t patch) { return out + (first + patch) * 2 * n; });
+    }
+    Kind::end();
   });
+  return true;
 }
 
 // GELU
@@ -1029,7 +1093,7 @@ class Gelu {
     for (int power = ORDER - 1; power >= 0; power--) {
       share = multiply_add(share, near, coefficient(power, piece));
     }
-    // Below x is 1/2 + share if x > 0, else 1/2 - share: times x both are this.
+    // x (1/2 + share) if x > 0, else x (1/2 - share): both are x / 2 + |x| share.
     return multiply_add(size, share, x * repeated(0.5f));
   }
 
@@ -1138,7 +1202,8 @@ void store_block(bfloat16* to, Block x, int64_t count) {
 }
 #endif
 
-// The values of a block in three rows, of which the first and the last may be null: zeros.
+// The values of a block in three rows, of which the first and the last may be null: zeros. Finite
+// weights of these add nothing.
 template <typename T>
 struct Column {
   Block row[3];
@@ -1397,6 +1462,7 @@ bool mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t 
   const Memory memory(Part<F>(most, n, 0).end, threads);
   if (packed.is_missing() || memory.is_missing()) return false;
   packed.pack(layers.fc1, layers.fc2, threads);
+  const auto activation = [](vec sum) { return gelu<F>(sum); };
   const auto compute = [&](int64_t first_item, int64_t end, int64_t thread) {
     const Part<F> part(most, n, memory.of(thread));
     const int64_t stop = std::min(end * Kind::ROWS, tokens);
@@ -1410,7 +1476,7 @@ bool mlp(const T* x, const T* branch, const NormMLP<T>& layers, T* out, int64_t 
       for (int64_t start = 0; start < layers.width(); start += WIDE) {
         const int64_t channels = std::min(WIDE, layers.width() - start);
         expand<Kind>(layers, packed.first, part.normal, count, start, channels, part.wide, WIDE,
-                     gelu<F>);
+                     activation);
         contract<Kind>(packed.second, part.wide, WIDE, count, start, channels, n, part.sums);
       }
       store_sums(layers, part.sums, here, count);
@@ -1608,10 +1674,6 @@ int kernels_fit_processor() { return fits_processor(); }
                             int64_t n, int64_t side, int64_t threads) {                          \
     copy_patches<false>(map, patches, images, height, width, n, side, threads);                  \
   }                                                                                              \
-  void normal_patches_##name(const T* x, const Norm<T>* norm, const bool* outside, T* patches,    \
-                             const PatchSizes* sizes, int64_t threads) {                         \
-    normal_patches(x, *norm, outside, patches, *sizes, threads);                                 \
-  }                                                                                              \
   void join_patches_##name(T* map, T* patches, int64_t images, int64_t height, int64_t width,    \
                            int64_t n, int64_t side, int64_t threads) {                           \
     copy_patches<true>(map, patches, images, height, width, n, side, threads);                   \
@@ -1632,6 +1694,11 @@ int kernels_fit_processor() { return fits_processor(); }
                                const Linear<T>* q, const Linear<T>* proj, T* out,                \
                                const AttentionSizes* sizes, int64_t threads) {                   \
     return global_attention<Kind>(x, *norm, kv, bias, *q, *proj, out, *sizes, threads);          \
+  }                                                                                              \
+  bool keys_of_patches_##name(const T* x, const Norm<T>* norm, const Patches* patches,           \
+                              const Linear<T>* sr, const Norm<T>* norm_of_patches,               \
+                              const Linear<T>* kv, T* out, int64_t threads) {                    \
+    return keys_of_patches<Kind>(x, *norm, *patches, *sr, *norm_of_patches, *kv, out, threads);  \
   }                                                                                              \
   bool mlp_##name(const T* x, const T* branch, const NormMLP<T>* layers, T* out, int64_t tokens, \
                   int64_t threads) {                                                             \

@@ -92,8 +92,8 @@ class NormMLP(ctypes.Structure):
     ]
 
 
-class PatchSizes(ctypes.Structure):
-    """`PatchSizes` of kernels.cpp."""
+class Patches(ctypes.Structure):
+    """`Patches` of kernels.cpp."""
 
     _fields_ = [
         ('images', c_int64),
@@ -103,6 +103,7 @@ class PatchSizes(ctypes.Structure):
         ('side', c_int64),
         ('rows', c_int64),
         ('columns', c_int64),
+        ('outside', c_void_p),
     ]
 
 
@@ -165,12 +166,15 @@ SIGNATURES: dict[str, list[Any]] = {
     'convolve_add': [None, *[c_void_p] * 5, *[c_int64] * 5],
     'split_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
     'join_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
-    'normal_patches': [
-        None,
+    'keys_of_patches': [
+        c_bool,
         c_void_p,
         POINTER(NormPointer),
-        *[c_void_p] * 2,
-        POINTER(PatchSizes),
+        POINTER(Patches),
+        POINTER(LinearPointer),
+        POINTER(NormPointer),
+        POINTER(LinearPointer),
+        c_void_p,
         c_int64,
     ],
 }
@@ -417,6 +421,59 @@ def fast_global_attention(
     )
 
 
+class KeyLayers(NamedTuple):
+    """What keys and values are made by, of patches of k x k tokens with C channels: a linear layer
+    of their C * k * k values, a layer norm, and a linear layer to 2 C channels."""
+
+    sr: Linear
+    norm: Norm
+    kv: Linear
+
+
+def fast_keys_of_patches(
+    x: Tensor,
+    norm: Norm,
+    layers: KeyLayers,
+    k: int,
+    rows: int,
+    columns: int,
+    outside: Optional[Tensor] = None,
+) -> Tensor:
+    """The keys and values (B, rows * columns, 2 C) of the patches of tokens (B, H, W, C) after a
+    layer norm, without gradient.
+
+    Args:
+        x: tokens.
+        norm: the layer norm.
+        layers: of the patches.
+        k: side of a patch.
+        rows: of patches. Beyond the map, they are zeros.
+        columns: of patches.
+        outside: (B, H, W, 1), True where patches are zeros, too. None: nowhere.
+    """
+    x = x.contiguous()
+    images, height, width, channels = x.shape
+    norm = norm.checked(channels, x.dtype)
+    sr = layers.sr.checked(channels * k * k, channels)
+    norm_of_patches = layers.norm.checked(channels, x.dtype)
+    kv = layers.kv.checked(channels, 2 * channels)
+    if outside is not None:
+        outside = checked(outside, images, height, width, 1)
+    pointer_outside = None if outside is None else outside.data_ptr()
+    out = x.new_empty(images, rows * columns, 2 * channels)
+    kernel_function('keys_of_patches', x.dtype, channels)(
+        x.data_ptr(),
+        norm.pointers(),
+        Patches(images, height, width, channels, k, rows, columns, pointer_outside),
+        sr.pointers(),
+        norm_of_patches.pointers(),
+        kv.pointers(),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out
+
+
 def attention_with_layers(
     name: str,
     x: Tensor,
@@ -608,37 +665,6 @@ def fast_join_patches(rows: Tensor, shape: Sequence[int], k: int) -> Tensor:
     out = rows.new_empty(shape)
     copy_patches('join_patches', out, rows.contiguous(), k)
     return out
-
-
-def fast_normal_patches(
-    x: Tensor, norm: Norm, k: int, rows: int, columns: int, outside: Optional[Tensor] = None
-) -> Tensor:
-    """The patches of tokens (B, H, W, C) after a layer norm, as rows (B * rows * columns,
-    C * k * k), without gradient.
-
-    Args:
-        x: tokens.
-        norm: the layer norm.
-        k: side of a patch.
-        rows: of patches. Beyond the map, they are zeros.
-        columns: of patches.
-        outside: (B, H, W, 1), True where patches are zeros, too. None: nowhere.
-    """
-    x = x.contiguous()
-    images, height, width, channels = x.shape
-    norm = norm.checked(channels, x.dtype)
-    if outside is not None:
-        outside = checked(outside, images, height, width, 1)
-    patches = x.new_empty(images * rows * columns, channels * k * k)
-    kernel_function('normal_patches', x.dtype)(
-        x.data_ptr(),
-        norm.pointers(),
-        None if outside is None else outside.data_ptr(),
-        patches.data_ptr(),
-        PatchSizes(images, height, width, channels, k, rows, columns),
-        torch.get_num_threads(),
-    )
-    return patches
 
 
 def copy_patches(name: str, x: Tensor, rows: Tensor, k: int) -> None:

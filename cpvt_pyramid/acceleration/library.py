@@ -75,7 +75,7 @@ def options_of_processor() -> list[str]:
 def compiled_file(options: list[str]) -> Path:
     """kernels.cpp, compiled with some options, in the user's folder for caches.
 
-    Files of other versions (70 to 380 kB each) and folders of killed compilers stay. All can be
+    Files of other versions (70 to 420 kB each) and folders of killed compilers stay. All can be
     removed.
     """
     compiler = find_compiler()

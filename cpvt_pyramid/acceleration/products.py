@@ -24,14 +24,19 @@ from ..plain_layers import has_usual_bias, is_plain_linear
 from ..recompute import drops_nothing
 from ..versions import without_autocast
 from .kernels import Linear
+from .normed import NO_NORM, TrainedNorm, differentiable_norm, norm_gradients, normalize
 from .ordinary import cast, check_plain, fast_dtype, takes_plain, values
 from .processor import prefers_mkl
 
 LEAST_RATIO = 4  # of an MLP's wide channels to the others: 4 or 8
 
-# Values of a wide map that are computed at a time: 8 MiB of float32, which stay in the cache. The
-# fastest of the powers of two that were tried.
-AT_A_TIME = 2**21
+# Values of an MLP's hidden map that are computed at a time: 2 MiB of float32, which stay in the
+# cache. Twice and half as many take as long; the memory of a training step grows with them.
+AT_A_TIME = 2**19
+
+# Values of a hidden map that training saves at most. To recompute one of them takes longer, in
+# bfloat16 above all.
+LARGEST_SAVED = 2**21
 
 
 class OneDNNLinear(nn.Linear):
@@ -84,32 +89,57 @@ class FusedMLP(MLP):
             return super().forward(x, grid)
         if not torch.is_grad_enabled() and takes_plain(x, LEAST_RATIO * x.shape[-1]):
             return super().forward(x, grid)
+        layers = self.fast_layers(x, grid, NO_NORM)
+        if layers is None:
+            return super().forward(x, grid)
+        return self.compute(x, grid, NO_NORM, layers)
+
+    def fast_layers(self, x: Tensor, grid: Grid, norm: TrainedNorm) -> Optional[Sequence[Any]]:
+        """The weights and biases for `compute`, in the dtype in which it computes with them. None:
+        it cannot compute the MLP of the layer norm of tokens x."""
         fc1, fc2 = self.fc1, self.fc2
         if not (drops_nothing(self.drop) and is_plain_linear(fc1) and is_plain_linear(fc2)):
-            return super().forward(x, grid)
+            return None
         layers = (fc1.weight, fc1.bias, fc2.weight, fc2.bias)
-        dtype = fast_dtype(x, *layers)
-        if dtype is None:
-            return super().forward(x, grid)
-        return fused_mlp(*cast(dtype, x, *layers))
+        dtype = fast_dtype(x, norm.weight, norm.bias, *layers)
+        return None if dtype is None else cast(dtype, *layers)
 
-
-def fused_mlp(x: Tensor, *layers: Tensor) -> Tensor:
-    """Two linear layers, given as weight, bias, weight and bias, with a GELU between them."""
-    rows = x.flatten(0, -2)
-    function = MLPInParts.apply if torch.is_grad_enabled() else mlp_in_parts
-    return function(rows, *layers).unflatten(0, x.shape[:-1])
+    def compute(self, x: Tensor, grid: Grid, norm: TrainedNorm, layers: Sequence[Any]) -> Tensor:
+        """The MLP of the layer norm of tokens x."""
+        rows = x.flatten(0, -2)
+        if torch.is_grad_enabled():
+            rows = MLPInParts.apply(rows, *norm, *layers)
+        else:
+            rows = mlp_in_parts(rows, norm, *layers)
+        return rows.unflatten(0, x.shape[:-1])
 
 
 def mlp_in_parts(
-    x: Tensor, weight1: Tensor, bias1: Optional[Tensor], weight2: Tensor, bias2: Optional[Tensor]
+    x: Tensor,
+    norm: TrainedNorm,
+    weight1: Tensor,
+    bias1: Optional[Tensor],
+    weight2: Tensor,
+    bias2: Optional[Tensor],
 ) -> Tensor:
-    """`fused_mlp` of tokens (T, C), without gradient."""
-    results = []
-    for part in x.split(rows_at_a_time(weight1)):
-        activated = affine(part, weight1, bias1, 'gelu')
-        results.append(affine(activated, weight2, bias2))
-    return concatenated(results)
+    """Two linear layers with a GELU between them, of the layer norm of tokens (T, C), without
+    gradient."""
+    x = normalize(x, norm).out.to(weight1.dtype)
+    out = x.new_empty(len(x), len(weight2))
+    size = rows_at_a_time(weight1)
+    for start in range(0, len(x), size):
+        rows = slice(start, start + size)
+        out[rows] = affine(affine(x[rows], weight1, bias1, 'gelu'), weight2, bias2)
+    return out
+
+
+def differentiable_mlp(
+    x: Tensor, norm_weight: Any, norm_bias: Any, eps: float, *layers: Any
+) -> Tensor:
+    """`mlp_in_parts` by functions of PyTorch."""
+    weight1, bias1, weight2, bias2 = layers
+    x = differentiable_norm(x, TrainedNorm(norm_weight, norm_bias, eps)).to(weight1.dtype)
+    return F.linear(F.gelu(F.linear(x, weight1, bias1)), weight2, bias2)
 
 
 def concatenated(parts: list[Tensor], dim: int = 0) -> Tensor:
@@ -132,12 +162,6 @@ def affine(
         return torch.ops.aten.gelu_(out) if activation == 'gelu' else out
     exact = 'none'  # approximation of a GELU
     return torch.ops.mkldnn._linear_pointwise(x, weight, contiguous(bias), activation, [], exact)
-
-
-def apply(layer: Linear, x: Tensor) -> Tensor:
-    """A linear layer of tokens (..., C), without gradient."""
-    weight, bias = layer
-    return F.linear(x, weight, bias) if takes_plain(x, len(weight)) else affine(x, weight, bias)
 
 
 def contiguous(bias: Optional[Tensor]) -> Optional[Tensor]:
@@ -175,47 +199,44 @@ class OneDNNProduct(torch.autograd.Function):
 
 
 class MLPInParts(torch.autograd.Function):
-    """`mlp_in_parts` with its gradient.
+    """`mlp_in_parts` with its gradient, for which the layer norm is recomputed.
 
-    It saves the hidden map before the GELU if there is one part, else no hidden map.
+    It saves the tokens, and the hidden map before the GELU if that is small.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight1: Tensor,
-        bias1: Optional[Tensor],
-        weight2: Tensor,
-        bias2: Optional[Tensor],
+        ctx: Any, x: Tensor, norm_weight: Any, norm_bias: Any, eps: float, *layers: Any
     ) -> Tensor:
-        if len(x) > rows_at_a_time(weight1):
-            ctx.save_for_backward(x, weight1, bias1, weight2, None)
-            return mlp_in_parts(x, weight1, bias1, weight2, bias2)
-        hidden = affine(x, weight1, bias1)
-        ctx.save_for_backward(x, weight1, bias1, weight2, hidden)
-        return affine(F.gelu(hidden), weight2, bias2)
+        norm = TrainedNorm(norm_weight, norm_bias, eps)
+        weight1, bias1, weight2, bias2 = layers
+        hidden: Optional[Tensor] = None
+        if len(x) * len(weight1) > LARGEST_SAVED:
+            out = mlp_in_parts(x, norm, *layers)
+        else:
+            hidden = affine(normalize(x, norm).out.to(weight1.dtype), weight1, bias1)
+            out = affine(F.gelu(hidden), weight2, bias2)
+        ctx.save_for_backward(x, hidden, norm_weight, norm_bias, *layers)
+        ctx.eps = eps
+        return out
 
     @staticmethod
     @in_dtypes_of_forward
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
-        x, weight1, bias1, weight2, hidden = ctx.saved_tensors
+        x, hidden, norm_weight, norm_bias, *layers = ctx.saved_tensors
         needed = ctx.needs_input_grad
         if is_differentiated(grad):
-            hidden = F.linear(x, weight1, bias1)  # the saved one leads to none of the inputs
-        if hidden is not None:
-            return mlp_gradients(grad, x, weight1, weight2, hidden, needed)
-        size = rows_at_a_time(weight1)
-        grad_x = torch.empty_like(x) if needed[0] else None
-        sums: list[Optional[Tensor]] = [None] * 4
-        for start in range(0, len(x), size):
-            rows = slice(start, start + size)
-            hidden = affine(x[rows], weight1, bias1)
-            part_x, *part = mlp_gradients(grad[rows], x[rows], weight1, weight2, hidden, needed)
-            if grad_x is not None and part_x is not None:
-                grad_x[rows] = part_x
-            sums = [add_in_float32(total, more) for total, more in zip(sums, part)]
-        return grad_x, *[None if total is None else total.to(x.dtype) for total in sums]
+            inputs = (x, norm_weight, norm_bias, ctx.eps, *layers)
+            return differentiable_gradients(differentiable_mlp, inputs, needed, grad)
+        need_x, need_norm_weight, need_norm_bias, _, *need_layers = needed
+        need_first = (need_x, need_norm_weight, need_norm_bias)
+        norm = TrainedNorm(norm_weight, norm_bias, ctx.eps)
+        normalized = normalize(x, norm)
+        grad_normed, *of_layers = mlp_gradients(
+            grad, normalized.out.to(grad.dtype), hidden, layers, [any(need_first), *need_layers]
+        )
+        grad_x, *of_norm = norm_gradients(grad_normed, x, norm, normalized, need_first)
+        return grad_x, *of_norm, None, *of_layers
 
 
 def gradients(
@@ -239,29 +260,48 @@ def gradients(
 def mlp_gradients(
     grad: Tensor,
     x: Tensor,
-    weight1: Tensor,
-    weight2: Tensor,
-    hidden: Tensor,
+    hidden: Optional[Tensor],
+    layers: Sequence[Any],
     needed: Sequence[bool],
-) -> tuple[Optional[Tensor], ...]:
-    """The gradients of the input, weights and biases of an MLP, where needed.
+) -> list[Optional[Tensor]]:
+    """The gradients of the input (T, C), weights and biases of an MLP, where needed.
 
     Args:
         grad: that of the output.
         x: the input.
-        weight1: of the first layer.
-        weight2: of the second layer.
-        hidden: the map before the GELU.
-        needed: for x, weight, bias, weight and bias.
+        hidden: the map before the GELU. None: it is recomputed, part by part.
+        layers: weight, bias, weight and bias.
+        needed: for x and the layers.
     """
+    if hidden is not None:
+        return part_gradients(grad, x, hidden, layers, needed)
+    weight1, bias1, _, _ = layers
+    size = rows_at_a_time(weight1)
+    grad_x = torch.empty_like(x) if needed[0] else None
+    sums: list[Optional[Tensor]] = [None] * len(layers)
+    for start in range(0, len(x), size):
+        rows = slice(start, start + size)
+        hidden = affine(x[rows], weight1, bias1)
+        part_x, *of_part = part_gradients(grad[rows], x[rows], hidden, layers, needed)
+        if grad_x is not None and part_x is not None:
+            grad_x[rows] = part_x
+        sums = [add_in_float32(total, more) for total, more in zip(sums, of_part)]
+    return [grad_x, *sums]
+
+
+def part_gradients(
+    grad: Tensor, x: Tensor, hidden: Tensor, layers: Sequence[Any], needed: Sequence[bool]
+) -> list[Optional[Tensor]]:
+    """`mlp_gradients` of some rows and their hidden map."""
+    weight1, _, weight2, _ = layers
     *need_first, need_weight2, need_bias2 = needed
     activated = F.gelu(hidden) if need_weight2 else None
-    need_second = (any(need_first), need_weight2, need_bias2)
-    grad_activated, *second = gradients(grad, activated, weight2, need_second)
+    _, *second = gradients(grad, activated, None, (False, need_weight2, need_bias2))
     first: tuple[Optional[Tensor], ...] = (None, None, None)
-    if grad_activated is not None:
-        first = gradients(gelu_gradient(grad_activated, hidden), x, weight1, need_first)
-    return *first, *second
+    if any(need_first):
+        grad_hidden = gelu_gradient(affine(grad, weight2.t()), hidden)
+        first = gradients(grad_hidden, x, weight1, need_first)
+    return [*first, *second]
 
 
 def add_in_float32(total: Optional[Tensor], more: Optional[Tensor]) -> Optional[Tensor]:
@@ -284,7 +324,25 @@ def product(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def gelu_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient of the GELU of x, in the memory of `grad` where that is possible."""
-    if is_differentiated(grad):
-        return torch.ops.aten.gelu_backward(grad, x)
+    """The gradient of the GELU of x, in the memory of `grad`, without gradient."""
     return torch.ops.aten.gelu_backward.grad_input(grad, x, grad_input=grad)
+
+
+def differentiable_gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Any], needed: Sequence[bool], grad: Tensor
+) -> tuple[Optional[Tensor], ...]:
+    """The gradients of a function's inputs, where needed, by functions of PyTorch.
+
+    Args:
+        function: consists of such functions.
+        inputs: of the function. Some may be no tensors.
+        needed: for each of the inputs.
+        grad: that of the function's result.
+    """
+    with torch.enable_grad():
+        # Views have none of the hooks of these tensors, which are called with the results.
+        values = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
+        out = function(*values)
+        wanted = [value for value, is_needed in zip(values, needed) if is_needed]
+        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    return tuple([next(found) if is_needed else None for is_needed in needed])

@@ -22,8 +22,11 @@ from ..bfloat16 import is_captured
 from ..padding.batching import ceil_div
 from ..plain_layers import has_usual_bias
 from .ordinary import fast_dtype
-from .products import AT_A_TIME, affine
+from .products import affine
 
+# Values of a transformed map that are computed at a time: 8 MiB of float32, which stay in the
+# cache. The fastest of the powers of two that were tried.
+AT_A_TIME = 2**21
 FEWEST_CHANNELS = 256  # with fewer, the transforms take longer than the products that they save
 
 # F(3, 3), along each axis: polynomials are evaluated at 0, 1, -1/2, -2 and infinity. Points whose

@@ -70,6 +70,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(attention, 'is_worth_products', lambda q, k: True)
         monkeypatch.setattr(attention, 'SCORES_AT_A_TIME', 4000)
         monkeypatch.setattr(products, 'AT_A_TIME', 4000)
+        monkeypatch.setattr(products, 'LARGEST_SAVED', 4000)
         monkeypatch.setattr(conv_mlp, 'AT_A_TIME', 2000)
         monkeypatch.setattr(conv_mlp, 'FEWEST_ROWS', 3)
     elif request.param == 'grouped':

@@ -104,6 +104,7 @@ def test_convolution_mlps(
 def test_gradients_of_many_parts_are_summed_in_float32(monkeypatch):
     """Those of weights in bfloat16: each sum of two of them would round."""
     monkeypatch.setattr(products, 'AT_A_TIME', 64 * 16)
+    monkeypatch.setattr(products, 'LARGEST_SAVED', 64 * 16)
     torch.manual_seed(0)
     plain = MLP(8, 64).bfloat16()
     fast = accelerate(copy.deepcopy(plain))

@@ -12,7 +12,7 @@ from cpvt_pyramid.acceleration import attention, conv_mlp, products
 from cpvt_pyramid.acceleration.attention import grouped_attention, groups_for
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.grid import Grid
-from cpvt_pyramid.model import MLP, ConvMLP, GlobalAttention, PatchEmbed
+from cpvt_pyramid.model import MLP, Block, ConvMLP, GlobalAttention, PatchEmbed
 from tests.models.ours import BACKBONES
 
 
@@ -36,6 +36,7 @@ def test_an_mlp_keeps_its_wide_map_once(monkeypatch):
     accelerate(mlp)
     assert values_kept(mlp, x, None, but_for=own) == 100 * 64
     monkeypatch.setattr(products, 'AT_A_TIME', 50 * 64)
+    monkeypatch.setattr(products, 'LARGEST_SAVED', 50 * 64)
     assert values_kept(mlp, x, None, but_for=own) == 0
 
 
@@ -49,6 +50,24 @@ def test_a_large_convolution_mlp_keeps_no_wide_map(monkeypatch):
     assert values_kept(mlp, *inputs, but_for=own) == 100 * 64
     monkeypatch.setattr(conv_mlp, 'AT_A_TIME', 50 * 64)
     assert values_kept(mlp, *inputs, but_for=own) == 0
+
+
+@pytest.mark.parametrize('build', [MLP, ConvMLP])
+def test_a_block_keeps_one_map_for_its_norm_and_mlp(build, monkeypatch):
+    """The sum that both read, but not the result of the norm."""
+    monkeypatch.setattr(products, 'AT_A_TIME', 50 * 64)
+    monkeypatch.setattr(products, 'LARGEST_SAVED', 50 * 64)
+    monkeypatch.setattr(conv_mlp, 'AT_A_TIME', 50 * 64)
+    block = Block(8, nn.Identity(), build(8, 64))
+    inputs = (torch.randn(1, 10, 10, 8, requires_grad=True), Grid(10, 10))
+    own = list(block.parameters())
+    tokens = 100
+    wide_maps = 3 if build is ConvMLP else 2
+    statistics = 2  # the norm's mean and deviation
+    plain = tokens * (8 + statistics + 8 + wide_maps * 64)
+    assert values_kept(block.normed_mlp, *inputs, but_for=own) == plain
+    accelerate(block)
+    assert values_kept(block.normed_mlp, *inputs, but_for=own) == tokens * 8
 
 
 def test_patches_are_not_kept():

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cpvt_pyramid import accelerate
 from cpvt_pyramid.acceleration import attention, conv_mlp, products, windows
+from cpvt_pyramid.acceleration.blocks import FusedBlock
 from cpvt_pyramid.acceleration.conv_mlp import FusedConvMLP
 from cpvt_pyramid.acceleration.norms import FastLayerNorm
 from cpvt_pyramid.acceleration.patches import PatchConv
@@ -26,6 +27,7 @@ from cpvt_pyramid.grid import Grid, grid_of_windows, weights_of_means
 from cpvt_pyramid.layers import LayerNorm
 from cpvt_pyramid.model import (
     MLP,
+    Block,
     ConvMLP,
     GlobalAttention,
     LinearAttention,
@@ -59,6 +61,19 @@ class OnMap(nn.Module):
         return self.layer(x, grid)
 
 
+class SecondBranch(nn.Module):
+    """The second branch of a block, of its norm and MLP."""
+
+    def __init__(self, mlp):
+        super().__init__()
+        self.block = Block(4, nn.Identity(), mlp)
+        self.block.norm1 = nn.Identity()
+        self.block.norm2 = LayerNorm(4, eps=1)
+
+    def forward(self, x):
+        return self.block.normed_mlp(x, Grid(*x.shape[1:3]))
+
+
 def conv3x3():
     return nn.Conv2d(FEWEST_CHANNELS, FEWEST_CHANNELS, 3, padding=1)
 
@@ -76,6 +91,8 @@ LAYERS = {
     'MLP, recomputed': (lambda: OnMap(MLP(4, 8, recompute_gelu=True)), (2, 3, 5, 4), FusedMLP),
     'ConvMLP': (lambda: OnMap(ConvMLP(4, 8, recompute_gelu=True)), (2, 3, 5, 4), FusedConvMLP),
     'ConvMLP, ReLU': (lambda: OnMap(ConvMLP(4, 8, relu=True)), (2, 3, 5, 4), FusedConvMLP),
+    'norm and MLP': (lambda: SecondBranch(MLP(4, 8)), (2, 3, 5, 4), FusedBlock),
+    'norm and ConvMLP': (lambda: SecondBranch(ConvMLP(4, 8)), (2, 3, 5, 4), FusedBlock),
     'patches': (lambda: PatchEmbed(3, 4, 2, norm=False), (2, 4, 6, 3), PatchConv),
     'layer norm': (normalized_linear, (2, 3, 5, 4), FastLayerNorm),
     '3x3': (conv3x3, (1, FEWEST_CHANNELS, 2, 3), WinogradConv2d),
@@ -657,6 +674,7 @@ def test_results_of_one_time_are_those_of_another(layers):
 
 def test_a_large_mlp_is_differentiated_twice(monkeypatch):
     monkeypatch.setattr(products, 'AT_A_TIME', 16)
+    monkeypatch.setattr(products, 'LARGEST_SAVED', 16)
     plain = randomize(OnMap(MLP(4, 8)))
     fast = accelerate(copy.deepcopy(plain))
     found = []

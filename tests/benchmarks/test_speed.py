@@ -310,6 +310,30 @@ def test_one_command_records_a_processor(monkeypatch, tmp_path):
         assert 'A (B), c, 2 cores' in page.read_text()
 
 
+def test_a_second_record_adds_to_the_first(monkeypatch, tmp_path):
+    """Of the same commit; rows that are measured again are replaced."""
+    for name in ('README', 'PAGE'):
+        page = tmp_path / f'{name}.md'
+        page.write_text('<!-- speed: a -->\n<!-- end of speed -->')
+        monkeypatch.setattr(speed_tables, name, page)
+    monkeypatch.setattr(speed_tables, 'MEASURED', tmp_path)
+    machine = dict(processor='A', cores=2, torch='2')
+    monkeypatch.setattr(tool, 'machine', lambda device: machine)
+    options = dict(rounds=1, threads=[1], dtypes=['float32'], archs=['pcpvt_nano'], record=True)
+
+    def record(batches, models, commit):
+        about = dict(commit=commit, timm='1', openvino='1')
+        monkeypatch.setattr(tool, 'version', lambda: about)
+        tool.speed(sizes=[Size(64, 64)], batches=batches, models=models, **options)
+        rows = json.loads((tmp_path / 'a.json').read_text())['rows']
+        return [(row['batch'], row['model']) for row in rows]
+
+    assert record([1], ['plain', 'accelerated'], 'a') == [(1, 'plain'), (1, 'accelerated')]
+    found = record([1, 2], ['plain'], 'a')
+    assert found == [(1, 'accelerated'), (1, 'plain'), (2, 'plain')]
+    assert record([1], ['plain'], 'b') == [(1, 'plain')]
+
+
 def test_memory_of_a_process():
     """A step takes more memory than its image, and less than everything."""
     case = Case('pcpvt_nano', 'training', 128, 128)

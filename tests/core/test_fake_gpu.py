@@ -76,17 +76,15 @@ def autocast_of_gpu(fake_gpu) -> Iterator[None]:
 
 @padded
 @pytest.mark.parametrize('name', FAMILIES)
-def test_no_attention_copies_its_bias(name, is_padded, autocast_of_gpu, monkeypatch):
-    """Autocast computes queries in float16, and on a GPU tokens in float32. PyTorch's kernel needs
-    rows at multiples of 8 elements. Maps of 97 x 130 pixels do not fill the windows of SVT."""
+def test_no_attention_casts_its_bias(name, is_padded, autocast_of_gpu, monkeypatch):
+    """Autocast computes queries in float16, and on a GPU tokens in float32. Maps of 97 x 130 pixels
+    do not fill the windows of SVT."""
     attend = Attention.attend
-    dtypes = set()
+    dtypes = []
 
     def watched(self: Attention, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         if grid.key_bias is not None:
-            dtypes.add((q.dtype, grid.key_bias.dtype))
-            *strides, last = grid.key_bias.stride()
-            assert last == 1 and not any(stride % 8 for stride in strides)
+            dtypes.append((q.dtype, grid.key_bias.dtype))
         return attend(self, q, k, v, grid)
 
     monkeypatch.setattr(Attention, 'attend', watched)
@@ -94,7 +92,7 @@ def test_no_attention_copies_its_bias(name, is_padded, autocast_of_gpu, monkeypa
     place(model, 'cuda')
     outputs(model, *batch('cuda', is_padded))
     has_bias = name == 'svt_small' or (is_padded and name != 'pvt_v2_b2_li')
-    assert dtypes == ({(torch.half, torch.half)} if has_bias else set())
+    assert set(dtypes) == ({(torch.half, torch.half)} if has_bias else set())
 
 
 @padded

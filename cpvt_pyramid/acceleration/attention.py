@@ -67,7 +67,7 @@ class AttentionInParts(Attention):
         if dtype is None or not is_simple(self, grid):
             return super().attend(q, k, v, grid)
         q, k, v = cast(dtype, q, k, v)
-        bias = bias_of_keys(grid)
+        bias = key_bias_of(grid)
         if bias is not None:
             bias = bias.to(dtype)
         if not torch.is_grad_enabled():
@@ -114,7 +114,7 @@ class FusedGlobalAttention(AttentionInParts, GlobalAttention):
             x = self.proj(self.attend(self.by_head(self.q(x)), k, v, grid).reshape(x.shape))
         else:
             kv = kv.flatten(1, -2)
-            bias = bias_of_keys(grid)
+            bias = key_bias_of(grid)
             x = fast_global_attention(x.to(dtype), None, kv, q, proj, self.heads, bias)
         return x if self.drop is None else self.drop(x)
 
@@ -137,7 +137,7 @@ class FusedGlobalAttention(AttentionInParts, GlobalAttention):
             raise NotPlain
         outside = None if grid.padding is None else grid.padding.outside
         kv = fast_keys_of_patches(x, norm, layers, self.sr_ratio, rows, columns, outside)
-        return fast_global_attention(x, norm, kv, q, proj, self.heads, bias_of_keys(grid))
+        return fast_global_attention(x, norm, kv, q, proj, self.heads, key_bias_of(grid))
 
     def outer_layers(self, x: Tensor, grid: Grid) -> tuple[Linear, Linear]:
         """Those of queries and result, if our function can compute them with the attention; see the
@@ -161,7 +161,7 @@ class FusedLinearAttention(FusedGlobalAttention, LinearAttention):
     stands_for = LinearAttention
 
 
-def bias_of_keys(grid: Grid) -> Optional[Tensor]:
+def key_bias_of(grid: Grid) -> Optional[Tensor]:
     """(B, M), added to the scores of each key. None: nothing is."""
     return None if grid.key_bias is None else grid.key_bias[:, 0, 0]
 

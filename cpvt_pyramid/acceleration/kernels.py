@@ -247,7 +247,7 @@ def check_memory(had_memory: Any, *_: Any) -> Any:
         raise MemoryError('there is not enough memory')
 
 
-def checked(x: Tensor, *shape: int) -> Tensor:
+def of_shape(x: Tensor, *shape: int) -> Tensor:
     """A tensor of a shape, one value next to the other. The functions in C++ check nothing: what
     does not fit ends here."""
     if x.shape != shape:
@@ -263,8 +263,8 @@ class Linear(NamedTuple):
 
     def checked(self, in_channels: int, out_channels: int) -> 'Linear':
         """The same as the functions in C++ read it. Dtypes are the caller's."""
-        weight = checked(self.weight, out_channels, in_channels)
-        return Linear(weight, checked(self.bias, out_channels))
+        weight = of_shape(self.weight, out_channels, in_channels)
+        return Linear(weight, of_shape(self.bias, out_channels))
 
     def pointers(self) -> LinearPointer:
         weight, bias = self
@@ -282,8 +282,8 @@ class Norm(NamedTuple):
     def checked(self, channels: int, dtype: torch.dtype) -> 'Norm':
         """The same as the functions in C++ read it with tokens of a dtype: in that dtype, or in
         float32."""
-        weight = checked(self.weight, channels)
-        bias = checked(self.bias, channels)
+        weight = of_shape(self.weight, channels)
+        bias = of_shape(self.bias, channels)
         if not weight.dtype == bias.dtype == dtype:
             weight, bias = weight.float(), bias.float()
         return Norm(weight, bias, self.eps)
@@ -458,7 +458,7 @@ def fast_keys_of_patches(
     norm_of_patches = layers.norm.checked(channels, x.dtype)
     kv = layers.kv.checked(channels, 2 * channels)
     if outside is not None:
-        outside = checked(outside, images, height, width, 1)
+        outside = of_shape(outside, images, height, width, 1)
     pointer_outside = None if outside is None else outside.data_ptr()
     out = x.new_empty(images, rows * columns, 2 * channels)
     kernel_function('keys_of_patches', x.dtype, channels)(
@@ -525,7 +525,7 @@ class NormAndMLP(NamedTuple):
 def fast_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Tensor:
     """y + an MLP of the layer norm of y = x + attended, tokens (..., C), without gradient."""
     x = x.contiguous()
-    attended = checked(attended, *x.shape)
+    attended = of_shape(attended, *x.shape)
     tokens = x.numel() // x.shape[-1]
     layers = layers.checked(x.shape[-1], x.dtype)
     width, channels = layers.fc1.weight.shape
@@ -561,14 +561,14 @@ def fast_conv_mlp(
         outside: (B, H, W, 1), True where the convolution sees zeros. None: nowhere.
     """
     x = x.contiguous()
-    attended = checked(attended, *x.shape)
+    attended = of_shape(attended, *x.shape)
     images, height, map_width, channels = x.shape
     layers = layers.checked(channels, x.dtype)
     width = len(layers.fc1.weight)
-    kernel = checked(conv.weight, width, 1, 3, 3)
-    bias = checked(conv.bias, width)
+    kernel = of_shape(conv.weight, width, 1, 3, 3)
+    bias = of_shape(conv.bias, width)
     if outside is not None:
-        outside = checked(outside, images, height, map_width, 1)
+        outside = of_shape(outside, images, height, map_width, 1)
     convolution = MapConvolution(
         kernel.data_ptr(),
         bias.data_ptr(),
@@ -631,9 +631,9 @@ def fast_convolve_add(x: Tensor, others: Tensor, conv: Depthwise) -> Tensor:
     """
     images, height, width, channels = x.shape
     x = x.contiguous()
-    others = checked(others, *x.shape)
-    weights = checked(conv.weight, channels, 1, 3, 3).view(channels, 9).t().contiguous()
-    bias = checked(conv.bias, channels)
+    others = of_shape(others, *x.shape)
+    weights = of_shape(conv.weight, channels, 1, 3, 3).view(channels, 9).t().contiguous()
+    bias = of_shape(conv.bias, channels)
     out = torch.empty_like(x)
     kernel_function('convolve_add', x.dtype)(
         x.data_ptr(),

@@ -274,7 +274,7 @@ def mlp_gradients(
         needed: for x and the layers.
     """
     if hidden is not None:
-        return part_gradients(grad, x, hidden, layers, needed)
+        return gradients_of_rows(grad, x, hidden, layers, needed)
     weight1, bias1, _, _ = layers
     size = rows_at_a_time(weight1)
     grad_x = torch.empty_like(x) if needed[0] else None
@@ -282,14 +282,14 @@ def mlp_gradients(
     for start in range(0, len(x), size):
         rows = slice(start, start + size)
         hidden = affine(x[rows], weight1, bias1)
-        part_x, *of_part = part_gradients(grad[rows], x[rows], hidden, layers, needed)
+        part_x, *of_part = gradients_of_rows(grad[rows], x[rows], hidden, layers, needed)
         if grad_x is not None and part_x is not None:
             grad_x[rows] = part_x
         sums = [add_in_float32(total, more) for total, more in zip(sums, of_part)]
     return [grad_x, *sums]
 
 
-def part_gradients(
+def gradients_of_rows(
     grad: Tensor, x: Tensor, hidden: Tensor, layers: Sequence[Any], needed: Sequence[bool]
 ) -> list[Optional[Tensor]]:
     """`mlp_gradients` of some rows and their hidden map."""

@@ -15,6 +15,7 @@ Names that are private to PyTorch, all of them in this folder:
 - `torch.ops.mkldnn._is_mkldnn_bf16_supported` (processor): whether there are products in bfloat16.
 - `torch._C._is_tracing`, `torch._C._functorch.is_legacy_batchedtensor`,
   `torch._C._len_torch_dispatch_stack`, `torch._C._len_torch_function_stack` and
-  `torch._C._get_function_stack_at` (products): whether something sees or transforms PyTorch's
-  operations, so that these must be called. `bfloat16` names those that it shares.
+  `torch._C._get_function_stack_at` (ordinary, products): whether something sees or transforms
+  PyTorch's operations, so that these must be called. `bfloat16` names those that it shares.
+- `nn.Module._parameters` (ordinary): the parameters that a layer has itself.
 """

@@ -17,7 +17,7 @@ from ..bfloat16 import is_captured
 from ..grid import Grid, last_multiple
 from ..model import Attention, GlobalAttention, LinearAttention
 from ..padding.batching import ceil_div
-from ..plain_layers import has_hooks, plain_class, replaces_methods
+from ..plain_layers import plain_class, replaces_methods
 from ..recompute import drops_nothing
 from .kernels import (
     KeyLayers,
@@ -28,7 +28,15 @@ from .kernels import (
     has_products,
 )
 from .norms import norm_of
-from .ordinary import NotPlain, cast, common_dtype, fast_dtype, is_ordinary, takes_plain
+from .ordinary import (
+    NotPlain,
+    cast,
+    check_plain,
+    common_dtype,
+    fast_dtype,
+    is_ordinary,
+    takes_plain,
+)
 from .patches import patches_of
 from .processor import fused_attention_is_slow
 from .products import add_in_float32, in_dtypes_of_forward, is_differentiated, linear_of
@@ -119,9 +127,8 @@ class FusedGlobalAttention(AttentionInParts, GlobalAttention):
         return x if self.drop is None else self.drop(x)
 
     def after_norm(self, layer: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-        if type(self) is not FusedGlobalAttention or self.sr_ratio == 1:
-            raise NotPlain
-        if has_hooks(self) or not drops_nothing(self.drop):
+        check_plain(self, FusedGlobalAttention)
+        if self.sr_ratio == 1 or not drops_nothing(self.drop):
             raise NotPlain
         channels = x.shape[-1]
         dtype = x.dtype

@@ -9,14 +9,14 @@ from torch import Tensor
 from ..bfloat16 import is_captured
 from ..grid import Grid
 from ..model import Block
-from ..plain_layers import has_hooks, replaces_forward, replaces_methods
+from ..plain_layers import replaces_methods
 from ..recompute import drops_nothing
 from .attention import AttentionInParts
 from .conv_mlp import FEWEST_ROWS, FusedConvMLP, depthwise_of
 from .kernels import Depthwise, NormAndMLP, fast_conv_mlp, fast_mlp, has_products
-from .normed import plain_norm
+from .normed import trained_norm_of
 from .norms import norm_of
-from .ordinary import NotPlain, fast_dtype, is_ordinary, takes_plain
+from .ordinary import NotPlain, check_plain, fast_dtype, is_ordinary, takes_plain
 from .processor import has_avx512
 from .products import LEAST_RATIO, FusedMLP, OneDNNLinear, linear_of
 
@@ -65,14 +65,14 @@ class FusedBlock(Block):
             return Block.normed_mlp(self, x, grid)
         if not torch.is_grad_enabled() or is_captured():
             return super().normed_mlp(x, grid)
-        norm = plain_norm(self.norm2)
         mlp: Any = self.mlp
-        if type(mlp) in (FusedMLP, FusedConvMLP) and not replaces_forward(mlp):
-            if norm is not None and not has_hooks(mlp):
-                layers = mlp.fast_layers(x, grid, norm)
-                if layers is not None:
-                    return mlp.compute(x, grid, norm, layers)
-        return super().normed_mlp(x, grid)
+        try:
+            check_plain(mlp, FusedMLP, FusedConvMLP)
+            norm = trained_norm_of(self.norm2)
+            layers = mlp.fast_layers(x, grid, norm)
+        except NotPlain:
+            return super().normed_mlp(x, grid)
+        return mlp.compute(x, grid, norm, layers)
 
     def second_branch(self, x: Tensor) -> tuple[NormAndMLP, Optional[Depthwise]]:
         """The parameters of the second branch for tokens (B, H, W, C), and those of its convolution
@@ -83,8 +83,7 @@ class FusedBlock(Block):
                 not faster.
         """
         mlp: Any = self.mlp
-        if type(mlp) not in (FusedMLP, FusedConvMLP) or replaces_forward(mlp) or has_hooks(mlp):
-            raise NotPlain
+        check_plain(mlp, FusedMLP, FusedConvMLP)
         if not (drops_nothing(mlp.drop) and drops_nothing(self.drop_path)):
             raise NotPlain
         if replaces_methods(self):

@@ -54,23 +54,29 @@ class FusedConvMLP(ConvMLP):
             return ConvMLP.forward(self, x, grid)
         if is_captured() or 'contract' in vars(self):
             return super().forward(x, grid)
-        layers = self.fast_layers(x, grid, NO_NORM)
-        if layers is None:
+        try:
+            layers = self.fast_layers(x, grid, NO_NORM)
+        except NotPlain:
             return super().forward(x, grid)
         return self.compute(x, grid, NO_NORM, layers)
 
-    def fast_layers(self, x: Tensor, grid: Grid, norm: TrainedNorm) -> Optional[Sequence[Any]]:
-        """The weights and biases for `compute`, in the dtype in which it computes with them. None:
-        it cannot compute the MLP of the layer norm of tokens x."""
+    def fast_layers(self, x: Tensor, grid: Grid, norm: TrainedNorm) -> Sequence[Any]:
+        """The weights and biases for `compute`, in the dtype in which it computes with them.
+
+        Raises:
+            NotPlain: it cannot compute the MLP of the layer norm of tokens x.
+        """
         fc1, conv, fc2 = self.fc1, self.dwconv, self.fc2
         # In bfloat16 PyTorch's convolution is wrong on a map of one row or column.
         if not drops_nothing(self.drop) or min(grid.height, grid.width) == 1:
-            return None
+            raise NotPlain
         if not (is_plain_linear(fc1) and is_plain_linear(fc2) and is_plain_depthwise(conv)):
-            return None
+            raise NotPlain
         layers = (fc1.weight, fc1.bias, conv.weight, conv.bias, fc2.weight, fc2.bias)
         dtype = fast_dtype(x, norm.weight, norm.bias, *layers)
-        return None if dtype is None else cast(dtype, *layers)
+        if dtype is None:
+            raise NotPlain
+        return cast(dtype, *layers)
 
     def compute(self, x: Tensor, grid: Grid, norm: TrainedNorm, layers: Sequence[Any]) -> Tensor:
         """The MLP of the layer norm of tokens x."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..bfloat16 import layer_norm, layer_norm_gradients, layer_norm_with_statistics
 from ..layers import LayerNorm
 from ..plain_layers import acts_alone, plain_class
+from .ordinary import NotPlain
 
 
 class TrainedNorm(NamedTuple):
@@ -35,14 +36,17 @@ class Normalized(NamedTuple):
     inverse_deviation: Optional[Tensor] = None  # (..., 1)
 
 
-def plain_norm(layer: nn.Module) -> Optional[TrainedNorm]:
-    """The parameters of a layer norm over the channels, if a call of the layer does nothing but
-    apply them. Else None."""
+def trained_norm_of(layer: nn.Module) -> TrainedNorm:
+    """The parameters of a layer norm over the channels whose call does nothing but apply them.
+
+    Raises:
+        NotPlain: it is another layer.
+    """
     norm: Any = layer
     if plain_class(norm) is not LayerNorm or not acts_alone(norm) or norm.bias is None:
-        return None
+        raise NotPlain
     if norm.normalized_shape != norm.weight.shape or norm.weight.dim() != 1:
-        return None
+        raise NotPlain
     return TrainedNorm(norm.weight, norm.bias, float(norm.eps))
 
 

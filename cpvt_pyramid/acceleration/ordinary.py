@@ -134,9 +134,10 @@ class NotPlain(Exception):
     shapes or dtypes than a function of ours reads."""
 
 
-def check_plain(layer: nn.Module, kind: type) -> None:
-    """Raise `NotPlain` unless a layer is of a class and its call does what that says."""
-    if type(layer) is not kind or replaces_forward(layer) or has_hooks(layer):
+def check_plain(module: nn.Module, *kinds: type) -> None:
+    """Raise `NotPlain` unless a module is of one of some classes and its call does what that
+    says."""
+    if type(module) not in kinds or replaces_forward(module) or has_hooks(module):
         raise NotPlain
 
 

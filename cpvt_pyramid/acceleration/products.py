@@ -25,7 +25,7 @@ from ..recompute import drops_nothing
 from ..versions import without_autocast
 from .kernels import Linear
 from .normed import NO_NORM, TrainedNorm, differentiable_norm, norm_gradients, normalize
-from .ordinary import cast, check_plain, fast_dtype, takes_plain, values
+from .ordinary import NotPlain, cast, check_plain, fast_dtype, takes_plain, values
 from .processor import prefers_mkl
 
 LEAST_RATIO = 4  # of an MLP's wide channels to the others: 4 or 8
@@ -89,20 +89,26 @@ class FusedMLP(MLP):
             return super().forward(x, grid)
         if not torch.is_grad_enabled() and takes_plain(x, LEAST_RATIO * x.shape[-1]):
             return super().forward(x, grid)
-        layers = self.fast_layers(x, grid, NO_NORM)
-        if layers is None:
+        try:
+            layers = self.fast_layers(x, grid, NO_NORM)
+        except NotPlain:
             return super().forward(x, grid)
         return self.compute(x, grid, NO_NORM, layers)
 
-    def fast_layers(self, x: Tensor, grid: Grid, norm: TrainedNorm) -> Optional[Sequence[Any]]:
-        """The weights and biases for `compute`, in the dtype in which it computes with them. None:
-        it cannot compute the MLP of the layer norm of tokens x."""
+    def fast_layers(self, x: Tensor, grid: Grid, norm: TrainedNorm) -> Sequence[Any]:
+        """The weights and biases for `compute`, in the dtype in which it computes with them.
+
+        Raises:
+            NotPlain: it cannot compute the MLP of the layer norm of tokens x.
+        """
         fc1, fc2 = self.fc1, self.fc2
         if not (drops_nothing(self.drop) and is_plain_linear(fc1) and is_plain_linear(fc2)):
-            return None
+            raise NotPlain
         layers = (fc1.weight, fc1.bias, fc2.weight, fc2.bias)
         dtype = fast_dtype(x, norm.weight, norm.bias, *layers)
-        return None if dtype is None else cast(dtype, *layers)
+        if dtype is None:
+            raise NotPlain
+        return cast(dtype, *layers)
 
     def compute(self, x: Tensor, grid: Grid, norm: TrainedNorm, layers: Sequence[Any]) -> Tensor:
         """The MLP of the layer norm of tokens x."""

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from ..bfloat16 import is_captured
 from ..grid import Grid, from_windows, to_windows
 from ..model import WindowAttention
-from ..plain_layers import has_hooks, is_plain_linear, replaces_methods
+from ..plain_layers import is_plain_linear, replaces_methods
 from ..recompute import drops_nothing
 from .attention import AttentionInParts, is_simple, outer_layers
 from .kernels import Linear, Norm, fast_window_attention
 from .norms import norm_of
-from .ordinary import NotPlain, fast_dtype
+from .ordinary import NotPlain, check_plain, fast_dtype
 from .products import concatenated
 
 # The backward pass of windows of at least this many tokens is computed by products, where PyTorch's
@@ -38,21 +38,28 @@ class BorderWindowAttention(AttentionInParts, WindowAttention):
             return WindowAttention.forward(self, x, grid)
         if self.fills_windows(x, grid):
             return super().forward(x, grid)
-        try:
-            if torch.is_grad_enabled():
-                raise NotPlain
-            qkv, proj = outer_layers(x, self.qkv, 3, self.proj, self.heads)
-        except NotPlain:
-            bias = None if grid.padding is None else grid.padding.score_bias()  # (B, H, W, 1)
-            x = self.proj(self.attend_in_parts(self.qkv(x), bias))
+        if torch.is_grad_enabled():
+            x = self.call_layers(x, grid)
         else:
-            x = self.attend_in_windows(x.to(qkv.weight.dtype), None, qkv, proj, grid)
+            x = self.infer(x, grid)
         return x if self.drop is None else self.drop(x)
 
+    def call_layers(self, x: Tensor, grid: Grid) -> Tensor:
+        """The attention of tokens, by calls of its layers."""
+        bias = None if grid.padding is None else grid.padding.score_bias()  # (B, H, W, 1)
+        return self.proj(self.attend_in_parts(self.qkv(x), bias))
+
+    def infer(self, x: Tensor, grid: Grid) -> Tensor:
+        """The attention of tokens, by our own function if it can compute it."""
+        try:
+            qkv, proj = outer_layers(x, self.qkv, 3, self.proj, self.heads)
+        except NotPlain:
+            return self.call_layers(x, grid)
+        return self.attend_in_windows(x.to(qkv.weight.dtype), None, qkv, proj, grid)
+
     def after_norm(self, layer: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-        if type(self) is not BorderWindowAttention or self.fills_windows(x, grid):
-            raise NotPlain
-        if has_hooks(self) or not drops_nothing(self.drop):
+        check_plain(self, BorderWindowAttention)
+        if self.fills_windows(x, grid) or not drops_nothing(self.drop):
             raise NotPlain
         qkv, proj = outer_layers(x, self.qkv, 3, self.proj, self.heads)
         norm = norm_of(layer, x.shape[-1], x.dtype)

@@ -8,8 +8,8 @@ from cpvt_pyramid.versions import VERSION
 LACKS_BELOW_2_9 = {
     'operations on fake CUDA tensors': """
         core/test_fake_gpu.py::test_the_forward_pass core/test_fake_gpu.py::test_the_pass
-        core/test_fake_gpu.py::test_a_model_that mm/test_fake_gpu.py::test_the_forward_pass
-        mm/test_fake_gpu.py::test_only_the_first""",
+        core/test_fake_gpu.py::test_no_attention_casts core/test_fake_gpu.py::test_a_model_that
+        mm/test_fake_gpu.py::test_the_forward_pass mm/test_fake_gpu.py::test_only_the_first""",
     'guards that can be left out of exported graphs': """
         core/test_export.py::test_the_graph_of_the_docs core/test_export.py::test_torch_export[svt
         core/test_export.py::test_torch_export_of_a_padded_batch[svt""",

@@ -224,8 +224,11 @@ def test_in_bfloat16_what_follows_the_hidden_layers_is_exact(kind, autocast, tra
         sum(found.values()).backward()
         return
     assert len(found['boxes']) == len(expected['boxes']) > 3
-    # Scores that are nearly equal may come in another order.
-    distances = torch.cdist(found['boxes'].double(), expected['boxes'])
+    # Scores that are nearly equal may come in another order, and boxes may be nearly equal, too.
+    scored_boxes = [
+        torch.cat([of['boxes'], of['scores'][:, None]], dim=1).double() for of in (found, expected)
+    ]
+    distances = torch.cdist(*scored_boxes)
     distances[found['labels'][:, None] != expected['labels']] = torch.inf
     distance, index = distances.min(1)
     assert distance.max() < 1e-2

@@ -54,12 +54,12 @@ def describe_file(path: Path) -> Optional[str]:
         start = file.read(BEGINNING)
     if not start:
         return 'is empty'
-    if zipfile.is_zipfile(path):
-        try:
+    try:
+        if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 return describe_archive(archive)
-        except Exception:  # whatever the bytes of a damaged archive lead to
-            return None
+    except Exception:  # whatever the bytes of a damaged archive lead to
+        return None
     for beginning, description in BEGINNINGS:
         if start.lstrip().startswith(beginning):
             return description

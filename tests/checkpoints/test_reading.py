@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import pickle
+import struct
 import tarfile
 import zipfile
 from functools import partial
@@ -188,6 +189,12 @@ def write_zip_of_text(path: Path) -> None:
         archive.writestr('notes.txt', b'')
 
 
+def write_damaged_zip(path: Path) -> None:
+    """Whose end says that there are two disks, of which `zipfile.is_zipfile` raises."""
+    locator = struct.pack('<4sLQL', b'PK\x06\x07', 0, 0, 2)
+    path.write_bytes(b'PK\x03\x04' + locator + struct.pack('<4s4H2LH', b'PK\x05\x06', *[0] * 7))
+
+
 def write_tar(path: Path) -> None:
     with tarfile.open(path, 'w') as archive:
         archive.add(__file__, 'weights/nano.pth')
@@ -221,6 +228,7 @@ def write_cut_text(path: Path) -> None:
         (lambda path: np.save(path.open('wb'), np.ones(3)), 'is a NumPy array'),
         (write_zip, 'is a zip archive that holds weights/nano.pth; unpack it first'),
         (write_zip_of_text, 'is a zip archive that holds notes.txt; a checkpoint is a file of'),
+        (write_damaged_zip, 'is not a complete checkpoint'),
         (write_tar, 'is a tar archive; unpack it first'),
         *(
             (partial(write_image, kind=kind), 'is an image; a checkpoint is')

@@ -25,7 +25,7 @@ MODES = {
     'WEBP': ['RGB', 'RGBA'],
     'GIF': ['L', 'P'],
 }
-REFUSED = {('TIFF', mode) for mode in ('1', 'P', 'CMYK', 'I;16', 'F')}
+REFUSED = {('TIFF', mode) for mode in ('1', 'LA', 'P', 'CMYK', 'I;16', 'F')}
 REFUSED |= {('PNG', 'I;16'), ('JPEG', 'CMYK'), ('GIF', 'L'), ('GIF', 'P')}
 sides = st.sampled_from([1, 2, 3, 7, 16, 33, 64])
 

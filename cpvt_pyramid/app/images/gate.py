@@ -22,7 +22,7 @@ from .formats import kind_of_content, open_image, readable_formats
 from .rasters import LONGEST, ReadError
 
 ORIENTATION = 0x0112  # EXIF and TIFF tag
-ORIENTATIONS = range(1, 9)
+TURNED = range(2, 9)  # all but upright; others have no meaning
 ON_THEIR_SIDE = range(5, 9)  # orientations that turn rows into columns
 WITH_PALETTE = ('PNG', 'BMP')
 TIFF_STARTS = b'II*\0', b'MM\0*', b'II+\0', b'MM\0+'
@@ -176,8 +176,8 @@ def exif_orientation(image: Image.Image) -> int:
         exif.load(content)
     except Exception:  # damaged; OpenCV does not turn it either
         return 1
-    orientation = exif.get(ORIENTATION, 1)
-    return orientation if orientation in ORIENTATIONS else 1
+    orientation = exif.get(ORIENTATION)
+    return orientation if orientation in TURNED else 1
 
 
 def depth_of(path: Path, kind: str) -> int:
@@ -275,7 +275,7 @@ def _header_of_tiff(path: Path) -> Header:
     if min(size) < 1 or max(size) > LONGEST:
         raise ReadError(f'not a complete image: its header says {size[1]} x {size[0]} pixels')
     has_alpha = _check_samples(path, first)
-    if first.get(ORIENTATION, 1) not in (0, 1):
+    if first.get(ORIENTATION) in TURNED:
         raise OtherImage(path, 'a TIFF that its orientation turns, which few readers do')
     return Header('TIFF', size, has_alpha)
 

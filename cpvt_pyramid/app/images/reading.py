@@ -114,14 +114,7 @@ def decode(path: Path, header: Header) -> np.ndarray:
     content = np.fromfile(path, np.uint8)
     try:
         if header.has_alpha:
-            with_alpha = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
-            is_opaque = (
-                with_alpha is not None
-                and with_alpha.shape[2:] == (4,)
-                and with_alpha[..., 3].min() == OPAQUE
-            )
-            if not is_opaque:
-                raise OtherImage(path, 'an image whose alpha channel hides pixels', bands=True)
+            check_opaque(path, cv2.imdecode(content, cv2.IMREAD_UNCHANGED))
         pixels = cv2.imdecode(content, cv2.IMREAD_COLOR)
     except cv2.error as error:
         if error.code == cv2.Error.StsNoMem:
@@ -135,6 +128,19 @@ def decode(path: Path, header: Header) -> np.ndarray:
             f'{pixels.shape[1]} x {pixels.shape[0]}; save it again'
         )
     return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
+
+
+def check_opaque(path: Path, pixels: Optional[np.ndarray]) -> None:
+    """Raise an OtherImage unless the alpha channel of what OpenCV reads of a file hides nothing.
+
+    `pixels`: (H, W, 4), or of another shape without the channel. None: OpenCV reads nothing.
+    """
+    if pixels is None:
+        return
+    if pixels.shape[2:] != (4,):
+        raise OtherImage(path, 'an image whose alpha channel OpenCV leaves out', bands=True)
+    if pixels[..., 3].min() != OPAQUE:
+        raise OtherImage(path, 'an image whose alpha channel hides pixels', bands=True)
 
 
 def decode_heif(path: Path, header: Header) -> np.ndarray:

@@ -46,9 +46,9 @@ def write_heif(path: Path, kind: str = '', orientation: int = 1) -> None:
         encoder.save(file)
 
 
-def exif() -> Image.Exif:
+def exif(orientation: int = 6) -> Image.Exif:
     tags = Image.Exif()
-    tags[0x0112] = 6
+    tags[0x0112] = orientation
     return tags
 
 
@@ -109,6 +109,7 @@ REFUSED = {
     'hole.png': (with_hole().save, 'alpha channel hides pixels'),
     'hole.webp': (with_hole().save, 'alpha channel hides pixels'),
     'hole.tif': (with_hole().save, 'alpha channel hides pixels'),
+    'grey and opaque.tif': (PHOTO.convert('LA').save, 'alpha channel OpenCV leaves out'),
     'turned.png': (lambda path: PHOTO.save(path, exif=exif()), 'orientation turns'),
     'turned.webp': (lambda path: PHOTO.save(path, exif=exif()), 'orientation turns'),
     'turned.tif': (lambda path: PHOTO.save(path, exif=exif()), 'orientation turns'),
@@ -167,6 +168,13 @@ def test_tiffs_that_pass_are_the_same_to_all_readers(options):
     ):
         np.testing.assert_array_equal(pixels, RGB)
     assert inspect(path) == (RGB.shape[:2], [])
+
+
+@pytest.mark.parametrize('orientation', [0, 9])
+@pytest.mark.parametrize('name', ['a.png', 'a.tif', 'a.webp'])
+def test_an_orientation_without_meaning_turns_nothing(name, orientation):
+    PHOTO.save(name, exif=exif(orientation), lossless=True)
+    np.testing.assert_array_equal(load_image(name), RGB)
 
 
 @pytest.mark.parametrize('kind', ['tif', 'png'])

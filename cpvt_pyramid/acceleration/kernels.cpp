@@ -695,28 +695,19 @@ struct AttentionPart {
   AttentionPart(int64_t most_tokens, int64_t channels, int64_t projected, std::uintptr_t memory)
       : tokens(take<F>(memory, rounded_up(most_tokens, MOST_ROWS) * channels)),
         projected(take<F>(memory, most_tokens * projected)),
-        places(take<int64_t>(memory, most_tokens)),
         end(memory) {}
 
-  F* tokens;        // tokens, channels; then the attention of each
-  F* projected;     // tokens, channels of queries, or of queries, keys and values
-  int64_t* places;  // of the tokens in the batch; only of window attention
+  F* tokens;     // tokens, channels; then the attention of each
+  F* projected;  // tokens, channels of queries, or of queries, keys and values
   std::uintptr_t end;
 };
-
-// Bytes of a token in an `AttentionPart`.
-template <typename F>
-int64_t bytes_of_token(int64_t channels) {
-  return channels * sizeof(F) + sizeof(int64_t);
-}
 
 // The windows of a batch of maps. Those at the border may be smaller.
 struct Windows {
   explicit Windows(const AttentionSizes& sizes)
       : sizes(sizes),
         across(ceil_div(sizes.width, sizes.window)),
-        of_image(ceil_div(sizes.height, sizes.window) * across),
-        count(sizes.images * of_image) {}
+        of_image(ceil_div(sizes.height, sizes.window) * across) {}
 
   int64_t top(int64_t window) const { return window % of_image / across * sizes.window; }
   int64_t left(int64_t window) const { return window % of_image % across * sizes.window; }
@@ -727,6 +718,18 @@ struct Windows {
 
   int64_t tokens(int64_t window) const {
     return (bottom(window) - top(window)) * (right(window) - left(window));
+  }
+
+  int64_t all_tokens() const { return sizes.images * sizes.height * sizes.width; }
+
+  // The first window that has at least some number of tokens in the windows before it.
+  int64_t first_after(int64_t tokens) const {
+    const int64_t of_band = sizes.window * sizes.width;  // a row of windows
+    const int64_t of_map = sizes.height * sizes.width;
+    const int64_t band = tokens % of_map / of_band;
+    const int64_t in_band = tokens % of_map % of_band;
+    const int64_t rows = std::min(sizes.window, sizes.height - band * sizes.window);
+    return tokens / of_map * of_image + band * across + ceil_div(in_band, rows * sizes.window);
   }
 
   // Call f(place, count) for each row of a window, which has `count` tokens from a place in the
@@ -752,16 +755,15 @@ struct Windows {
   }
 
   AttentionSizes sizes;
-  int64_t across, of_image, count;
+  int64_t across, of_image;
 };
 
 // Windows that a thread computes at a time. Fewer tokens would use the packed weights less often.
 template <typename Kind>
 int64_t windows_of_part(const Windows& windows) {
   constexpr int64_t FEWEST_TOKENS = 96;
-  const int64_t tokens = windows.most_tokens();
-  const int64_t bytes = bytes_of_token<typename Kind::Factor>(4 * windows.sizes.channels);
-  return std::max<int64_t>(ATTENTION_BYTES / bytes, FEWEST_TOKENS) / tokens + 1;
+  const int64_t bytes = 4 * windows.sizes.channels * sizeof(typename Kind::Factor);  // of a token
+  return std::max<int64_t>(ATTENTION_BYTES / bytes, FEWEST_TOKENS) / windows.most_tokens() + 1;
 }
 
 // What a thread needs for its windows.
@@ -769,12 +771,14 @@ template <typename Kind>
 struct WindowPart {
   WindowPart(const Windows& windows, std::uintptr_t memory)
       : most_windows(windows_of_part<Kind>(windows)),
+        places(take<int64_t>(memory, most_windows * windows.most_tokens())),
         tokens(most_windows * windows.most_tokens(), windows.sizes.channels,
                3 * windows.sizes.channels, memory),
         head(windows.most_tokens(), windows.sizes.of_head(), tokens.end),
         end(head.end) {}
 
   int64_t most_windows;
+  int64_t* places;  // of the tokens in the batch
   AttentionPart<Kind> tokens;
   HeadPart<Kind> head;
   std::uintptr_t end;
@@ -793,15 +797,18 @@ bool window_attention(const T* x, const Norm<T>& norm, const float* bias, const 
   if (packed.is_missing() || memory.is_missing()) return false;
   packed.pack(qkv, proj, threads);
   const int64_t n = sizes.channels;
-  const auto compute = [&](int64_t first, int64_t end, int64_t thread) {
+  const auto compute = [&](int64_t first_token, int64_t end_token, int64_t thread) {
     WindowPart<Kind> own(windows, memory.of(thread));
     const AttentionPart<Kind>& part = own.tokens;
+    int64_t* const places = own.places;
+    const int64_t first = windows.first_after(first_token);
+    const int64_t end = windows.first_after(end_token);
     Kind::begin();
     for (int64_t start = first; start < end; start += own.most_windows) {
       const int64_t stop = std::min(start + own.most_windows, end);
       int64_t tokens = 0;
       for (int64_t i = start; i < stop; i++) {
-        windows.find(i, part.places + tokens);
+        windows.find(i, places + tokens);
         windows.each_row(i, [&](int64_t place, int64_t count) {
           norm.apply(x + place * n, part.tokens + tokens * n, count, n);
           tokens += count;
@@ -811,31 +818,31 @@ bool window_attention(const T* x, const Norm<T>& norm, const float* bias, const 
                   [=](int64_t token) { return part.projected + token * 3 * n; });
       int64_t token = 0;
       for (int64_t i = start; i < stop; i++) {
-        const int64_t* const places = part.places + token;
+        const int64_t* const here = places + token;
         const int64_t count = windows.tokens(i);
         for (int64_t head = 0; head < sizes.heads; head++) {
           const int64_t channel = head * sizes.of_head();
           const F* const queries = part.projected + token * 3 * n + channel;
           own.head.keys.template pack<F>({queries + n, 3 * n}, {queries + 2 * n, 3 * n}, count,
-                                         [=](int64_t key) { return bias ? bias[places[key]] : 0; });
+                                         [=](int64_t key) { return bias ? bias[here[key]] : 0; });
           attend<Kind, F>({queries, 3 * n}, {part.tokens + token * n + channel, n}, count,
                           sizes.scale(), own.head.keys, own.head.work);
         }
         token += count;
       }
       apply<Kind>(proj, packed.second, part.tokens, tokens,
-                  [=](int64_t token) { return out + part.places[token] * n; });
+                  [=](int64_t token) { return out + places[token] * n; });
     }
     Kind::end();
   };
-  in_threads(windows.count, threads, PARTS, compute);
+  in_threads(windows.all_tokens(), threads, PARTS, compute);  // windows may be of several sizes
   return true;
 }
 
 // Tokens of an image that a thread computes at a time, a multiple of ROWS.
 template <typename Kind>
 int64_t queries_of_part(const AttentionSizes& sizes) {
-  const int64_t bytes = bytes_of_token<typename Kind::Factor>(2 * sizes.channels);
+  const int64_t bytes = 2 * sizes.channels * sizeof(typename Kind::Factor);  // of a token
   const int64_t fitting = ATTENTION_BYTES / bytes;
   return std::max(fitting / Kind::ROWS * Kind::ROWS, Kind::ROWS);
 }

@@ -408,7 +408,7 @@ def fast_global_attention(
     """
     x = x.contiguous()
     images, height, width, channels = x.shape
-    kv = kv.expand(images, -1, 2 * channels).contiguous()
+    kv = of_shape(kv, images, kv.shape[1], 2 * channels)
     if bias is not None:
         bias = bias.float().expand(kv.shape[:2]).contiguous()
     return attention_with_layers(

@@ -478,8 +478,9 @@ def test_attention_with_layers_that_do_not_fit(has_windows, wrong):
 def test_keys_and_heads_that_do_not_fit():
     x = torch.randn(2, 6, 6, 8)
     layer = random_linear(8, 8, torch.float32)
-    with pytest.raises(RuntimeError, match='expanded size'):
-        fast_global_attention(x, None, torch.randn(2, 5, 12), layer, layer, 2)
+    for kv in (torch.randn(2, 5, 12), torch.randn(1, 5, 16)):
+        with pytest.raises(ValueError, match=r'shape \(2, 5, 16\) is needed'):
+            fast_global_attention(x, None, kv, layer, layer, 2)
     with pytest.raises(ValueError, match='3 heads do not divide 8 channels'):
         fast_global_attention(x, None, torch.randn(2, 5, 16), layer, layer, 3)
 

@@ -15,7 +15,7 @@ def cache_folder() -> Path:
     caches = os.environ.get('XDG_CACHE_HOME', '')
     if os.path.isabs(caches):
         return Path(caches, 'cpvt_pyramid')
-    try:
-        return Path.home() / '.cache/cpvt_pyramid'
-    except RuntimeError as error:  # a user whom the system does not know, and no HOME
-        raise FileNotFoundError('no folder for caches; set XDG_CACHE_HOME') from error
+    home = os.path.expanduser('~')
+    if not os.path.isabs(home):  # a user whom the system does not know, and no HOME
+        raise FileNotFoundError('no folder for caches; set XDG_CACHE_HOME')
+    return Path(home, '.cache/cpvt_pyramid')

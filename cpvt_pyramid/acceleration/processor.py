@@ -36,8 +36,9 @@ def prefers_mkl() -> bool:
 
 @functools.cache
 def has_amx() -> bool:
-    """True if the processor multiplies matrices in bfloat16 (AMX)."""
-    return torch.cpu._is_amx_tile_supported()
+    """True if the processor multiplies matrices in bfloat16 (AMX), and this PyTorch knows of it."""
+    is_supported = getattr(torch.cpu, '_is_amx_tile_supported', None)
+    return is_supported is not None and is_supported()
 
 
 @functools.cache

@@ -34,6 +34,7 @@ retinanet_{cpvt,svt}_s stands for retinanet_cpvt_s and retinanet_svt_s. The size
 medium, base and large; _3x trains three times as long.
 """
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
@@ -70,7 +71,8 @@ def new_config(
 
     for line in new_config(Path(data), find_base(base), Path(out), skip_bad, overwrite, epochs):
         print(line)
-    print(f'next: cpvt check-data {out}, then cpvt train {out}')
+    shown = shlex.quote(out)
+    print(f'next: cpvt check-data {shown}, then cpvt train {shown}')
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

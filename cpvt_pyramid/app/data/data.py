@@ -184,9 +184,12 @@ def object_inside(
     is_cut = False
     for part in outline.parts:
         points = part.clip(0, size[::-1])
-        if (points.max(0) > points.min(0)).all():
+        if np.abs(points - part).max() > ROUNDING:
+            is_cut = True
+            if outline.is_polygon:
+                points = polygon_inside(part, size)
+        if len(points) and (points.max(0) > points.min(0)).all():
             parts.append(points)
-        is_cut = is_cut or bool(np.abs(points - part).max() > ROUNDING)
     if not parts:
         found.add(defects.OUTSIDE, outline.at)
         return None
@@ -205,6 +208,23 @@ def object_inside(
     box = left, top, width, height
     is_ignored = outline.is_ignored
     return ImageObject(label, box, round(area, 2), outline.at, is_ignored, polygons, outline.runs)
+
+
+def polygon_inside(points: np.ndarray, size: Size) -> np.ndarray:
+    """The part of a polygon (N, 2) that is inside an image; it may have no corners. Each border of
+    the image cuts off what is beyond it (Sutherland and Hodgman, 1974)."""
+    height, width = size
+    for axis, border, inwards in ((0, 0, 1), (1, 0, 1), (0, width, -1), (1, height, -1)):
+        kept = []
+        for start, stop in zip(np.roll(points, 1, axis=0), points):
+            before = inwards * (start[axis] - border)
+            after = inwards * (stop[axis] - border)
+            if (before < 0) != (after < 0):
+                kept.append(start + before / (before - after) * (stop - start))
+            if after >= 0:
+                kept.append(stop)
+        points = np.reshape(kept, (-1, 2))
+    return points
 
 
 def area_of_polygon(points: np.ndarray) -> float:

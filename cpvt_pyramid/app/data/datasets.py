@@ -57,15 +57,29 @@ def with_validation(data: DataSet) -> DataSet:
 
 def without_validation(train: Split) -> tuple[Split, Split]:
     """Training and validation data where there are no validation data: of these a fifth, at most
-    2,000."""
+    2,000; as large a part of the images without annotations as of all."""
     images = train.images
-    if len(images) < 2:
-        raise UserError('there must be at least 2 training images, one of them for validation')
+    is_annotated = np.array([has_annotations(image) for image in images], bool)
+    annotated = np.flatnonzero(is_annotated)
+    others = np.flatnonzero(~is_annotated)
+    if len(annotated) < 2:
+        raise UserError(
+            'there must be at least 2 training images with annotations that count, one of them for '
+            'validation'
+        )
     count = min(max(len(images) // 5, 1), 2000)
+    count_of_others = count * len(others) // len(images)
+    generator = np.random.default_rng(SEED)
     chosen = np.zeros(len(images), bool)
-    chosen[np.random.default_rng(SEED).permutation(len(images))[:count]] = True
+    chosen[generator.permutation(annotated)[: count - count_of_others]] = True
+    chosen[generator.permutation(others)[:count_of_others]] = True
     first, second = (train._replace(images=part, path=None) for part in divided(images, chosen))
     return first, second
+
+
+def has_annotations(image: DataImage) -> bool:
+    """Whether an image has a mask, or an object that counts."""
+    return bool(image.mask) or not all(item.is_ignored for item in image.objects)
 
 
 def datasets_of(data: DataSet, target: Generated) -> dict[str, dict[str, Any]]:

@@ -30,9 +30,13 @@ def declared_data(listing: Listing, declared: DeclaredLists) -> Recognized:
     path, given = declared
     name = Path(path_from(listing.root, path)).as_posix()
     base = path.parent
-    places = [base / folder_of(given, path), base]
+    folder = folder_of(given, path)
+    places = [base / folder, base]
     settings: dict[str, Any] = {}
     notes = [f'{name} declares the data']
+    if not places[0].exists():
+        other = f'path is {folder}, which does not exist'[:200]
+        notes.append(f'{other}: paths are relative to the folder of {name}')
     lists = []
     for split in SPLITS:
         value = given.get(split)
@@ -67,18 +71,18 @@ def declared_data(listing: Listing, declared: DeclaredLists) -> Recognized:
 
 def declared_place(listing: Listing, entry: str, places: Sequence[Path]) -> Optional[str]:
     """The folder or list that an entry names, relative to the folder of the data: as it says, or
-    without the `../` that Roboflow writes too often, or with its last part, as Darknet's are
-    relative to wherever it is started."""
+    without the `../` that Roboflow writes too often. Of a list the last part alone, too, as
+    Darknet's are relative to wherever it is started."""
     entry = entry.replace('\\', '/')
     inside = entry
     while inside.startswith('../'):
         inside = inside.removeprefix('../')
-    tried = [place / entry for place in places]
-    tried += [places[-1] / inside, places[-1] / posixpath.basename(entry.rstrip('/'))]
-    for place in tried:
-        if place.exists():
-            return Path(os.path.relpath(place, listing.root)).as_posix()
-    return None
+    tried = [place / entry for place in places] + [places[-1] / inside]
+    found = [place for place in tried if place.exists()]
+    beside = places[-1] / posixpath.basename(entry)
+    if beside.is_file():
+        found.append(beside)
+    return Path(os.path.relpath(found[0], listing.root)).as_posix() if found else None
 
 
 def add_prefix_of_lists(listing: Listing, lists: Sequence[str], settings: dict[str, Any]) -> None:

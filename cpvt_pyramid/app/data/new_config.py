@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any, Optional
 
@@ -145,8 +146,9 @@ def check_paths(source: Path, base: Path) -> None:
 def check_output(out: Path, folder: Path, base: Path, overwrite: bool) -> None:
     if out.suffix != '.py' or base.exists() and out.exists() and base.samefile(out):
         raise UserError(f'--out must be a .py file other than the base, got {out}')
-    if re.search(r"""['"\\{}\n]""", os.path.abspath(out)):
-        raise UserError(f'the path of --out must have no quotes, braces and backslashes, got {out}')
+    path = os.path.abspath(out)
+    if re.search(r"""['"\\{}\n]""", path):
+        raise UserError(f'the path of --out must have no quotes, braces and backslashes: {path}')
     check_file(out)
     check_folder(folder)
     check_new(out, folder, overwrite=overwrite)
@@ -200,10 +202,11 @@ def config_text(
     elif scaled.scale != 1:
         comments['train_pipeline'] = f'The base resizes to {scaled.before}.'
     classes = amount(len(data.classes), 'class', 'classes')
+    shown = shlex.quote(out.name)
     head = (
         f'# {classes} ({data.description.format}). {WRITTEN}\n'
-        f'#   cpvt check-data {out.name}\n'
-        f'#   cpvt train {out.name}\n'
+        f'#   cpvt check-data {shown}\n'
+        f'#   cpvt train {shown}\n'
     )
     lines = [scaled.line(sizes, objects_in(train)), recipe.line, recipe.reason]
     if has_ignored and not ignore_objects(cfg.model.to_dict()):

@@ -109,6 +109,7 @@ DEFECTS = [  # what is done, the problem, its item, and how many images and anno
     (change('annotations', 2, bbox=[1, 2, 3]), 'no bbox of 4 finite', 'b.jpg', 4, 7),
     (change('annotations', 2, bbox=[3, 3, 10**400, 9]), 'no bbox of 4 finite', 'b.jpg', 4, 7),
     (change('annotations', 2, bbox=[1, 2, math.nan, 3]), 'no bbox of 4 finite', 'b.jpg', 4, 7),
+    (change('annotations', 2, bbox=[9, 3, -4, 9]), 'a negative width or height', 'b.jpg', 4, 7),
     (change('annotations', 2, category_id=8), 'its category is not listed', 'b.jpg', 4, 7),
     (change('annotations', 2, category_id=[1]), 'its category is not listed', 'b.jpg', 4, 7),
     (change('annotations', 2, image_id=99), 'its image is not listed', 'annotation 3', 4, 7),

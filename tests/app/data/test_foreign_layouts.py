@@ -476,6 +476,27 @@ def test_a_yaml_file_is_read_as_its_folder(name, tmp_path):
     assert [len(split.images) for split in found.splits.values()] == [4, 4]
 
 
+def test_folders_that_are_declared_and_missing(tmp_path):
+    """Their last part, which other folders have, too, does not stand for them."""
+    fill(tmp_path, SCENES, 'images/train/{}.png', yolo, 'labels/train/{}.txt')
+    fill(tmp_path, MORE, 'images/val/{}.png', yolo, 'labels/val/{}.txt')
+    declared = 'train: ../train/images\nval: ../valid/images\nnames: [cat, dog, owl]\n'
+    write(tmp_path / 'data.yaml', declared)
+    for source in (tmp_path, tmp_path / 'data.yaml'):
+        with pytest.raises(UserError, match=r'train is \.\./train/images, which does not exist'):
+            describe(source)
+    write(tmp_path / 'data.yaml', declared.replace('../train/images', 'images/train'))
+    with pytest.raises(UserError, match=r'val is \.\./valid/images, which does not exist'):
+        describe(tmp_path)
+
+
+def test_a_path_that_is_declared_and_missing_is_said(tmp_path):
+    fill(tmp_path, SCENES, 'images/train/{}.png', yolo, 'labels/train/{}.txt')
+    write(tmp_path / 'data.yaml', 'path: ../mine\ntrain: images/train\nnames: [cat, dog, owl]\n')
+    said = 'path is ../mine, which does not exist: paths are relative to the folder of data.yaml'
+    assert said in describe(tmp_path).notes
+
+
 @pytest.mark.parametrize('build', ['binary', 'colors'])
 def test_a_template_is_complete_but_for_names(build, tmp_path, capsys):
     """Below the line, and in the file of --out; only the names are made up."""

@@ -17,7 +17,7 @@ from pycocotools import mask as coco_masks
 from support import ROOT, load_tool
 
 from cpvt_pyramid.app.data.check import checked_data
-from cpvt_pyramid.app.data.data import coco_of_split
+from cpvt_pyramid.app.data.data import area_of_polygon, coco_of_split, polygon_inside
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.images import HEADERS
 from cpvt_pyramid.app.data.layouts.labelme import parse_labelme
@@ -103,6 +103,38 @@ def test_shapes_of_a_group_are_the_parts_of_an_object(tmp_path):
     assert len(objects[0]['segmentation']) == 2
     assert pixels_of(objects[0]).sum() == pytest.approx(500, rel=0.1)
     assert objects[1]['bbox'] == [10, 10, 20, 20]
+
+
+def test_a_polygon_that_reaches_beyond_its_image_is_cut_off(tmp_path):
+    """Its edges keep their directions. SIZE is 60 x 80 pixels."""
+    objects, problems = read(tmp_path, [shape([[-5, -5], [200, -5], [200, 30]])])
+    (annotation,) = objects
+    left, right, bottom = 5 * 205 / 35 - 5, 80, 85 * 35 / 205 - 5
+    assert annotation['bbox'] == pytest.approx([left, 0, right - left, bottom], abs=0.01)
+    assert annotation['area'] == pytest.approx((right - left) * bottom / 2, abs=0.02)
+    assert 'reach beyond their image: cut off' in problems[0]
+
+
+corners = st.tuples(st.integers(-50, 150), st.integers(-50, 120))
+
+
+@given(st.tuples(corners, corners, corners))
+def test_the_part_of_a_triangle_inside_an_image(triangle):
+    """Against the share of a grid of points that is inside of both."""
+    points = np.array(triangle, float)
+    part = polygon_inside(points, SIZE)
+    grid = np.stack(np.meshgrid(np.arange(0.5, SIZE[1]), np.arange(0.5, SIZE[0])), axis=-1)
+    edges = np.roll(points, -1, axis=0) - points
+    to_grid = grid[:, :, None] - points
+    sides = edges[:, 0] * to_grid[..., 1] - edges[:, 1] * to_grid[..., 0]
+    expected = ((sides >= 0).all(-1) | (sides <= 0).all(-1)).sum()
+    area = area_of_polygon(part) if len(part) else 0
+    if abs(np.linalg.det(edges[:2])) < 1e-9:  # the points are on a line
+        assert area == pytest.approx(0, abs=1e-6)
+        return
+    assert abs(area - expected) <= 1 + np.abs(edges).sum() / 2
+    if len(part):
+        assert part.min() >= -1e-9 and (part.max(0) <= np.array(SIZE[::-1]) + 1e-9).all()
 
 
 def test_masks_have_holes(tmp_path):

@@ -23,7 +23,8 @@ from support import ROOT, load_tool
 
 from cpvt_pyramid.app.data.check import checked_data
 from cpvt_pyramid.app.data.config_data import check_dataset
-from cpvt_pyramid.app.data.data import DataSet, coco_of_split
+from cpvt_pyramid.app.data.data import DataImage, DataSet, ImageObject, Split, coco_of_split
+from cpvt_pyramid.app.data.datasets import without_validation
 from cpvt_pyramid.app.data.defects import Defects
 from cpvt_pyramid.app.data.description import Description, SplitPart
 from cpvt_pyramid.app.data.files import Folder
@@ -1074,6 +1075,38 @@ def test_folders_in_which_nothing_can_be_created(tmp_path, capsys):
     assert made(tmp_path, DETECTOR, Path('/proc/x.py')) == 2
     said = 'cpvt new-config: cannot write to the folder /proc: No such file or directory\n'
     assert capsys.readouterr().err == said
+
+
+def test_paths_of_configs(tmp_path, capsys):
+    """The next command can be pasted; a refusal says which path it means."""
+    layouts.yolo_of_splits(tmp_path / 'data')
+    out = tmp_path / 'my data/a config.py'
+    out.parent.mkdir()
+    assert made(tmp_path / 'data', DETECTOR, out) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"next: cpvt check-data '{out}', then cpvt train '{out}'"
+    assert "#   cpvt train 'a config.py'\n" in out.read_text()
+    quoted = tmp_path / "it's mine/a.py"
+    quoted.parent.mkdir()
+    assert made(tmp_path / 'data', DETECTOR, quoted) == 2
+    assert f'no quotes, braces and backslashes: {quoted}' in capsys.readouterr().err
+
+
+def test_validation_images_are_drawn_of_those_with_and_without_objects():
+    item = ImageObject(0, (1, 1, 5, 5), 25, 'a')
+    ignored = item._replace(is_ignored=True)
+    for with_objects, others in ((2, 0), (2, 9), (3, 40), (7, 1), (60, 40), (20_000, 5)):
+        images = [DataImage(f'{i}', (60, 80), [item]) for i in range(with_objects)]
+        images += [DataImage(f'no {i}', (60, 80), [ignored]) for i in range(others)]
+        train, val = without_validation(Split(images, Path()))
+        count = min(max(len(images) // 5, 1), 2000)
+        assert len(val.images) == count and len(train.images) == len(images) - count
+        of_val = sum(image.objects == [item] for image in val.images)
+        assert 1 <= of_val < with_objects
+        assert abs(of_val - count * with_objects / len(images)) < 1
+    for few in ([], images[:1], images[:1] + images[-5:]):
+        with pytest.raises(UserError, match='at least 2 training images with annotations'):
+            without_validation(Split(few, Path()))
 
 
 def test_names_that_mmengine_would_replace(tmp_path):

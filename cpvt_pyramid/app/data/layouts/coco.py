@@ -150,7 +150,9 @@ def parts_of_files(description: Description) -> dict[str, SplitPart]:
             )
         found[split] = parts[0]
     if len({part.annotations for part in found.values()}) < len(found):
-        raise UserError(f'{description.source}: annotations must name a COCO file for each split')
+        raise UserError(
+            f'{description.source}: annotations must name another COCO file for each split'
+        )
     return found
 
 
@@ -350,7 +352,9 @@ def why_unusable(
         return 'its image is not listed'
     if not has_category:
         return 'its category is not listed'
-    return '' if has_box(annotation) else 'no bbox of 4 finite numbers'
+    if not has_box(annotation):
+        return 'no bbox of 4 finite numbers'
+    return 'a bbox with a negative width or height' if min(annotation['bbox'][2:]) < 0 else ''
 
 
 def other_type(key: Any) -> Any:

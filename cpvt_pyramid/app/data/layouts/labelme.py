@@ -18,7 +18,7 @@ from ...images.formats import open_image
 from ...predictions.records import bounding_box, run_lengths
 from .. import defects
 from ..annotation_files import data_of_outlines, outlines_in_files
-from ..data import DataSet, Outline
+from ..data import DataSet, Outline, polygon_inside
 from ..defects import Defects
 from ..description import Description
 from ..files import as_path, stem_of
@@ -177,8 +177,9 @@ def outline_of(label: str, parts: list[Shape], size: Size, at: str) -> Optional[
     for part in parts:
         if part.mask is None:
             corners = part.points if part.is_polygon else corners_of_box(*part.points)
-            inside = corners.clip(0, size[::-1]).round().astype(np.int32)
-            cv2.fillPoly(pixels, [inside], (1,))
+            inside = polygon_inside(corners, size).round().astype(np.int32)
+            if len(inside):
+                cv2.fillPoly(pixels, [inside], (1,))
             continue
         (left, top), (right, bottom) = part.points
         if left < 0 or top < 0 or right >= size[1] or bottom >= size[0]:

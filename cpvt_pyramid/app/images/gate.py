@@ -176,7 +176,7 @@ def exif_orientation(image: Image.Image) -> int:
         exif.load(content)
     except Exception:  # damaged; OpenCV does not turn it either
         return 1
-    orientation = exif.get(ORIENTATION)
+    orientation: Any = exif.get(ORIENTATION)
     return orientation if orientation in TURNED else 1
 
 

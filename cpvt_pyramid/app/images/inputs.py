@@ -57,6 +57,8 @@ def find_inputs(
             root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
             matches = sorted(map(Path, glob.glob(text, recursive=True)))
             files = [p for p in matches if p.is_file() and not leave_out(p)]
+            if '**' in path.parts:
+                files += unread_below(root)
             if not files:
                 raise UserError(f'no files match {text}')
             inside = named_within(root, files)
@@ -91,15 +93,26 @@ def named_within(folder: Path, files: Iterable[Path]) -> list[tuple[Path, str]]:
     return [(path, path.relative_to(folder).with_suffix('').as_posix()) for path in files]
 
 
+def unread_below(folder: Path) -> list[Path]:
+    """The subfolders of a folder that cannot be read. As inputs, they end in errors that say so."""
+    unread: list[OSError] = []
+    for _ in files_below(folder, unread.append):
+        pass
+    return [Path(error.filename) for error in unread]
+
+
 def media_in(folder: Path, leave_out: Callable[[Path], bool]) -> list[Path]:
-    """The images and videos in a folder and its subfolders, links to folders included."""
+    """The images and videos in a folder and its subfolders, links to folders included, and the
+    subfolders that cannot be read."""
     found: list[Path] = []
     others: list[Path] = []
-    for path in files_below(folder):
+    unread: list[OSError] = []
+    for path in files_below(folder, unread.append):
         if path.suffix.lower() in IMAGE_ENDINGS + VIDEOS and not leave_out(path):
             found.append(path)
         else:
             others.append(path)
+    found += [Path(error.filename) for error in unread]
     if not found:
         kinds = ', '.join(IMAGE_ENDINGS + VIDEOS)
         raise UserError(f'no images or videos in the folder {folder}; looked for {kinds}')

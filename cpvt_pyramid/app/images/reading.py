@@ -181,7 +181,8 @@ def check_readable(path: Path) -> None:
     if not path.exists():
         raise OSError('no such file')
     if path.is_dir():
-        raise OSError('a folder, not a file')
+        with os.scandir(path):  # raises the reason if it cannot be read
+            raise OSError('a folder, not a file')
     if not path.is_file():
         raise OSError('a pipe or device, not a file')
     if not path.stat().st_size:

@@ -55,7 +55,7 @@ def tiling_for(
         model: whose `own_tile` counts.
         tile: what the user asks for: None for tiles where the image is much larger than they are,
             0 for none, or the side of tiles, into which each image is divided.
-        overlap: of the tiles that the user asks for; by default a quarter of a tile.
+        overlap: of the tiles that the user asks for; by default that of `overlap_for`.
     """
     if tile is None:
         if model.own_tile is None:

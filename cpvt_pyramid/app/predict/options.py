@@ -99,7 +99,7 @@ class ImageOptions(ModelOptions):
             without resizing: for images larger than memory, or with small objects. By default a
             model that does not resize images takes those that are much larger than a tile in tiles;
             0 takes them as a whole.
-        overlap: overlap of neighbouring tiles; by default a quarter of a tile.
+        overlap: overlap of neighbouring tiles; by default a quarter of a tile, at least 32 pixels.
     """
 
     batch_size: int = option(1, changes_results=False)

@@ -1,6 +1,5 @@
 """What a run of `cpvt infer` did, in run.json of its folder: only the same run goes on there."""
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ..tooling.command import UserError, flag_of
-from ..tooling.files import folder_to_fill, locked, write_text
+from ..tooling.files import digest_of, folder_to_fill, locked, write_text
 from .automatic_tiles import Tiling
 from .opening import ModelFiles
 from .options import RunOptions
@@ -49,11 +48,7 @@ def hashes_of(name: str, path: Path) -> dict[str, str]:
     for suffix, file in (('', path), ('_weights', path.with_suffix('.bin'))):
         is_part = not suffix or path.suffix == '.xml'
         if is_part and file.is_file():
-            with file.open('rb') as content:
-                digest = hashlib.sha256()
-                while part := content.read(2**20):
-                    digest.update(part)
-            found[f'{name}{suffix}_sha256'] = digest.hexdigest()
+            found[f'{name}{suffix}_sha256'] = digest_of(file)
     return found
 
 

@@ -66,8 +66,8 @@ class TileGrid:
 
 
 def overlap_for(tile: int) -> int:
-    """The overlap of tiles, unless the user says otherwise: a quarter."""
-    return tile // 4 // ALIGN * ALIGN
+    """The overlap of tiles, unless the user says otherwise: a quarter, at least 32 pixels."""
+    return min(max(tile // 4 // ALIGN, 1) * ALIGN, tile - ALIGN)
 
 
 def spans(length: int, tile: int, overlap: int) -> list[Span]:

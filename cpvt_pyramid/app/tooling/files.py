@@ -130,11 +130,25 @@ def path_from(folder: Union[str, Path], path: Union[str, Path]) -> str:
         return os.path.abspath(path)
 
 
-def files_below(folder: Union[str, Path]) -> Iterator[Path]:
+def files_below(
+    folder: Union[str, Path], unread: Optional[Callable[[OSError], object]] = None
+) -> Iterator[Path]:
     """The files in a folder and its subfolders, without hidden ones. Links to folders are followed,
-    but not in rings."""
+    but not in rings.
+
+    `unread` is called with the error of each subfolder that cannot be read. None: it is raised.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+
+    def report(error: OSError) -> None:
+        if unread is None or error.filename == os.fspath(folder):
+            raise error
+        unread(error)
+
     seen = set()
-    for root, folders, names in os.walk(folder, followlinks=True):
+    for root, folders, names in os.walk(folder, onerror=report, followlinks=True):
         seen.add(os.path.realpath(root))
         folders[:] = sorted(
             name
@@ -142,6 +156,15 @@ def files_below(folder: Union[str, Path]) -> Iterator[Path]:
             if name[0] != '.' and os.path.realpath(Path(root, name)) not in seen
         )
         yield from (Path(root, name) for name in sorted(names) if name[0] != '.')
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of the content of a file."""
+    digest = hashlib.sha256()
+    with path.open('rb') as content:
+        while part := content.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 @contextmanager

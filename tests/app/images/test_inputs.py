@@ -1,5 +1,6 @@
 """Inputs of a command line."""
 
+import errno
 import io
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from PIL import Image
 
 from cpvt_pyramid.app.export.photographs import given_photographs
 from cpvt_pyramid.app.images.inputs import find_inputs
+from cpvt_pyramid.app.images.reading import load_image
 from cpvt_pyramid.app.predict.result_files import is_result
 from cpvt_pyramid.app.tooling.command import UserError
 
@@ -57,6 +59,30 @@ def test_what_is_left_out_of_a_folder_is_said():
     touch('d/a.png', 'd/c.txt', 'd/e/f.psd', 'd/a.overlay.jpg', *(f'd/z{i}.txt' for i in range(9)))
     with pytest.warns(UserWarning, match=r'd: left out .* c.txt, z0.txt, .*, z8.txt and 1 more$'):
         assert list(found('d')) == ['d/a.overlay.jpg', 'd/a.png']
+
+
+@pytest.fixture
+def unreadable(monkeypatch) -> None:
+    """The folder d/e cannot be read, also by the user that may read all."""
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if os.fspath(path) == 'd/e':
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, 'scandir', refuse)
+
+
+@pytest.mark.parametrize('text', ['d', 'd/**/*.png'])
+def test_a_folder_that_cannot_be_read(text, unreadable):
+    """It is an input whose reading reports the error, as that of a file does."""
+    touch('d/a.png', 'd/e/b.png', 'd/f/c.png')
+    assert found(text) == {'d/a.png': 'a', 'd/f/c.png': 'f/c', 'd/e': 'e'}
+    with pytest.raises(OSError, match='permission denied'):
+        load_image('d/e')
+    with pytest.raises(PermissionError):
+        found('d/e')
 
 
 @pytest.mark.filterwarnings('ignore:d. left out')

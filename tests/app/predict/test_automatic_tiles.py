@@ -258,4 +258,5 @@ def test_mistakes(capsys):
 
 
 def test_the_overlap_is_a_quarter():
-    assert [overlap_for(tile) for tile in (32, 128, 1024)] == [0, 32, 256]
+    sides = 32, 64, 96, 128, 160, 1024
+    assert [overlap_for(side) for side in sides] == [0, 32, 32, 32, 32, 256]

@@ -19,8 +19,11 @@ from torch.utils.data import DataLoader
 
 from ...checkpoints.reading import listed
 from ..config.load import SETTINGS, settings_in_checkpoint
+from ..config.parts import data_paths
 from ..config.schedules import schedule_problems
+from ..data.config_data import annotation_file
 from ..tooling.command import UserError
+from ..tooling.files import digest_of
 from ..tooling.report import amount
 from .seeds import IterationSeedHook
 
@@ -77,7 +80,7 @@ class ResumeHook(Hook):
 
     With another length, other batches, another number of processes, or another optimizer, schedule,
     EMAHook or score, it ends with one line. What else differs from the checkpoint's training is
-    logged.
+    logged: settings, and the content of files with annotations.
 
     Examples:
         >>> default_hooks = dict(resume=dict(type='ResumeHook'))
@@ -86,6 +89,7 @@ class ResumeHook(Hook):
     priority = 'LOWEST'  # an evaluation needs what other hooks do before the training
 
     def __init__(self) -> None:
+        self.annotations: dict[str, str] = {}  # see `digests_of_annotations`
         self.whole_epoch: Optional[DataLoader] = None
         self.done = 0  # batches of the epoch with which the training continues
         self.epoch = 0  # that is trained, and the iteration with which it began
@@ -99,6 +103,7 @@ class ResumeHook(Hook):
             'epoch_length': epoch_iterations(runner),
             'done': meta['iter'] - self.first if meta['epoch'] == self.epoch else 0,
             'processes': get_world_size(),
+            'annotations': self.annotations,
             'early_stopping': {
                 hook.monitor: {
                     'wait_count': hook.wait_count,
@@ -107,6 +112,9 @@ class ResumeHook(Hook):
                 for hook in early_stopping(runner)
             },
         }
+
+    def before_run(self, runner: Runner) -> None:
+        self.annotations = digests_of_annotations(runner.cfg)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if not runner.cfg.get('resume') or 'optimizer' not in checkpoint:
@@ -122,6 +130,12 @@ class ResumeHook(Hook):
         if changed:
             used = [f'{path} {new!r} instead of {old!r}' for path, (old, new) in changed.items()]
             say(f'this training differs from that of the checkpoint: {listed(used)}')
+        before = state.get('annotations', {})
+        others = [
+            path for path, digest in self.annotations.items() if before.get(path, digest) != digest
+        ]
+        if others:
+            say(f'files of annotations have changed since the checkpoint: {listed(others)}')
         check_state(runner, checkpoint, state)
         self.done = restore_position(runner, checkpoint, state)
         for hook in early_stopping(runner):
@@ -281,6 +295,18 @@ def check_state(runner: Runner, checkpoint: dict, state: dict) -> None:
     averages = any(isinstance(hook, EMAHook) for hook in runner.hooks)
     if averages != ('ema_state_dict' in checkpoint):
         refuse(path, f'the EMAHook of the config is {"new" if averages else "missing"}')
+
+
+def digests_of_annotations(cfg: Config) -> dict[str, str]:
+    """The SHA-256 of the file with the annotations, or with a list of the images, of each data set
+    that has one, by the path of its settings."""
+    found = {}
+    for split in ('train', 'val'):
+        for path, dataset in data_paths(cfg, split):
+            file = annotation_file(dataset)
+            if file.is_file():
+                found[path] = digest_of(file)
+    return found
 
 
 # What is restored

@@ -1,5 +1,6 @@
 """Trainings that resume with another config than their checkpoint: a change is refused, or said."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from tiny_mm import SMALL, contents
 
 from cpvt_pyramid.app.config.load import load_config
 from cpvt_pyramid.app.config.schedules import check_schedules, schedule_problems
+from cpvt_pyramid.app.data.config_data import annotation_file
 from cpvt_pyramid.app.tooling.command import UserError
 from cpvt_pyramid.app.training.resuming import (
     changed_settings,
@@ -161,6 +163,22 @@ def test_what_cannot_go_on_exactly_is_refused(more, options, problem, stopped, d
     assert line.startswith('cpvt train: work/preempted.pth cannot be resumed exactly: ')
     assert line.endswith('--cfg-options load_from=work/preempted.pth')
     assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize('is_changed', [False, True])
+def test_other_annotations_are_said(is_changed, stopped, detector, capsys):
+    """Those of a file that was moved may count as before."""
+    shutil.copytree(stopped, 'work')
+    cfg = load_config('work/mine.py')
+    content = annotation_file(cfg.train_dataloader.dataset).read_text()
+    if is_changed:
+        content = content.replace('"iscrowd": 0', '"iscrowd": 1', 1)
+    Path('moved.json').write_text(content)
+    option = f'train_dataloader.dataset.ann_file={os.path.abspath("moved.json")}'
+    more = f'custom_hooks = [{STOP}]\n'
+    assert run(detector(2, 3, more), '--resume', '--cfg-options', option) == 0
+    said = 'files of annotations have changed since the checkpoint: train_dataloader.dataset'
+    assert (said in ''.join(capsys.readouterr())) == is_changed
 
 
 def test_without_the_ema_hook(detector, capsys):

@@ -15,7 +15,7 @@ os.environ.setdefault('TORCH_FAKE_TENSOR_DISPATCH_CACHE', '0')
 # Else each of the processes that tests start compiles the package again.
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 
-import older_torch
+import lacking
 import pytest
 import torch
 from hypothesis import register_random, settings
@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that fork this process come first: autograd refuses to work in the forks of a process
     in which it has started threads, as some tests make it do."""
     items.sort(key=lambda item: not hasattr(getattr(item, 'module', None), 'in_processes'))
-    older_torch.skip(items)
+    lacking.skip(items)
 
 
 def pytest_collection_finish() -> None:

@@ -1,5 +1,8 @@
-"""Tests that are skipped with older versions of torch (or on Python 3.9, with the oldest), by what
-these lack."""
+"""Tests that are skipped in an environment, by what it lacks: with older versions of torch (or on
+Python 3.9, with the oldest), with the original mmengine, and without onnx."""
+
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import pytest
 
@@ -58,21 +61,51 @@ LACKS_BELOW_2_7 = {
     'refusal of TorchScript': """
         checkpoints/test_reading.py::test_files_that_are_no_checkpoints[write_script""",
     'the newest huggingface_hub': 'checkpoints/test_loading.py::test_a_sharded_checkpoint',
-    'onnxruntime': 'core/test_main.py::test_lines_begin_with',
     "names of classes in Python's errors of arguments": """
         app/training/test_mistakes.py::test_in_a_run[train-train_dataloader.dataset.pipeline.2.scal""",
-    'exports': 'checkpoints/test_downloads.py::test_tools_take_names_or_say_why_not',
     'sys.stdlib_module_names': 'tasks/test_detectors.py::test_torchvision_is_all',
     'the newest timm': 'position/test_position.py::test_rope_is_timms',
     'errors of locks': 'app/tooling/test_files.py::test_a_file_system_without_locks',
 }
 
 
-def skip(items: list[pytest.Item]) -> None:
-    lacks = LACKS_BELOW_2_9 if VERSION < (2, 9) else {}
+LACKS_WITHOUT_ONNX = {
+    'onnx and onnxruntime': """
+        core/test_main.py::test_lines_begin_with
+        checkpoints/test_downloads.py::test_tools_take_names_or_say_why_not""",
+}
+# From torch 2.6 on, `torch.load` reads nothing else unless it is told to.
+LACKS_WITH_ORIGINAL_MMENGINE = {
+    'an mmengine that reads files of more than tensors': """
+        core/test_timm_models.py::test_pretraining_from_images""",
+}
+
+
+def lacks_here() -> dict[str, str]:
+    """What this environment lacks, and the beginnings of the names of tests that need it."""
+    lacks: dict[str, str] = {}
+    if VERSION < (2, 9):
+        lacks |= LACKS_BELOW_2_9
     if VERSION < (2, 7):
-        lacks = {**lacks, **LACKS_BELOW_2_7}
-    for what, names in lacks.items():
+        lacks |= LACKS_BELOW_2_7
+    if find_spec('onnx') is None:
+        lacks |= LACKS_WITHOUT_ONNX
+    if VERSION >= (2, 6) and has_original_mmengine():
+        lacks |= LACKS_WITH_ORIGINAL_MMENGINE
+    return lacks
+
+
+def has_original_mmengine() -> bool:
+    """Whether OpenMMLab's mmengine is installed, and not the fork."""
+    try:
+        version('mmengine')
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def skip(items: list[pytest.Item]) -> None:
+    for what, names in lacks_here().items():
         prefixes = tuple(f'tests/{name}' for name in names.split())
         for item in items:
             if item.nodeid.startswith(prefixes):

@@ -550,7 +550,7 @@ def test_how_many_tiles_are_done_is_told(model, monkeypatch):
     with serving(model('detection', resize=None), Path('nothing')) as client:
         assert client.predict(encoded(Image.new('RGB', (200, 160)))).status == 200
         assert client.get('/progress').json == {'done': 0, 'tiles': 0}
-    assert told == [{'done': i, 'tiles': 12} for i in range(12)]
+    assert told == [{'done': i, 'tiles': 24} for i in range(24)]  # 6 x 4, which overlap by half
 
 
 def resident_mb() -> float:

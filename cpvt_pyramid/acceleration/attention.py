@@ -51,7 +51,8 @@ WORTH_PRODUCTS = 2**14
 FEWEST_TOKENS = 64
 FEWEST_KEYS = 64
 
-# Scores that are computed at a time, which stay in the cache.
+# Scores that are computed at a time for each thread, which stay in its cache. With fewer, calls for
+# many small windows take longer than what they compute.
 SCORES_AT_A_TIME = 2**20
 
 # The fused kernel takes 256 queries at a time if it has at least as many as this, else 64 or 32.
@@ -298,7 +299,7 @@ Part = tuple[slice, slice]  # images and heads
 def batches(q: Tensor, k: Tensor) -> Iterator[Part]:
     """Split images and heads into parts whose scores stay in the cache."""
     batch, count, queries, _ = q.shape
-    heads = max(SCORES_AT_A_TIME // (queries * k.shape[2]), 1)
+    heads = max(scores_at_a_time() // (queries * k.shape[2]), 1)
     images = max(heads // count, 1)
     for image, head in itertools.product(range(0, batch, images), range(0, count, heads)):
         yield slice(image, image + images), slice(head, head + heads)
@@ -306,9 +307,13 @@ def batches(q: Tensor, k: Tensor) -> Iterator[Part]:
 
 def query_rows(q: Tensor, k: Tensor) -> Iterator[slice]:
     """Split the queries of a head into rows whose scores stay in the cache."""
-    count = max(SCORES_AT_A_TIME // k.shape[2], 1)
+    count = max(scores_at_a_time() // k.shape[2], 1)
     for start in range(0, q.shape[2], count):
         yield slice(start, start + count)
+
+
+def scores_at_a_time() -> int:
+    return SCORES_AT_A_TIME * torch.get_num_threads()
 
 
 def bias_of_part(bias: Optional[Tensor], part: Part) -> Optional[Tensor]:

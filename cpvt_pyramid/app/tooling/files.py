@@ -25,6 +25,7 @@ Format = Literal['coco', 'geojson']
 # File systems allow 255 bytes for the name of a file.
 LONGEST_NAME = 200  # bytes of that of a temporary file
 LONGEST_STEM = 220  # bytes of a name of results, to which endings are added
+LOST_AND_FOUND = 'lost+found'  # a folder of file systems, which root alone can read
 
 
 def check_file(path: Union[str, Path]) -> None:
@@ -133,8 +134,8 @@ def path_from(folder: Union[str, Path], path: Union[str, Path]) -> str:
 def files_below(
     folder: Union[str, Path], unread: Optional[Callable[[OSError], object]] = None
 ) -> Iterator[Path]:
-    """The files in a folder and its subfolders, without hidden ones. Links to folders are followed,
-    but not in rings.
+    """The files in a folder and its subfolders, without hidden ones and what fsck has found. Links
+    to folders are followed, but not in rings.
 
     `unread` is called with the error of each subfolder that cannot be read. None: it is raised.
 
@@ -153,7 +154,9 @@ def files_below(
         folders[:] = sorted(
             name
             for name in folders
-            if name[0] != '.' and os.path.realpath(Path(root, name)) not in seen
+            if name[0] != '.'
+            and name != LOST_AND_FOUND
+            and os.path.realpath(Path(root, name)) not in seen
         )
         yield from (Path(root, name) for name in sorted(names) if name[0] != '.')
 

@@ -35,7 +35,7 @@ def test_paths_of_find_print0():
 @pytest.mark.filterwarnings('ignore:d. left out')
 def test_inputs():
     touch('d/b.png', 'd/a.JPG', 'd/c.txt', 'd/e/f.gif', 'd/g.mp4', 'h.png', 'i [1].png', 'd/.j.png')
-    touch('d/.hidden/k.png')
+    touch('d/.hidden/k.png', 'd/lost+found/l.jpg')
     assert found('d') == {'d/a.JPG': 'a', 'd/b.png': 'b', 'd/g.mp4': 'g', 'd/e/f.gif': 'e/f'}
     assert found('d/**/*.[pg]*') == {'d/b.png': 'b', 'd/e/f.gif': 'e/f'}
     assert list(found('i [1].png', 'h.png', './h.png')) == ['i [1].png', 'h.png']

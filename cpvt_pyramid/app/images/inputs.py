@@ -95,10 +95,10 @@ def named_within(folder: Path, files: Iterable[Path]) -> list[tuple[Path, str]]:
 
 def unread_below(folder: Path) -> list[Path]:
     """The subfolders of a folder that cannot be read. As inputs, they end in errors that say so."""
-    unread: list[OSError] = []
-    for _ in files_below(folder, unread.append):
+    unread: list[Path] = []
+    for _ in files_below(folder, unread):
         pass
-    return [Path(error.filename) for error in unread]
+    return unread
 
 
 def media_in(folder: Path, leave_out: Callable[[Path], bool]) -> list[Path]:
@@ -106,13 +106,13 @@ def media_in(folder: Path, leave_out: Callable[[Path], bool]) -> list[Path]:
     subfolders that cannot be read."""
     found: list[Path] = []
     others: list[Path] = []
-    unread: list[OSError] = []
-    for path in files_below(folder, unread.append):
+    unread: list[Path] = []
+    for path in files_below(folder, unread):
         if path.suffix.lower() in IMAGE_ENDINGS + VIDEOS and not leave_out(path):
             found.append(path)
         else:
             others.append(path)
-    found += [Path(error.filename) for error in unread]
+    found += unread
     if not found:
         kinds = ', '.join(IMAGE_ENDINGS + VIDEOS)
         raise UserError(f'no images or videos in the folder {folder}; looked for {kinds}')

@@ -131,13 +131,11 @@ def path_from(folder: Union[str, Path], path: Union[str, Path]) -> str:
         return os.path.abspath(path)
 
 
-def files_below(
-    folder: Union[str, Path], unread: Optional[Callable[[OSError], object]] = None
-) -> Iterator[Path]:
+def files_below(folder: Union[str, Path], unread: Optional[list[Path]] = None) -> Iterator[Path]:
     """The files in a folder and its subfolders, without hidden ones and what fsck has found. Links
     to folders are followed, but not in rings.
 
-    `unread` is called with the error of each subfolder that cannot be read. None: it is raised.
+    `unread` gets the subfolders that cannot be read. None: the error is raised.
 
     Raises:
         OSError: the folder cannot be read.
@@ -146,7 +144,7 @@ def files_below(
     def report(error: OSError) -> None:
         if unread is None or error.filename == os.fspath(folder):
             raise error
-        unread(error)
+        unread.append(Path(error.filename))
 
     seen = set()
     for root, folders, names in os.walk(folder, onerror=report, followlinks=True):

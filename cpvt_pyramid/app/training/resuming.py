@@ -113,9 +113,6 @@ class ResumeHook(Hook):
             },
         }
 
-    def before_run(self, runner: Runner) -> None:
-        self.annotations = digests_of_annotations(runner.cfg)
-
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if not runner.cfg.get('resume') or 'optimizer' not in checkpoint:
             return
@@ -130,6 +127,7 @@ class ResumeHook(Hook):
         if changed:
             used = [f'{path} {new!r} instead of {old!r}' for path, (old, new) in changed.items()]
             say(f'this training differs from that of the checkpoint: {listed(used)}')
+        self.annotations = digests_of_annotations(runner.cfg)
         before = state.get('annotations', {})
         others = [
             path for path, digest in self.annotations.items() if before.get(path, digest) != digest
@@ -150,6 +148,8 @@ class ResumeHook(Hook):
         mmengine writes a checkpoint before it evaluates the model. A training that ends in between
         would lose the result, and maybe the best model.
         """
+        if not self.annotations:  # those of a training that resumes have been read
+            self.annotations = digests_of_annotations(runner.cfg)
         for problem in schedule_problems(runner.cfg, epoch_iterations(runner)):
             runner.logger.warning(problem)
         if runner.iter == 0:

@@ -43,17 +43,9 @@ def without_attention(model: nn.Module) -> None:
             restore(module)
 
 
-def without_memory(model: nn.Module) -> None:
-    """Accelerate a model in a process that does not keep the memory that it frees."""
-    name = 'cpvt_pyramid.acceleration.accelerate.keep_freed_memory'
-    with mock.patch(name):
-        accelerate(model)
-
-
 # The functions that accelerate a model without a part.
 PARTS: dict[str, Callable[[nn.Module], None]] = {
     'products': without_products,
     'kernels': without_kernels,
     'attention': without_attention,
-    'memory': without_memory,
 }

@@ -18,8 +18,8 @@ turn one image, or a batch, into four maps:
     converted    as OpenVINO converts it, without these rows
 
 `--without products` adds our accelerated model without a part of acceleration: without the products
-of linear layers, MLPs and patches, without our own functions (kernels), without our attention, or
-without the memory that a process keeps. It runs in a process of its own.
+of linear layers, MLPs and patches, without our own functions (kernels), or without our attention.
+It runs in a process of its own.
 
 `bfloat16` are weights and image in bfloat16, `autocast` float32 under `torch.autocast`. A training
 step is a forward pass, the mean cube of all maps, and a backward pass, without an optimizer.

@@ -305,7 +305,7 @@ TRAINING_HEAD = (
     *('bfloat16: accelerated', 'autocast'),
     *('MiB in float32: timm', 'OpenMMLab', 'plain', 'accelerated'),
 )
-PARTS = ('products', 'kernels', 'attention', 'memory')  # of acceleration, see benchmarks.parts
+PARTS = ('products', 'kernels', 'attention')  # of acceleration, see benchmarks.parts
 PARTS_TITLE = 'What each part of acceleration buys: time without it, as a multiple of the whole:'
 PARTS_HEAD = (
     *START,

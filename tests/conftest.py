@@ -215,7 +215,7 @@ model = dict(
 @pytest.fixture
 def nothing_is_small(monkeypatch):
     """Accelerated models compute small maps, too, as they compute large ones."""
-    from cpvt_pyramid.acceleration import attention, blocks, norms, ordinary
+    from cpvt_pyramid.acceleration import attention, blocks, embeddings, norms, ordinary
 
     monkeypatch.setattr(ordinary, 'FEW_OPERATIONS', 0)
     monkeypatch.setattr(ordinary, 'FEW_TOKENS', 0)
@@ -223,4 +223,5 @@ def nothing_is_small(monkeypatch):
     monkeypatch.setattr(attention, 'FEWEST_TOKENS', 0)
     monkeypatch.setattr(attention, 'FEWEST_KEYS', 0)
     monkeypatch.setattr(blocks, 'FEWEST_TOKENS', 0)
+    monkeypatch.setattr(embeddings, 'FEWEST_PATCHES', 0)
     monkeypatch.setattr(blocks, 'FEWEST_ROWS', 0)

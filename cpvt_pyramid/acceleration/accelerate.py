@@ -13,6 +13,7 @@ from ..versions import VERSION
 from .attention import AttentionInParts, FusedGlobalAttention, FusedLinearAttention, in_parts
 from .blocks import FusedBlock
 from .conv_mlp import FusedConvMLP
+from .embeddings import FusedOverlapPatchEmbed, FusedPatchEmbed
 from .library import library
 from .memory import keep_freed_memory
 from .norms import FastLayerNorm
@@ -40,6 +41,8 @@ FAST: dict[type, type] = {
         FusedLinearAttention,
         BorderWindowAttention,
         FusedBlock,
+        FusedPatchEmbed,
+        FusedOverlapPatchEmbed,
         FusedPosCNN,
     )
 }
@@ -64,8 +67,9 @@ def accelerate(
     and NaN and infinite values reach the 3 x 3 outputs around those that depend on them. Small maps
     are computed as before, where that takes less time.
 
-    In inference, attention, layer norms, MLPs and PEGs are computed by functions of this package,
-    in `acceleration/kernels.cpp`. Attention is one function with the layer norm before it and the
+    In inference, patch embeddings, attention, layer norms, MLPs and PEGs are computed by functions
+    of this package, in `acceleration/kernels.cpp`. A patch embedding is one function with the layer
+    norm after it. Attention is one function with the layer norm before it and the
     linear layers of its queries and of its result, inside windows also with those of keys and
     values; those of patches are another one. An MLP is one with the sum and the layer norm before
     it, its depthwise convolution and the sum after it. Training computes the forward pass of an

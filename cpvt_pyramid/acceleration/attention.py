@@ -6,7 +6,7 @@ Shapes: B batch, N queries, M keys, d channels of a head.
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 import torch
@@ -20,12 +20,13 @@ from ..padding.batching import ceil_div
 from ..plain_layers import plain_class, replaces_methods
 from ..recompute import drops_nothing
 from .kernels import (
+    Call,
     KeyLayers,
     Linear,
     fast_attention,
-    fast_global_attention,
-    fast_keys_of_patches,
     has_products,
+    prepare_global_attention,
+    prepare_keys_of_patches,
 )
 from .norms import norm_of
 from .ordinary import (
@@ -86,13 +87,12 @@ class AttentionInParts(Attention):
         mask = None if bias is None else bias[:, None, None]
         return grouped_attention(q, k, v, mask).transpose(1, 2)
 
-    def after_norm(self, layer: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-        """`forward(layer(x), grid)` of a layer norm, by functions that compute it, too, in
-        inference.
+    def calls_after_norm(self, layer: nn.Module, x: Tensor, grid: Grid) -> Sequence[Call]:
+        """The calls of functions that compute `forward(layer(x), grid)` of a layer norm, in
+        inference. It is the result of the last one.
 
         Raises:
-            NotPlain: before anything is computed. There is none, or calls of a layer do more than
-                to apply its parameters.
+            NotPlain: there are none, or calls of a layer do more than to apply its parameters.
         """
         raise NotPlain
 
@@ -124,10 +124,10 @@ class FusedGlobalAttention(AttentionInParts, GlobalAttention):
         else:
             kv = kv.flatten(1, -2)
             bias = key_bias_of(grid)
-            x = fast_global_attention(x.to(dtype), None, kv, q, proj, self.heads, bias)
+            x = prepare_global_attention(x.to(dtype), None, kv, q, proj, self.heads, bias).run()
         return x if self.drop is None else self.drop(x)
 
-    def after_norm(self, layer: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+    def calls_after_norm(self, layer: nn.Module, x: Tensor, grid: Grid) -> Sequence[Call]:
         check_plain(self, FusedGlobalAttention)
         if self.sr_ratio == 1 or not drops_nothing(self.drop):
             raise NotPlain
@@ -144,8 +144,9 @@ class FusedGlobalAttention(AttentionInParts, GlobalAttention):
         if len(x) * rows * columns < FEWEST_KEYS:
             raise NotPlain
         outside = None if grid.padding is None else grid.padding.outside
-        kv = fast_keys_of_patches(x, norm, layers, self.sr_ratio, rows, columns, outside)
-        return fast_global_attention(x, norm, kv, q, proj, self.heads, key_bias_of(grid))
+        keys = prepare_keys_of_patches(x, norm, layers, self.sr_ratio, rows, columns, outside)
+        bias = key_bias_of(grid)
+        return keys, prepare_global_attention(x, norm, keys.out, q, proj, self.heads, bias)
 
     def outer_layers(self, x: Tensor, grid: Grid) -> tuple[Linear, Linear]:
         """Those of queries and result, if our function can compute them with the attention; see the

@@ -1,6 +1,7 @@
 """The branches of a block as functions of our own in inference: attention with the layer norm
 before it, and the MLP with its layer norm and both sums."""
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
@@ -13,7 +14,14 @@ from ..plain_layers import replaces_methods
 from ..recompute import drops_nothing
 from .attention import AttentionInParts
 from .conv_mlp import FEWEST_ROWS, FusedConvMLP, depthwise_of
-from .kernels import Depthwise, NormAndMLP, fast_conv_mlp, fast_mlp, has_products
+from .kernels import (
+    Call,
+    Depthwise,
+    NormAndMLP,
+    has_products,
+    prepare_conv_mlp,
+    prepare_mlp,
+)
 from .normed import trained_norm_of
 from .norms import norm_of
 from .ordinary import NotPlain, check_plain, fast_dtype, is_ordinary, takes_plain
@@ -34,31 +42,19 @@ class FusedBlock(Block):
 
     stands_for = Block
 
-    def attended(self, x: Tensor, grid: Grid) -> Tensor:
+    def branches(self, x: Tensor, grid: Grid) -> Tensor:
         if type(self) is not FusedBlock:  # see `FAST`
-            return Block.attended(self, x, grid)
-        if torch.is_grad_enabled() or is_captured() or not isinstance(self.attn, AttentionInParts):
-            return super().attended(x, grid)
-        if fast_dtype(x) != x.dtype or not drops_nothing(self.drop_path):
-            return super().attended(x, grid)
-        try:
-            return self.attn.after_norm(self.norm1, x, grid)
-        except NotPlain:
-            return super().attended(x, grid)
-
-    def add(self, x: Tensor, attended: Tensor, grid: Grid) -> Tensor:
-        if type(self) is not FusedBlock:  # see `FAST`
-            return Block.add(self, x, attended, grid)
-        if torch.is_grad_enabled() or is_captured() or not takes_kernels(x, attended):
-            return super().add(x, attended, grid)
-        try:
-            layers, conv = self.second_branch(x)
-        except NotPlain:
-            return super().add(x, attended, grid)
-        if conv is None:
-            return fast_mlp(x, attended, layers)
-        outside = None if grid.padding is None else grid.padding.outside
-        return fast_conv_mlp(x, attended, layers, conv, bool(self.mlp.relu), outside)
+            return Block.branches(self, x, grid)
+        if torch.is_grad_enabled() or is_captured() or fast_dtype(x) != x.dtype:
+            return super().branches(x, grid)
+        if replaces_methods(self) or not drops_nothing(self.drop_path):
+            return super().branches(x, grid)
+        calls = self.first_branch(x, grid)
+        attended = calls[-1].out if calls else self.attended(x, grid)
+        last = self.second_branch(x, attended, grid)
+        for call in calls:
+            call.run()
+        return self.add(x, attended, grid) if last is None else last.run()
 
     def normed_mlp(self, x: Tensor, grid: Grid) -> Tensor:
         if type(self) is not FusedBlock:  # see `FAST`
@@ -74,7 +70,31 @@ class FusedBlock(Block):
             return super().normed_mlp(x, grid)
         return mlp.compute(x, grid, norm, layers)
 
-    def second_branch(self, x: Tensor) -> tuple[NormAndMLP, Optional[Depthwise]]:
+    def first_branch(self, x: Tensor, grid: Grid) -> Sequence[Call]:
+        """The calls of our own functions that compute the first branch. None: they cannot, or not
+        faster, or calls of its parts do more than to apply their parameters."""
+        if not isinstance(self.attn, AttentionInParts):
+            return ()
+        try:
+            return self.attn.calls_after_norm(self.norm1, x, grid)
+        except NotPlain:
+            return ()
+
+    def second_branch(self, x: Tensor, attended: Tensor, grid: Grid) -> Optional[Call]:
+        """The call that adds both branches to the tokens, the first of which is given. None: as for
+        the first branch."""
+        if not takes_kernels(x, attended):
+            return None
+        try:
+            layers, conv = self.parameters_of_mlp(x)
+        except NotPlain:
+            return None
+        if conv is None:
+            return prepare_mlp(x, attended, layers)
+        outside = None if grid.padding is None else grid.padding.outside
+        return prepare_conv_mlp(x, attended, layers, conv, bool(self.mlp.relu), outside)
+
+    def parameters_of_mlp(self, x: Tensor) -> tuple[NormAndMLP, Optional[Depthwise]]:
         """The parameters of the second branch for tokens (B, H, W, C), and those of its convolution
         if there is one.
 
@@ -84,9 +104,7 @@ class FusedBlock(Block):
         """
         mlp: Any = self.mlp
         check_plain(mlp, FusedMLP, FusedConvMLP)
-        if not (drops_nothing(mlp.drop) and drops_nothing(self.drop_path)):
-            raise NotPlain
-        if replaces_methods(self):
+        if not drops_nothing(mlp.drop):
             raise NotPlain
         fc1, fc2 = mlp.fc1, mlp.fc2
         if not isinstance(fc1, OneDNNLinear):
@@ -114,6 +132,4 @@ def takes_kernels(x: Tensor, attended: Tensor) -> bool:
     """True if our own functions can add a branch to tokens (B, ..., C), and do so faster."""
     if takes_plain(x, LEAST_RATIO * x.shape[-1]) or x.numel() < FEWEST_TOKENS * x.shape[-1]:
         return False
-    if attended.shape != x.shape or attended.dtype != x.dtype or not is_ordinary(attended):
-        return False
-    return fast_dtype(x) == x.dtype
+    return attended.shape == x.shape and attended.dtype == x.dtype and is_ordinary(attended)

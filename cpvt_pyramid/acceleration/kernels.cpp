@@ -51,6 +51,16 @@ void copy_values(const T* x, F* to, int64_t n) {
   }
 }
 
+// The same of up to LANES values.
+template <typename T, typename F>
+void copy_few(const T* x, F* to, int64_t n) {
+  if constexpr (std::is_same_v<T, F>) {
+    store_words(to, load_words(x, n), n);
+  } else {
+    store(to, load(x, n), n);
+  }
+}
+
 // Call f(r) for each of some rows. The loop is unrolled: else the compiler keeps sums in memory.
 template <int rows, typename Function>
 inline __attribute__((always_inline)) void each_row(Function f) {
@@ -977,70 +987,161 @@ void copy_patches(T* map, T* patches, int64_t images, int64_t height, int64_t wi
   });
 }
 
-// Keys and values of patches
+// Linear layers of patches
 //
-// A thread computes those of some patches at a time, from the layer norm of their tokens on.
+// A thread computes those of some patches at a time, from the tokens to what follows the layer.
 
-constexpr int64_t PATCH_BYTES = 256 << 10;  // of the patches that are computed at a time
+constexpr int64_t PATCH_BYTES = 512 << 10;  // of the patches that are computed at a time
 
-// Patches of tokens (images, height, width, channels). Beyond the map they are zeros, and where it
-// is `outside`, (images, height, width) or null.
+// Patches of a map (images, height, width, channels). Beyond the map they are zeros, and where it is
+// `outside`, (images, height, width) or null.
 struct Patches {
   int64_t images, height, width, channels;
   int64_t side;           // of a patch
+  int64_t step;           // from one patch to the next
+  int64_t border;         // how far the first patch begins before the map
   int64_t rows, columns;  // of the patches of an image
+  int64_t room;           // for the values of a patch, of which the last may be none: they are zeros
   const bool* outside;
+  std::int32_t has_planes;  // whether the map is (images, channels, height, width) in memory
 
   int64_t count() const { return images * rows * columns; }
   int64_t values() const { return channels * side * side; }  // of a patch
 
-  // Copy a patch of the tokens after a layer norm to (channels, side, side). `normal` has room for
-  // as many values.
+  // Copy a patch of the map after a layer norm to (channels, side, side). `normal` has room for as
+  // many values. Planes have no layer norm, and nothing is outside.
   template <typename T, typename F>
   void copy(int64_t patch, const T* x, const Norm<T>& norm, F* normal, F* to) const {
+    const Place place = place_of(patch);
+    if (has_planes) {
+      copy_planes(place, x, to);
+    } else {
+      copy_tokens(place, x, norm, normal, to);
+    }
+    clear(to + values(), room - values());
+  }
+
+ private:
+  // Where a patch begins in the map, and which of its columns are inside.
+  struct Place {
+    int64_t image, top, left;
+    int64_t begin, end;
+  };
+
+  Place place_of(int64_t patch) const {
+    const int64_t top = patch / columns % rows * step - border;
+    const int64_t left = patch % columns * step - border;
+    const int64_t begin = std::clamp<int64_t>(-left, 0, side);
+    const int64_t end = std::clamp<int64_t>(width - left, begin, side);
+    return {patch / (rows * columns), top, left, begin, end};
+  }
+
+  bool has_row(int64_t y) const { return 0 <= y && y < height; }
+  bool is_inside(const Place& place) const {
+    return place.begin == 0 && place.end == side && has_row(place.top) &&
+           has_row(place.top + side - 1);
+  }
+
+  template <typename F>
+  static void clear(F* values, int64_t count) {
+    each_vector(count, [=](int64_t i, int64_t n) { store_words(values + i, no_words(), n); });
+  }
+
+  template <typename T, typename F>
+  void copy_planes(const Place& place, const T* x, F* to) const {
+    const T* plane = x + place.image * channels * height * width;
+    if (is_inside(place) && side <= LANES) {
+      for (int64_t channel = 0; channel < channels; channel++, plane += height * width) {
+        const T* row = plane + place.top * width + place.left;
+        for (int64_t i = 0; i < side; i++, row += width, to += side) copy_few(row, to, side);
+      }
+      return;
+    }
+    for (int64_t channel = 0; channel < channels; channel++, plane += height * width) {
+      for (int64_t y = place.top; y < place.top + side; y++, to += side) {
+        const int64_t end = has_row(y) ? place.end : place.begin;
+        const int64_t count = end - place.begin;
+        clear(to, place.begin);
+        each_vector(count, [&](int64_t i, int64_t n) {
+          copy_few(plane + y * width + place.left + place.begin + i, to + place.begin + i, n);
+        });
+        clear(to + end, side - end);
+      }
+    }
+  }
+
+  template <typename T, typename F>
+  void copy_tokens(const Place& place, const T* x, const Norm<T>& norm, F* normal, F* to) const {
+    if constexpr (std::is_same_v<T, F>) {
+      if (!norm.weight && !outside && is_inside(place)) {  // as they are
+        const int64_t first = (place.image * height + place.top) * width + place.left;
+        copy_patch<false>(const_cast<T*>(x) + first * channels, width * channels, to, channels, side);
+        return;
+      }
+    }
     const int64_t of_row = side * channels;
-    const int64_t image = patch / (rows * columns);
-    const int64_t top = patch / columns % rows * side;
-    const int64_t left = patch % columns * side;
-    const int64_t in_row = std::clamp<int64_t>(width - left, 0, side);  // tokens of the map
     for (int64_t i = 0; i < side; i++) {
       F* const row = normal + i * of_row;
-      const int64_t inside = top + i < height ? in_row : 0;
-      const int64_t place = (image * height + top + i) * width + left;
-      if (inside > 0) norm.apply(x + place * channels, row, inside, channels);
-      std::memset(static_cast<void*>(row + inside * channels), 0,
-                  (of_row - inside * channels) * sizeof(F));
-      for (int64_t token = 0; outside && token < inside; token++) {
-        if (outside[place + token]) {
-          std::memset(static_cast<void*>(row + token * channels), 0, channels * sizeof(F));
-        }
+      const int64_t y = place.top + i;
+      const int64_t end = has_row(y) ? place.end : place.begin;
+      const int64_t first = (place.image * height + y) * width + place.left;  // of the row
+      clear(row, place.begin * channels);
+      norm.apply(x + (first + place.begin) * channels, row + place.begin * channels,
+                 end - place.begin, channels);
+      clear(row + end * channels, (side - end) * channels);
+      for (int64_t token = place.begin; outside && token < end; token++) {
+        if (outside[first + token]) clear(row + token * channels, channels);
       }
     }
     copy_patch<false>(normal, of_row, to, channels, side);
   }
 };
 
-// What a thread needs for its patches.
+// What a thread needs for its patches, each of which becomes a token of n channels.
 template <typename Kind, typename T>
-struct KeysPart {
+struct PatchPart {
   using F = typename Kind::Factor;
 
-  KeysPart(const Patches& patches, std::uintptr_t memory)
+  PatchPart(const Patches& patches, int64_t n, std::uintptr_t memory)
       : most(std::max<int64_t>(
-            PATCH_BYTES / (patches.values() * sizeof(F)) / Kind::ROWS * Kind::ROWS, Kind::ROWS)),
+            PATCH_BYTES / (patches.room * sizeof(F)) / Kind::ROWS * Kind::ROWS, Kind::ROWS)),
         normal(take<F>(memory, patches.values())),
-        values(take<F>(memory, rounded_up(most, MOST_ROWS) * patches.values())),
-        reduced(take<T>(memory, most * patches.channels)),
-        tokens(take<F>(memory, rounded_up(most, MOST_ROWS) * patches.channels)),
+        values(take<F>(memory, rounded_up(most, MOST_ROWS) * patches.room)),
+        reduced(take<T>(memory, most * n)),
+        tokens(take<F>(memory, rounded_up(most, MOST_ROWS) * n)),
         end(memory) {}
 
   int64_t most;  // patches
   F* normal;     // the values of a patch, by token
   F* values;     // patches, values
-  T* reduced;    // patches, channels
+  T* reduced;    // patches, n
   F* tokens;     // the same after a layer norm
   std::uintptr_t end;
 };
+
+// Compute a linear layer of the patches of a map after a layer norm. `then(part, first, count)` is
+// called with the tokens that some patches from number `first` on have become.
+template <typename Kind, typename T, typename Then>
+void reduce_patches(const T* x, const Norm<T>& norm, const Patches& patches, const Linear<T>& layer,
+                    const Panels<typename Kind::Factor>& panels, const Memory& memory,
+                    int64_t threads, const Then& then) {
+  const int64_t items = ceil_div(patches.count(), Kind::ROWS);
+  in_threads(items, threads, FEW_PARTS, [&](int64_t first_item, int64_t end, int64_t thread) {
+    const PatchPart<Kind, T> part(patches, layer.out, memory.of(thread));
+    const int64_t stop = std::min(end * Kind::ROWS, patches.count());
+    Kind::begin();
+    for (int64_t first = first_item * Kind::ROWS; first < stop; first += part.most) {
+      const int64_t count = std::min(part.most, stop - first);
+      for (int64_t i = 0; i < count; i++) {
+        patches.copy(first + i, x, norm, part.normal, part.values + i * patches.room);
+      }
+      apply<Kind>(layer, panels, part.values, count,
+                  [=](int64_t patch) { return part.reduced + patch * layer.out; });
+      then(part, first, count);
+    }
+    Kind::end();
+  });
+}
 
 // Keys and values, (patches, 2 * channels): a linear layer of patches, a layer norm and a linear
 // layer.
@@ -1049,29 +1150,33 @@ bool keys_of_patches(const T* x, const Norm<T>& norm, const Patches& patches, co
                      const Norm<T>& norm_of_patches, const Linear<T>& kv, T* out,
                      int64_t threads) {
   using F = typename Kind::Factor;
-  const int64_t n = patches.channels;
   const PackedLayers<F> packed(sr, kv);
-  const Memory memory(KeysPart<Kind, T>(patches, 0).end, threads);
+  const Memory memory(PatchPart<Kind, T>(patches, sr.out, 0).end, threads);
   if (packed.is_missing() || memory.is_missing()) return false;
   packed.pack(sr, kv, threads);
-  const int64_t items = ceil_div(patches.count(), Kind::ROWS);
-  in_threads(items, threads, FEW_PARTS, [&](int64_t first_item, int64_t end, int64_t thread) {
-    const KeysPart<Kind, T> part(patches, memory.of(thread));
-    const int64_t stop = std::min(end * Kind::ROWS, patches.count());
-    Kind::begin();
-    for (int64_t first = first_item * Kind::ROWS; first < stop; first += part.most) {
-      const int64_t count = std::min(part.most, stop - first);
-      for (int64_t i = 0; i < count; i++) {
-        patches.copy(first + i, x, norm, part.normal, part.values + i * patches.values());
-      }
-      apply<Kind>(sr, packed.first, part.values, count,
-                  [=](int64_t patch) { return part.reduced + patch * n; });
-      norm_of_patches.apply(part.reduced, part.tokens, count, n);
-      apply<Kind>(kv, packed.second, part.tokens, count,
-                  [=](int64_t patch) { return out + (first + patch) * 2 * n; });
-    }
-    Kind::end();
-  });
+  const auto then = [&](const PatchPart<Kind, T>& part, int64_t first, int64_t count) {
+    norm_of_patches.apply(part.reduced, part.tokens, count, sr.out);
+    apply<Kind>(kv, packed.second, part.tokens, count,
+                [=](int64_t patch) { return out + (first + patch) * kv.out; });
+  };
+  reduce_patches<Kind>(x, norm, patches, sr, packed.first, memory, threads, then);
+  return true;
+}
+
+// Tokens, (patches, channels of the layer): a linear layer of patches and a layer norm.
+template <typename Kind, typename T>
+bool embed_patches(const T* x, const Patches& patches, const Linear<T>& layer, const Norm<T>& norm,
+                   T* out, int64_t threads) {
+  using F = typename Kind::Factor;
+  const Memory memory_of_panels(Panels<F>(layer.in, layer.out, 0).end, 1);
+  const Memory memory(PatchPart<Kind, T>(patches, layer.out, 0).end, threads);
+  if (memory_of_panels.is_missing() || memory.is_missing()) return false;
+  const Panels<F> panels(layer.in, layer.out, memory_of_panels.of(0));
+  panels.pack(layer, threads);
+  const auto then = [&](const PatchPart<Kind, T>& part, int64_t first, int64_t count) {
+    norm.apply(part.reduced, out + first * layer.out, count, layer.out);
+  };
+  reduce_patches<Kind>(x, Norm<T>{}, patches, layer, panels, memory, threads, then);
   return true;
 }
 
@@ -1706,6 +1811,10 @@ int kernels_fit_processor() { return fits_processor(); }
                               const Linear<T>* sr, const Norm<T>* norm_of_patches,               \
                               const Linear<T>* kv, T* out, int64_t threads) {                    \
     return keys_of_patches<Kind>(x, *norm, *patches, *sr, *norm_of_patches, *kv, out, threads);  \
+  }                                                                                              \
+  bool embed_patches_##name(const T* x, const Patches* patches, const Linear<T>* layer,          \
+                            const Norm<T>* norm, T* out, int64_t threads) {                      \
+    return embed_patches<Kind>(x, *patches, *layer, *norm, out, threads);                        \
   }                                                                                              \
   bool mlp_##name(const T* x, const T* branch, const NormMLP<T>* layers, T* out, int64_t tokens, \
                   int64_t threads) {                                                             \

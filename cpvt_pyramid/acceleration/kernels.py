@@ -15,8 +15,10 @@ from ctypes import POINTER, c_bool, c_float, c_int32, c_int64, c_void_p
 from typing import Any, NamedTuple, Optional, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ..padding.batching import ceil_div
 from .library import library
 from .processor import has_amx
 
@@ -101,9 +103,13 @@ class Patches(ctypes.Structure):
         ('width', c_int64),
         ('channels', c_int64),
         ('side', c_int64),
+        ('step', c_int64),
+        ('border', c_int64),
         ('rows', c_int64),
         ('columns', c_int64),
+        ('room', c_int64),
         ('outside', c_void_p),
+        ('has_planes', c_int32),
     ]
 
 
@@ -166,6 +172,15 @@ SIGNATURES: dict[str, list[Any]] = {
     'convolve_add': [None, *[c_void_p] * 5, *[c_int64] * 5],
     'split_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
     'join_patches': [None, *[c_void_p] * 2, *[c_int64] * 6],
+    'embed_patches': [
+        c_bool,
+        c_void_p,
+        POINTER(Patches),
+        POINTER(LinearPointer),
+        POINTER(NormPointer),
+        c_void_p,
+        c_int64,
+    ],
     'keys_of_patches': [
         c_bool,
         c_void_p,
@@ -253,6 +268,23 @@ def of_shape(x: Tensor, *shape: int) -> Tensor:
     if x.shape != shape:
         raise ValueError(f'a tensor of shape {shape} is needed, got {tuple(x.shape)}')
     return x.contiguous()
+
+
+class Call(NamedTuple):
+    """A call of a function of kernels.cpp for all that it reads, which is not made yet.
+
+    All calls of a block are prepared first, and then made one after another. Each of them reads so
+    much that after it Python's own code is no longer in the processor's cache.
+    """
+
+    function: Any
+    arguments: Sequence[Any]
+    kept: Sequence[Any]  # what the arguments point to
+    out: Tensor  # the result, when the call has been made
+
+    def run(self) -> Tensor:
+        self.function(*self.arguments)
+        return self.out
 
 
 class Linear(NamedTuple):
@@ -350,7 +382,7 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = Non
     return out
 
 
-def fast_window_attention(
+def prepare_window_attention(
     x: Tensor,
     norm: Optional[Norm],
     qkv: Linear,
@@ -358,7 +390,7 @@ def fast_window_attention(
     heads: int,
     window: int,
     bias: Optional[Tensor] = None,
-) -> Tensor:
+) -> Call:
     """Attention of tokens (B, H, W, C) inside windows with its linear layers, in the same shape,
     without gradient.
 
@@ -385,7 +417,7 @@ def fast_window_attention(
     )
 
 
-def fast_global_attention(
+def prepare_global_attention(
     x: Tensor,
     norm: Optional[Norm],
     kv: Tensor,
@@ -393,7 +425,7 @@ def fast_global_attention(
     proj: Linear,
     heads: int,
     bias: Optional[Tensor] = None,
-) -> Tensor:
+) -> Call:
     """Attention of tokens (B, H, W, C) to the keys of their image, with the linear layers of
     queries and result, in the same shape, without gradient.
 
@@ -430,7 +462,7 @@ class KeyLayers(NamedTuple):
     kv: Linear
 
 
-def fast_keys_of_patches(
+def prepare_keys_of_patches(
     x: Tensor,
     norm: Norm,
     layers: KeyLayers,
@@ -438,7 +470,7 @@ def fast_keys_of_patches(
     rows: int,
     columns: int,
     outside: Optional[Tensor] = None,
-) -> Tensor:
+) -> Call:
     """The keys and values (B, rows * columns, 2 C) of the patches of tokens (B, H, W, C) after a
     layer norm, without gradient.
 
@@ -459,15 +491,60 @@ def fast_keys_of_patches(
     kv = layers.kv.checked(channels, 2 * channels)
     if outside is not None:
         outside = of_shape(outside, images, height, width, 1)
-    pointer_outside = None if outside is None else outside.data_ptr()
+    patches = Patches(images, height, width, channels, k, k, 0, rows, columns, channels * k * k)
+    patches.outside = None if outside is None else outside.data_ptr()
     out = x.new_empty(images, rows * columns, 2 * channels)
-    kernel_function('keys_of_patches', x.dtype, channels)(
+    arguments = (
         x.data_ptr(),
         norm.pointers(),
-        Patches(images, height, width, channels, k, rows, columns, pointer_outside),
+        patches,
         sr.pointers(),
         norm_of_patches.pointers(),
         kv.pointers(),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    function = kernel_function('keys_of_patches', x.dtype, channels)
+    return Call(function, arguments, (x, norm, outside, sr, norm_of_patches, kv), out)
+
+
+def fast_embed_patches(
+    x: Tensor, layer: Linear, norm: Optional[Norm], k: int, step: int, border: int
+) -> Tensor:
+    """The tokens (B, ceil(H / step), ceil(W / step), K) that the patches of a map (B, H, W, C)
+    become by a linear layer and a layer norm, without gradient.
+
+    Args:
+        x: the map. An image, (B, C, H, W) in memory, is not copied.
+        layer: of the values (C * k * k) of a patch to K channels.
+        norm: the layer norm. None: there is none.
+        k: side of a patch.
+        step: from one patch to the next.
+        border: how far the first patch begins before the map. Beyond the map, patches are zeros.
+    """
+    images, height, width, channels = x.shape
+    has_planes = channels > 1 and x.permute(0, 3, 1, 2).is_contiguous()
+    x = x if has_planes else x.contiguous()
+    weight, bias = layer.checked(channels * k * k, len(layer.weight))
+    # Zeros at the end let AMX multiply patches of any number of values.
+    room = (
+        ceil_div(weight.shape[1], OF_TILES) * OF_TILES
+        if x.dtype == torch.bfloat16
+        else weight.shape[1]
+    )
+    if room != weight.shape[1]:
+        weight = F.pad(weight, (0, room - weight.shape[1]))
+    rows, columns = ceil_div(height, step), ceil_div(width, step)
+    patches = Patches(images, height, width, channels, k, step, border, rows, columns, room)
+    patches.has_planes = has_planes
+    if norm is not None:
+        norm = norm.checked(len(weight), x.dtype)
+    out = x.new_empty(images, rows, columns, len(weight))
+    kernel_function('embed_patches', x.dtype, room)(
+        x.data_ptr(),
+        patches,
+        Linear(weight, bias).pointers(),
+        NormPointer() if norm is None else norm.pointers(),
         out.data_ptr(),
         torch.get_num_threads(),
     )
@@ -481,15 +558,15 @@ def attention_with_layers(
     others: Sequence[Optional[Tensor]],
     layers: Sequence[Linear],
     sizes: AttentionSizes,
-) -> Tensor:
-    """Call a function of kernels.cpp for tokens, other tensors and linear layers, which are
-    checked, after a layer norm, if there is one."""
+) -> Call:
+    """Prepare a call of a function of kernels.cpp for tokens after a layer norm, if there is one,
+    other tensors and linear layers. All but the norm are checked."""
     if sizes.channels % sizes.heads:
         raise ValueError(f'{sizes.heads} heads do not divide {sizes.channels} channels')
     if norm is not None:
         norm = norm.checked(sizes.channels, x.dtype)
     out = torch.empty_like(x)
-    kernel_function(name, x.dtype, sizes.channels, sizes.channels // sizes.heads)(
+    arguments = (
         x.data_ptr(),
         NormPointer() if norm is None else norm.pointers(),
         *[None if other is None else other.data_ptr() for other in others],
@@ -498,7 +575,8 @@ def attention_with_layers(
         sizes,
         torch.get_num_threads(),
     )
-    return out
+    function = kernel_function(name, x.dtype, sizes.channels, sizes.channels // sizes.heads)
+    return Call(function, arguments, (x, norm, others, layers), out)
 
 
 class NormAndMLP(NamedTuple):
@@ -522,7 +600,7 @@ class NormAndMLP(NamedTuple):
         return NormMLP(self.norm.pointers(), self.fc1.pointers(), self.fc2.pointers())
 
 
-def fast_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Tensor:
+def prepare_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Call:
     """y + an MLP of the layer norm of y = x + attended, tokens (..., C), without gradient."""
     x = x.contiguous()
     attended = of_shape(attended, *x.shape)
@@ -530,7 +608,7 @@ def fast_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Tensor:
     layers = layers.checked(x.shape[-1], x.dtype)
     width, channels = layers.fc1.weight.shape
     out = torch.empty_like(x)
-    kernel_function('mlp', x.dtype, width, channels)(
+    arguments = (
         x.data_ptr(),
         attended.data_ptr(),
         layers.pointers(),
@@ -538,17 +616,18 @@ def fast_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Tensor:
         tokens,
         torch.get_num_threads(),
     )
-    return out
+    function = kernel_function('mlp', x.dtype, width, channels)
+    return Call(function, arguments, (x, attended, layers), out)
 
 
-def fast_conv_mlp(
+def prepare_conv_mlp(
     x: Tensor,
     attended: Tensor,
     layers: NormAndMLP,
     conv: Depthwise,
     relu: bool = False,
     outside: Optional[Tensor] = None,
-) -> Tensor:
+) -> Call:
     """y + an MLP, with a depthwise convolution before its GELU, of the layer norm of
     y = x + attended, tokens (B, H, W, C), without gradient.
 
@@ -579,7 +658,7 @@ def fast_conv_mlp(
         map_width,
     )
     out = torch.empty_like(x)
-    kernel_function('conv_mlp', x.dtype, width, channels)(
+    arguments = (
         x.data_ptr(),
         attended.data_ptr(),
         layers.pointers(),
@@ -587,7 +666,8 @@ def fast_conv_mlp(
         out.data_ptr(),
         torch.get_num_threads(),
     )
-    return out
+    function = kernel_function('conv_mlp', x.dtype, width, channels)
+    return Call(function, arguments, (x, attended, layers, kernel, bias, outside), out)
 
 
 def fast_convolve_gelu(x: Tensor, kernel: Tensor, bias: Optional[Tensor], rows: slice) -> Tensor:

@@ -49,10 +49,14 @@ class PatchConv(nn.Conv2d):
 def takes_patches(conv: nn.Conv2d) -> bool:
     """True if the stride of a convolution equals its kernel. Each pass asks, since attributes and
     weights can be changed at any time."""
+    k = conv.weight.shape[-1]
+    return settings_of(conv) == ((k, k), (k, k), (0, 0), (1, 1), 1, 'zeros')
+
+
+def settings_of(conv: nn.Conv2d) -> tuple:
+    """Kernel, stride, padding, dilation, groups and how a convolution pads, as they are now."""
     kernel = tuple(conv.weight.shape[2:])
-    k = kernel[0]
-    settings = (kernel, conv.stride, conv.padding, conv.dilation, conv.groups)
-    return settings == ((k, k), (k, k), (0, 0), (1, 1), 1) and conv.padding_mode == 'zeros'
+    return kernel, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode
 
 
 def patches_of(

@@ -3,6 +3,7 @@
 Shapes: B batch, H x W map, C channels, T tokens of a window, d channels of a head.
 """
 
+from collections.abc import Sequence
 from typing import Optional
 
 import torch
@@ -14,7 +15,7 @@ from ..model import WindowAttention
 from ..plain_layers import is_plain_linear, replaces_methods
 from ..recompute import drops_nothing
 from .attention import AttentionInParts, is_simple, outer_layers
-from .kernels import Linear, Norm, fast_window_attention
+from .kernels import Call, Linear, Norm, prepare_window_attention
 from .norms import norm_of
 from .ordinary import NotPlain, check_plain, fast_dtype
 from .products import concatenated
@@ -55,22 +56,23 @@ class BorderWindowAttention(AttentionInParts, WindowAttention):
             qkv, proj = outer_layers(x, self.qkv, 3, self.proj, self.heads)
         except NotPlain:
             return self.call_layers(x, grid)
-        return self.attend_in_windows(x.to(qkv.weight.dtype), None, qkv, proj, grid)
+        return self.call_of_windows(x.to(qkv.weight.dtype), None, qkv, proj, grid).run()
 
-    def after_norm(self, layer: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+    def calls_after_norm(self, layer: nn.Module, x: Tensor, grid: Grid) -> Sequence[Call]:
         check_plain(self, BorderWindowAttention)
         if self.fills_windows(x, grid) or not drops_nothing(self.drop):
             raise NotPlain
         qkv, proj = outer_layers(x, self.qkv, 3, self.proj, self.heads)
         norm = norm_of(layer, x.shape[-1], x.dtype)
-        return self.attend_in_windows(x, norm, qkv, proj, grid)
+        return (self.call_of_windows(x, norm, qkv, proj, grid),)
 
-    def attend_in_windows(
+    def call_of_windows(
         self, x: Tensor, norm: Optional[Norm], qkv: Linear, proj: Linear, grid: Grid
-    ) -> Tensor:
-        """The attention of tokens, after a layer norm if there is one, by our own function."""
+    ) -> Call:
+        """The call of our own function for the attention of tokens, after a layer norm if there is
+        one."""
         bias = None if grid.padding is None else grid.padding.score_bias()[..., 0]
-        return fast_window_attention(x, norm, qkv, proj, self.heads, self.window, bias)
+        return prepare_window_attention(x, norm, qkv, proj, self.heads, self.window, bias)
 
     def fills_windows(self, x: Tensor, grid: Grid) -> bool:
         """True if windows of one size are needed, or are as good."""

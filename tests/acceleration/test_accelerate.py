@@ -23,6 +23,7 @@ from cpvt_pyramid.acceleration import (
     attention,
     blocks,
     conv_mlp,
+    embeddings,
     kernels,
     norms,
     patches,
@@ -128,7 +129,7 @@ def test_bfloat16_is_as_near_to_float32_as_a_plain_model(name, valid, autocast, 
 def test_inference_without_kernels(name, valid, missing, monkeypatch):
     """As on processors without AVX2, and on those with AMX."""
     if missing == 'kernels':
-        for module in (attention, blocks):
+        for module in (attention, blocks, embeddings):
             monkeypatch.setattr(module, 'has_products', lambda dtype, *channels: False)
         for module in (norms, patches, pegs):
             monkeypatch.setattr(module, 'has_kernels', lambda dtype: False)

@@ -35,7 +35,7 @@ def calls(monkeypatch):
     def recorded(function):
         return lambda *args: (made.append(args), function(*args))[1]
 
-    for function in (blocks.fast_mlp, blocks.fast_conv_mlp):
+    for function in (blocks.prepare_mlp, blocks.prepare_conv_mlp):
         monkeypatch.setattr(blocks, function.__name__, recorded(function))
     return made
 

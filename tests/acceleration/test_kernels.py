@@ -29,19 +29,20 @@ from cpvt_pyramid.acceleration.kernels import (
     Norm,
     NormAndMLP,
     fast_attention,
-    fast_conv_mlp,
     fast_convolve_add,
     fast_convolve_gelu,
-    fast_global_attention,
+    fast_embed_patches,
     fast_join_patches,
-    fast_keys_of_patches,
     fast_layer_norm,
-    fast_mlp,
     fast_split_patches,
-    fast_window_attention,
     has_kernels,
     has_products,
     multiplies_tiles,
+    prepare_conv_mlp,
+    prepare_global_attention,
+    prepare_keys_of_patches,
+    prepare_mlp,
+    prepare_window_attention,
 )
 from cpvt_pyramid.acceleration.patches import join_patches, split_patches
 from cpvt_pyramid.acceleration.processor import has_avx512
@@ -208,9 +209,9 @@ def test_mlps(rows, channels, width, threads, how, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, 'get_num_threads', lambda: threads)
         multiply(patch, products)
-        found = fast_mlp(x, attended, parameters)
+        found = prepare_mlp(x, attended, parameters).run()
         for part in (slice(1), slice(rows // 2, rows)):
-            assert torch.equal(fast_mlp(x[part], attended[part], parameters), found[part])
+            assert torch.equal(prepare_mlp(x[part], attended[part], parameters).run(), found[part])
     # Values between two of the factors' dtype may be rounded to either.
     roundings = 30 if has_avx512() else 60  # the GELU of AVX2 rounds more
     rounding = torch.finfo(dtype).eps * exact.abs() + roundings * torch.finfo(torch.float32).eps
@@ -264,10 +265,10 @@ def test_conv_mlps(images, height, map_width, channels, width, relu, masked, thr
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, 'get_num_threads', lambda: threads)
         multiply(patch, products)
-        found = fast_conv_mlp(x, attended, layers, Depthwise(kernel, bias), relu, outside)
+        found = prepare_conv_mlp(x, attended, layers, Depthwise(kernel, bias), relu, outside).run()
         last = None if outside is None else outside[-1:]
         conv = Depthwise(kernel, bias)
-        alone = fast_conv_mlp(x[-1:], attended[-1:], layers, conv, relu, last)
+        alone = prepare_conv_mlp(x[-1:], attended[-1:], layers, conv, relu, last).run()
     assert torch.equal(alone, found[-1:])
     rounding = torch.finfo(dtype).eps * exact.abs() + 60 * torch.finfo(torch.float32).eps
     if factors != torch.float32:
@@ -288,9 +289,9 @@ def test_a_conv_mlp_changes_only_the_tokens_around(how, row, monkeypatch):
     kernel = torch.randn(128, 1, 3, 3).to(dtype)
     bias = torch.randn(128).to(dtype)
     attended = torch.zeros_like(x)
-    expected = fast_conv_mlp(x, attended, parameters, Depthwise(kernel, bias))
+    expected = prepare_conv_mlp(x, attended, parameters, Depthwise(kernel, bias)).run()
     x[0, row, 3, 5] = math.nan
-    found = fast_conv_mlp(x, attended, parameters, Depthwise(kernel, bias))
+    found = prepare_conv_mlp(x, attended, parameters, Depthwise(kernel, bias)).run()
     near = torch.zeros(x.shape[:3], dtype=torch.bool)
     near[0, max(row - 1, 0) : row + 2, 2:5] = True
     assert found[near].isnan().all()
@@ -307,9 +308,9 @@ def test_an_mlp_changes_no_other_token(how, value, monkeypatch):
     x = torch.randn(70, 64).to(dtype)
     parameters = random_mlp(64, 128, dtype)
     attended = torch.zeros_like(x)
-    expected = fast_mlp(x, attended, parameters)
+    expected = prepare_mlp(x, attended, parameters).run()
     x[33, 5] = value
-    found = fast_mlp(x, attended, parameters)
+    found = prepare_mlp(x, attended, parameters).run()
     others = torch.arange(70) != 33
     assert torch.equal(found[others], expected[others])
     assert value == 3e38 or found[33].isnan().all()
@@ -323,7 +324,7 @@ def test_an_mlp_with_parameters_that_do_not_fit(wrong):
     values[wrong] = torch.randn(3, 3)
     layers = NormAndMLP(Norm(*values[:2], norm.eps), Linear(*values[2:4]), Linear(*values[4:]))
     with pytest.raises(ValueError, match='shape'):
-        fast_mlp(torch.randn(5, 64), torch.randn(5, 64), layers)
+        prepare_mlp(torch.randn(5, 64), torch.randn(5, 64), layers)
 
 
 @needs_kernels
@@ -395,9 +396,9 @@ def test_windows(images, heads, channels, norm, masked, threads, how, seed, heig
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, 'get_num_threads', lambda: threads)
         multiply(patch, products)
-        found = fast_window_attention(x, norm, qkv, proj, heads, window, bias)
+        found = prepare_window_attention(x, norm, qkv, proj, heads, window, bias).run()
         last = None if bias is None else bias[-1:]
-        alone = fast_window_attention(x[-1:], norm, qkv, proj, heads, window, last)
+        alone = prepare_window_attention(x[-1:], norm, qkv, proj, heads, window, last).run()
     assert torch.equal(alone, found[-1:])
     normal = rounded(norm_formula(x, norm), products)
     tokens = rounded(linear_formula(normal, qkv), products).chunk(3, -1)
@@ -437,9 +438,9 @@ def test_attention_to_the_keys_of_an_image(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, 'get_num_threads', lambda: threads)
         multiply(patch, products)
-        found = fast_global_attention(x, norm, kv, q, proj, heads, bias)
+        found = prepare_global_attention(x, norm, kv, q, proj, heads, bias).run()
         last = None if bias is None else bias[-1:]
-        alone = fast_global_attention(x[-1:], norm, kv[-1:], q, proj, heads, last)
+        alone = prepare_global_attention(x[-1:], norm, kv[-1:], q, proj, heads, last).run()
     assert torch.equal(alone, found[-1:])
     normal = rounded(norm_formula(x, norm), products)
     queries = by_head(rounded(linear_formula(normal, q), products), heads)
@@ -469,9 +470,9 @@ def test_attention_with_layers_that_do_not_fit(has_windows, wrong):
         bias = bias[..., :4]
     with pytest.raises((RuntimeError, ValueError), match='expanded size|of shape'):
         if has_windows:
-            fast_window_attention(x, norm, first, proj, 2, 3, bias)
+            prepare_window_attention(x, norm, first, proj, 2, 3, bias).run()
         else:
-            fast_global_attention(x, norm, kv, first, proj, 2, bias)
+            prepare_global_attention(x, norm, kv, first, proj, 2, bias).run()
 
 
 @needs_kernels
@@ -480,9 +481,9 @@ def test_keys_and_heads_that_do_not_fit():
     layer = random_linear(8, 8, torch.float32)
     for kv in (torch.randn(2, 5, 12), torch.randn(1, 5, 16)):
         with pytest.raises(ValueError, match=r'shape \(2, 5, 16\) is needed'):
-            fast_global_attention(x, None, kv, layer, layer, 2)
+            prepare_global_attention(x, None, kv, layer, layer, 2).run()
     with pytest.raises(ValueError, match='3 heads do not divide 8 channels'):
-        fast_global_attention(x, None, torch.randn(2, 5, 16), layer, layer, 3)
+        prepare_global_attention(x, None, torch.randn(2, 5, 16), layer, layer, 3).run()
 
 
 @needs_kernels
@@ -621,9 +622,9 @@ def test_keys_of_patches(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, 'get_num_threads', lambda: threads)
         multiply(patch, products)
-        found = fast_keys_of_patches(x, norm, layers, side, rows, columns, outside)
+        found = prepare_keys_of_patches(x, norm, layers, side, rows, columns, outside).run()
         last = None if outside is None else outside[-1:]
-        alone = fast_keys_of_patches(x[-1:], norm, layers, side, rows, columns, last)
+        alone = prepare_keys_of_patches(x[-1:], norm, layers, side, rows, columns, last).run()
     assert torch.equal(alone, found[-1:])
     normal = rounded(norm_formula(x, norm), products)
     if masked:
@@ -634,6 +635,108 @@ def test_keys_of_patches(
     reduced = linear_formula(split_patches(normal, side), sr).to(dtype)
     tokens = rounded(norm_formula(reduced, layers.norm), products)
     assert_near(found.flatten(0, 1), linear_formula(tokens, layers.kv), products)
+
+
+@needs_kernels
+@settings(deadline=None, max_examples=120)
+@given(
+    images=st.integers(1, 3),
+    height=st.integers(1, 20),
+    width=st.integers(1, 20) | st.just(150),
+    channels=st.integers(1, 40) | st.sampled_from([3, 32]),
+    out_channels=st.integers(1, 70),
+    step=st.integers(1, 17),
+    overlaps=st.booleans(),
+    has_norm=st.booleans(),
+    has_planes=st.booleans(),
+    threads=st.integers(1, 5),
+    how=st.sampled_from(PRODUCTS or [(None, None)]),
+    seed=st.integers(0, 2**31),
+)
+def test_embedded_patches(
+    images,
+    height,
+    width,
+    channels,
+    out_channels,
+    step,
+    overlaps,
+    has_norm,
+    has_planes,
+    threads,
+    how,
+    seed,
+):
+    """A convolution and a layer norm. Beyond the map, patches are zeros."""
+    dtype, products = how
+    torch.manual_seed(seed)
+    side = min(2 * step - 1, 17) if overlaps else step
+    border = side // 2 if overlaps else 0
+    x = torch.randn(images, channels, height, width).to(dtype)
+    tokens = x.permute(0, 2, 3, 1)
+    tokens = tokens if has_planes else tokens.contiguous()
+    layer = random_linear(channels * side**2, out_channels, dtype)
+    norm = random_norm(out_channels) if has_norm else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, 'get_num_threads', lambda: threads)
+        multiply(patch, products)
+        found = fast_embed_patches(tokens, layer, norm, side, step, border)
+        alone = fast_embed_patches(tokens[-1:], layer, norm, side, step, border)
+    assert torch.equal(alone, found[-1:])
+    rows, columns = math.ceil(height / step), math.ceil(width / step)
+    assert found.shape == (images, rows, columns, out_channels)
+    down, right = [(n - 1) * step + side for n in (rows, columns)]
+    after = [max(right - width - border, 0), max(down - height - border, 0)]
+    padded = F.pad(x, (border, after[0], border, after[1]))
+    patches = F.unfold(padded.float(), side, stride=step)[..., : rows * columns].transpose(1, 2)
+    reduced = linear_formula(patches.flatten(0, 1).to(dtype), layer)
+    if norm is None:
+        assert_near(found.flatten(0, 2), reduced, products)
+    elif dtype == torch.float32 and out_channels > 8:  # of few channels, any rounding counts
+        torch.testing.assert_close(
+            found.flatten(0, 2).double(), norm_formula(reduced, norm), rtol=1e-3, atol=1e-3
+        )
+
+
+@needs_kernels
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_prepared_calls_keep_what_they_read(dtype):
+    """Copies that only they have, too."""
+
+    def apart(*shape):
+        return torch.randn(*shape, 2)[..., 0].to(dtype)  # the function needs another copy
+
+    def linear(in_channels, out_channels):
+        return Linear(apart(out_channels, in_channels), apart(out_channels))
+
+    def calls():
+        torch.manual_seed(0)
+        norm = Norm(apart(32), apart(32), 1e-6)
+        if dtype == torch.bfloat16:  # one in another dtype: both are converted
+            norm = norm._replace(weight=norm.weight.float())
+        x, attended = apart(1, 20, 20, 32), apart(1, 20, 20, 32)
+        bias = torch.randn(1, 20, 20, 2)[..., 0].double()
+        outside = torch.rand(1, 20, 20, 2)[..., :1] < 0.3
+        keys = KeyLayers(linear(32 * 4, 32), norm, linear(32, 64))
+        mlp = NormAndMLP(norm, linear(32, 64), linear(64, 32))
+        conv = Depthwise(apart(64, 1, 3, 3), apart(64))
+        kv = apart(1, 9, 64)
+        return [
+            prepare_window_attention(x, norm, linear(32, 96), linear(32, 32), 2, 7, bias),
+            prepare_global_attention(
+                x, norm, kv, linear(32, 32), linear(32, 32), 2, bias[:, 0, :9]
+            ),
+            prepare_keys_of_patches(x, norm, keys, 2, 10, 10, outside),
+            prepare_mlp(x, attended, mlp),
+            prepare_conv_mlp(x, attended, mlp, conv, False, outside),
+        ]
+
+    expected = [call.run() for call in calls()]
+    prepared = calls()
+    others = [torch.full((count,), math.nan) for count in range(1, 20000, 7)]  # in freed memory
+    for call, result in zip(prepared, expected):
+        assert torch.equal(call.run(), result)
+    assert others and all(result.isfinite().all() for result in expected)
 
 
 @needs_kernels
@@ -737,11 +840,11 @@ def test_the_same_with_any_number_of_threads(dtype):
             found.append(
                 [
                     fast_attention(x, x[..., :77, :], x[..., :77, :]),
-                    fast_window_attention(tokens, norm, qkv, proj, 2, 7),
-                    fast_global_attention(tokens, norm, kv, proj, proj, 2),
-                    fast_keys_of_patches(tokens, norm, keys, 4, 11, 6),
-                    fast_mlp(tokens, tokens, mlp),
-                    fast_conv_mlp(tokens, tokens, mlp, conv),
+                    prepare_window_attention(tokens, norm, qkv, proj, 2, 7).run(),
+                    prepare_global_attention(tokens, norm, kv, proj, proj, 2).run(),
+                    prepare_keys_of_patches(tokens, norm, keys, 4, 11, 6).run(),
+                    prepare_mlp(tokens, tokens, mlp).run(),
+                    prepare_conv_mlp(tokens, tokens, mlp, conv).run(),
                 ]
             )
     finally:
@@ -946,11 +1049,11 @@ def test_tokens_that_are_no_map(shape):
     x = torch.randn(shape)
     layer = random_linear(8, 8, torch.float32)
     with pytest.raises(ValueError, match='unpack'):
-        fast_window_attention(x, None, random_linear(8, 24, torch.float32), layer, 2, 3)
+        prepare_window_attention(x, None, random_linear(8, 24, torch.float32), layer, 2, 3)
     with pytest.raises(ValueError, match='unpack'):
-        fast_global_attention(x, None, torch.randn(2, 5, 16), layer, layer, 2)
+        prepare_global_attention(x, None, torch.randn(2, 5, 16), layer, layer, 2)
     with pytest.raises(ValueError, match='unpack'):
-        fast_keys_of_patches(x, random_norm(8), KeyLayers(layer, random_norm(8), layer), 1, 3, 3)
+        prepare_keys_of_patches(x, random_norm(8), KeyLayers(layer, random_norm(8), layer), 1, 3, 3)
     with pytest.raises(ValueError, match='unpack'):
         fast_convolve_add(x, x, Depthwise(torch.randn(8, 1, 3, 3), torch.randn(8)))
 
@@ -961,7 +1064,7 @@ def test_too_little_memory():
     program = """
 import resource
 import torch
-from cpvt_pyramid.acceleration.kernels import Linear, Norm, NormAndMLP, fast_mlp
+from cpvt_pyramid.acceleration.kernels import Linear, Norm, NormAndMLP, prepare_mlp
 
 weight = torch.zeros(8192, 8192)
 bias = torch.zeros(8192)
@@ -972,7 +1075,7 @@ with open('/proc/self/statm') as file:
 limit = pages * resource.getpagesize() + 2**28  # both weights are packed in twice as much
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
-    fast_mlp(x, x, NormAndMLP(Norm(bias, bias, 1e-6), layer, layer))
+    prepare_mlp(x, x, NormAndMLP(Norm(bias, bias, 1e-6), layer, layer)).run()
 except MemoryError as error:
     print(error)
 """

@@ -18,6 +18,7 @@ from cpvt_pyramid import accelerate
 from cpvt_pyramid.acceleration import attention, conv_mlp, products, windows
 from cpvt_pyramid.acceleration.blocks import FusedBlock
 from cpvt_pyramid.acceleration.conv_mlp import FusedConvMLP
+from cpvt_pyramid.acceleration.embeddings import FusedOverlapPatchEmbed, FusedPatchEmbed
 from cpvt_pyramid.acceleration.norms import FastLayerNorm
 from cpvt_pyramid.acceleration.patches import PatchConv
 from cpvt_pyramid.acceleration.pegs import FusedPosCNN
@@ -31,6 +32,7 @@ from cpvt_pyramid.model import (
     ConvMLP,
     GlobalAttention,
     LinearAttention,
+    OverlapPatchEmbed,
     PatchEmbed,
     PosCNN,
     WindowAttention,
@@ -94,6 +96,12 @@ LAYERS = {
     'norm and MLP': (lambda: SecondBranch(MLP(4, 8)), (2, 3, 5, 4), FusedBlock),
     'norm and ConvMLP': (lambda: SecondBranch(ConvMLP(4, 8)), (2, 3, 5, 4), FusedBlock),
     'patches': (lambda: PatchEmbed(3, 4, 2, norm=False), (2, 4, 6, 3), PatchConv),
+    'patch embedding': (lambda: PatchEmbed(3, 4, 2), (2, 5, 6, 3), FusedPatchEmbed),
+    'overlapping patches': (
+        lambda: OverlapPatchEmbed(3, 4, 2),
+        (2, 5, 6, 3),
+        FusedOverlapPatchEmbed,
+    ),
     'layer norm': (normalized_linear, (2, 3, 5, 4), FastLayerNorm),
     '3x3': (conv3x3, (1, FEWEST_CHANNELS, 2, 3), WinogradConv2d),
     'attention': (

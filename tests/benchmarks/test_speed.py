@@ -15,7 +15,6 @@ from benchmarks import speed as tool
 from benchmarks.measuring import Case, Runner, Runners, Variant
 from benchmarks.timing import Time
 from cpvt_pyramid import CPVTPyramid
-from cpvt_pyramid.acceleration import accelerate as acceleration
 from cpvt_pyramid.app.tooling.sizes import Size
 
 OURS_AND_OTHERS = ['timm', 'plain', 'accelerated', 'openvino']
@@ -78,16 +77,13 @@ def test_parts_of_acceleration(tmp_path):
 
 def test_a_part_is_left_out(monkeypatch):
     """What each of these models has of acceleration, and that its maps are the same."""
-    kept = []
     plain = CPVTPyramid('svt_small').eval()
     image = torch.randn(1, 3, 64, 96)
-    monkeypatch.setattr(acceleration, 'keep_freed_memory', lambda: kept.append(True))
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         for part, accelerate_without in parts.PARTS.items():
             patch.setattr(parts.kernels, 'library', parts.kernels.library)  # undone at the end
             parts.kernels.has_kernels.cache_clear()
-            kept.clear()
             model = copy.deepcopy(plain)
             accelerate_without(model)
             with torch.no_grad():
@@ -97,11 +93,10 @@ def test_a_part_is_left_out(monkeypatch):
                 'products' if parts.OneDNNLinear in classes and parts.FusedMLP in classes else '',
                 'kernels' if parts.kernels.has_kernels(torch.float32) else '',
                 'attention' if any(issubclass(c, parts.AttentionInParts) for c in classes) else '',
-                'memory' if kept else '',
             }
             mock.patch.stopall()
     parts.kernels.has_kernels.cache_clear()
-    here = {'products', 'attention', 'memory'}
+    here = {'products', 'attention'}
     here |= {'kernels'} if parts.kernels.has_kernels(torch.float32) else set()
     assert found == {part: (here - {part}) | {''} for part in here} | (
         {} if 'kernels' in here else {'kernels': here | {''}}
@@ -205,7 +200,7 @@ def test_tables():
     rows = []
     for step in measuring.STEPS:
         case = Case('svt_small', step, 512, 512)
-        models = [*numbers, 'without memory'] if step == 'inference' else list(numbers)
+        models = [*numbers, 'without attention'] if step == 'inference' else list(numbers)
         for variant in measuring.variants_of(case, models, measuring.DTYPES, [1, 2]):
             number = numbers.get(variant.model, 1.5)
             row = {**case._asdict(), **variant._asdict(), 'difference': 0.0}
@@ -248,7 +243,7 @@ def test_tables():
     assert found[6] == [*size, '1', *of_one]
 
     # Without a part, in half of the time that is longer; "all" is the plain model.
-    of_parts = ['', '', '', '1.50', '2.00']
+    of_parts = ['', '', '1.50', '2.00']
     assert found[10] == [*size, '1', 'inference', *of_parts, *of_parts]
 
     of_inference = [row for row in rows if row['step'] == 'inference']

@@ -10,8 +10,8 @@ Names that are private to PyTorch, all of them in this folder:
   gradients of GELU and softmax, in one pass each.
 - `torch.ops.mkldnn._convolution_pointwise` and `torch.ops.aten.convolution_backward` (conv_mlp): a
   depthwise convolution with its GELU, and the gradient of its weight alone.
-- `torch.cpu._is_amx_tile_supported` (processor): whether the processor has AMX, which PyTorch's
-  fused attention uses.
+- `torch.cpu._is_amx_tile_supported` (processor): whether the processor has AMX, which
+  PyTorch's products use.
 - `torch.ops.mkldnn._is_mkldnn_bf16_supported` (processor): whether there are products in bfloat16.
 - `torch._C._is_tracing`, `torch._C._functorch.is_legacy_batchedtensor`,
   `torch._C._len_torch_dispatch_stack`, `torch._C._len_torch_function_stack` and

@@ -39,14 +39,3 @@ def has_amx() -> bool:
     """True if the processor multiplies matrices in bfloat16 (AMX), and this PyTorch knows of it."""
     is_supported = getattr(torch.cpu, '_is_amx_tile_supported', None)
     return is_supported is not None and is_supported()
-
-
-@functools.cache
-def fused_attention_is_slow(dtype: torch.dtype) -> bool:
-    """True if products of oneDNN are faster than the gradient of PyTorch's fused attention.
-
-    That multiplies blocks of queries and keys. In float32 MKL does so. In bfloat16 it is fast with
-    AMX, for which it packs the keys and values once. Without it each product of blocks is a call of
-    its own: in windows of 7 x 7 it takes four times as long (Emerald Rapids).
-    """
-    return dtype == torch.bfloat16 and not has_amx()

@@ -11,13 +11,14 @@ from reference import attention_formula, mask_of_some
 from torch import nn
 
 from cpvt_pyramid import accelerate
-from cpvt_pyramid.acceleration import attention, conv_mlp, products
+from cpvt_pyramid.acceleration import attention, conv_mlp, products, windows
 from cpvt_pyramid.acceleration.attention import PartsOfAttention
 from cpvt_pyramid.acceleration.conv_mlp import FusedConvMLP
 from cpvt_pyramid.acceleration.ordinary import is_supported
 from cpvt_pyramid.grid import Grid, grid_of_windows
 from cpvt_pyramid.model import MLP, ConvMLP, WindowAttention
 from cpvt_pyramid.padding.mask import Padding
+from tests.models.ours import BACKBONES
 from tests.models.ports import randomize
 
 # Those in which oneDNN has products on this processor: not all have them in bfloat16.
@@ -225,3 +226,18 @@ def test_attention_and_its_gradients(batch, heads, queries, keys, masked, dtype,
             torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
         else:
             assert (a.double() - b).norm() <= 0.02 * b.norm() + 1e-3
+
+
+@pytest.mark.skipif(torch.bfloat16 not in DTYPES, reason='oneDNN has no products in bfloat16')
+@pytest.mark.parametrize('name', ['svt', 'pvt_v2'])
+def test_gradients_in_bfloat16_are_products(name, monkeypatch):
+    """On any processor: in windows PyTorch's fused kernel takes most of a training step."""
+    monkeypatch.setattr(attention, 'is_worth_products', lambda q, k: True)
+    monkeypatch.setattr(windows, 'FEWEST_IN_WINDOW', 1)
+    model = accelerate(BACKBONES[name]().bfloat16().train())
+    image = torch.randn(1, 3, 64, 64).bfloat16()
+    with torch.profiler.profile() as profile:
+        sum(x.sum() for x in model(image)).backward()
+    called = {event.key for event in profile.key_averages()}
+    assert 'PartsOfAttentionBackward' in called
+    assert not any('flash_attention' in name and 'backward' in name for name in called)

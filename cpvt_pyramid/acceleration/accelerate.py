@@ -69,17 +69,16 @@ def accelerate(
 
     In inference, patch embeddings, attention, layer norms, MLPs and PEGs are computed by functions
     of this package, in `acceleration/kernels.cpp`. A patch embedding is one function with the layer
-    norm after it. Attention is one function with the layer norm before it and the
-    linear layers of its queries and of its result, inside windows also with those of keys and
-    values; those of patches are another one. An MLP is one with the sum and the layer norm before
-    it, its depthwise convolution and the sum after it. Training computes the forward pass of an
-    MLP's convolution by them, too, and saves one map for the layer norm and the MLP. The first call
-    on a machine compiles them, in some ten seconds, into `~/.cache/cpvt_pyramid` (or
-    `$XDG_CACHE_HOME`). They need Linux, a C++ compiler (`CXX`, or g++) and a processor with AVX2,
-    in bfloat16 one with avx512_bf16. Where the processor has AMX, they multiply bfloat16 by it, if
-    g++ is 11 or newer and channels are multiples of 32; else products are oneDNN's and PyTorch's,
-    which use it, too. Without the kernels PyTorch's functions compute the same; `cpvt doctor` says
-    why.
+    norm after it. Attention is one function with the layer norm before it and the linear layers of
+    its queries and of its result, inside windows also with those of keys and values; those of
+    patches are another one. An MLP is one with the sum and the layer norm before it, its depthwise
+    convolution and the sum after it. Training computes the forward pass of an MLP's convolution by
+    them, too, and saves one map for the layer norm and the MLP. The first call on a machine
+    compiles them, in some ten seconds, into `~/.cache/cpvt_pyramid` (or `$XDG_CACHE_HOME`). They
+    need Linux, a C++ compiler (`CXX`, or g++) and a processor with AVX2, in bfloat16 one with
+    avx512_bf16. Where the processor has AMX, they multiply bfloat16 by it, if g++ is 11 or newer
+    and channels are multiples of 32; else products are oneDNN's and PyTorch's, which use it, too.
+    Without the kernels PyTorch's functions compute the same; `cpvt doctor` says why.
 
     The process keeps blocks of memory of up to 32 MiB that it frees, also after `enable=False`: see
     `acceleration/memory.py`.

@@ -71,8 +71,9 @@ class FusedBlock(Block):
         return mlp.compute(x, grid, norm, layers)
 
     def first_branch(self, x: Tensor, grid: Grid) -> Sequence[Call]:
-        """The calls of our own functions that compute the first branch. None: they cannot, or not
-        faster, or calls of its parts do more than to apply their parameters."""
+        """The calls of our own functions that compute the first branch, of which the last one has
+        its result. There is none if they cannot, or not faster, or if calls of its parts do more
+        than to apply their parameters."""
         if not isinstance(self.attn, AttentionInParts):
             return ()
         try:
@@ -81,8 +82,8 @@ class FusedBlock(Block):
             return ()
 
     def second_branch(self, x: Tensor, attended: Tensor, grid: Grid) -> Optional[Call]:
-        """The call that adds both branches to the tokens, the first of which is given. None: as for
-        the first branch."""
+        """The call that adds both branches to the tokens. The first one is given; it may not be
+        computed yet. None: as for the first branch."""
         if not takes_kernels(x, attended):
             return None
         try:

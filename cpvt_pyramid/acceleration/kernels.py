@@ -391,8 +391,8 @@ def prepare_window_attention(
     window: int,
     bias: Optional[Tensor] = None,
 ) -> Call:
-    """Attention of tokens (B, H, W, C) inside windows with its linear layers, in the same shape,
-    without gradient.
+    """The call for attention of tokens (B, H, W, C) inside windows with its linear layers, in the
+    same shape, without gradient.
 
     Args:
         x: tokens.
@@ -426,8 +426,8 @@ def prepare_global_attention(
     heads: int,
     bias: Optional[Tensor] = None,
 ) -> Call:
-    """Attention of tokens (B, H, W, C) to the keys of their image, with the linear layers of
-    queries and result, in the same shape, without gradient.
+    """The call for attention of tokens (B, H, W, C) to the keys of their image, with the linear
+    layers of queries and result, in the same shape, without gradient.
 
     Args:
         x: tokens.
@@ -471,8 +471,8 @@ def prepare_keys_of_patches(
     columns: int,
     outside: Optional[Tensor] = None,
 ) -> Call:
-    """The keys and values (B, rows * columns, 2 C) of the patches of tokens (B, H, W, C) after a
-    layer norm, without gradient.
+    """The call for the keys and values (B, rows * columns, 2 C) of the patches of tokens
+    (B, H, W, C) after a layer norm, without gradient.
 
     Args:
         x: tokens.
@@ -525,15 +525,12 @@ def fast_embed_patches(
     images, height, width, channels = x.shape
     has_planes = channels > 1 and x.permute(0, 3, 1, 2).is_contiguous()
     x = x if has_planes else x.contiguous()
-    weight, bias = layer.checked(channels * k * k, len(layer.weight))
-    # Zeros at the end let AMX multiply patches of any number of values.
-    room = (
-        ceil_div(weight.shape[1], OF_TILES) * OF_TILES
-        if x.dtype == torch.bfloat16
-        else weight.shape[1]
-    )
-    if room != weight.shape[1]:
-        weight = F.pad(weight, (0, room - weight.shape[1]))
+    values = channels * k * k  # of a patch
+    weight, bias = layer.checked(values, len(layer.weight))
+    room = values
+    if x.dtype == torch.bfloat16:  # zeros at the end let AMX multiply any number of values
+        room = ceil_div(values, OF_TILES) * OF_TILES
+        weight = F.pad(weight, (0, room - values))
     rows, columns = ceil_div(height, step), ceil_div(width, step)
     patches = Patches(images, height, width, channels, k, step, border, rows, columns, room)
     patches.has_planes = has_planes
@@ -601,7 +598,8 @@ class NormAndMLP(NamedTuple):
 
 
 def prepare_mlp(x: Tensor, attended: Tensor, layers: NormAndMLP) -> Call:
-    """y + an MLP of the layer norm of y = x + attended, tokens (..., C), without gradient."""
+    """The call for y + an MLP of the layer norm of y = x + attended, tokens (..., C), without
+    gradient."""
     x = x.contiguous()
     attended = of_shape(attended, *x.shape)
     tokens = x.numel() // x.shape[-1]
@@ -628,7 +626,7 @@ def prepare_conv_mlp(
     relu: bool = False,
     outside: Optional[Tensor] = None,
 ) -> Call:
-    """y + an MLP, with a depthwise convolution before its GELU, of the layer norm of
+    """The call for y + an MLP, with a depthwise convolution before its GELU, of the layer norm of
     y = x + attended, tokens (B, H, W, C), without gradient.
 
     Args:

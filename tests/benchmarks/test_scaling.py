@@ -26,6 +26,7 @@ def test_all_operations_are_found(model, nothing_is_small):
             assert counts['ours: global_attention'] == blocks
             assert counts['ours: convolve_add'] == len(model.blocks)
             assert counts['ours: embed_patches'] == len(model.blocks)
+            assert counts['ours: layer_norm'] > 0
             assert 0 < counts['ours: keys_of_patches'] < blocks
         else:
             assert counts['aten::mkldnn_convolution'] >= len(model.blocks)

@@ -75,7 +75,7 @@ def test_parts_of_acceleration(tmp_path):
     assert [bool(line[of_whole]) for line in lines] == [False, True, True]
 
 
-def test_a_part_is_left_out(monkeypatch):
+def test_a_part_is_left_out():
     """What each of these models has of acceleration, and that its maps are the same."""
     plain = CPVTPyramid('svt_small').eval()
     image = torch.randn(1, 3, 64, 96)

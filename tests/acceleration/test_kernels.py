@@ -229,9 +229,8 @@ def conv_mlp_formula(x, layers, kernel, kernel_bias, relu, outside, factors):
     wide = F.linear(normal.to(factors).double(), weight1, bias1)
     wide = wide.relu() if relu else wide
     wide = wide if outside is None else wide.masked_fill(outside, 0)
-    wide = wide.to(factors).double().permute(0, 3, 1, 2)
-    wide = F.conv2d(wide, kernel.double(), kernel_bias.double(), padding=1, groups=len(kernel))
-    activated = F.gelu(wide).permute(0, 2, 3, 1).to(factors).double()
+    wide = convolution_formula(wide.to(factors).double(), kernel.double(), kernel_bias)
+    activated = F.gelu(wide).to(factors).double()
     return x + F.linear(activated, weight2, bias2)
 
 
@@ -1030,13 +1029,15 @@ def test_those_for_processors_with_avx2():
     chosen = 'layer_norm or attention or windows or convolution or mlps or gelu or patches'
     environment = os.environ | {'ATEN_CPU_CAPABILITY': 'avx2'}
     # Without kernels the tests would be skipped.
-    load = 'from cpvt_pyramid.acceleration.library import load_library; load_library()'
-    subprocess.run([sys.executable, '-c', load], env=environment, check=True)
-    subprocess.run(
-        [sys.executable, '-m', 'pytest', '-q', '-n0', __file__, '-k', chosen],
-        env=environment,
-        check=True,
-    )
+    program = f"""
+import sys
+import pytest
+from cpvt_pyramid.acceleration.library import load_library
+
+load_library()
+sys.exit(pytest.main(['-q', '-n0', {__file__!r}, '-k', {chosen!r}]))
+"""
+    subprocess.run([sys.executable, '-c', program], env=environment, check=True)
 
 
 @needs_kernels

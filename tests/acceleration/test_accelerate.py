@@ -7,6 +7,7 @@ import pickle
 import statistics
 import threading
 import warnings
+from functools import cache
 
 import pytest
 import torch
@@ -62,6 +63,34 @@ def assert_same_gradients(found, expected):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=5e-5 * b.abs().max().item())
 
 
+@cache
+def plain_results(name, is_padded):
+    """A plain model, its maps and its gradients, which no way of acceleration changes."""
+    torch.manual_seed(0)
+    model = BACKBONES[name]().train()
+    return model, *maps_and_gradients(model, images(), VALID if is_padded else None)
+
+
+@cache
+def plain_in_bfloat16(name, is_padded, autocast):
+    """How far from float32 the results of a plain model in bfloat16 are."""
+    low = copy.deepcopy(plain_results(name, is_padded)[0])
+    return distances_in_bfloat16(low, name, is_padded, autocast)
+
+
+def distances_in_bfloat16(low, name, is_padded, autocast):
+    """How far the results of a model in bfloat16 are from those of the plain one in float32."""
+    _, maps, grads = plain_results(name, is_padded)
+    valid = VALID if is_padded else None
+    low, image = (low, images()) if autocast else (low.bfloat16(), images().bfloat16())
+    with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+        low_maps, low_grads = maps_and_gradients(low, image, valid)
+        with torch.no_grad():
+            inferred = low.eval()(image, valid)
+    found = [*low_maps, *low_grads, *inferred]
+    return [distance(x, y) for x, y in zip(found, [*maps, *grads, *maps])]
+
+
 @pytest.fixture(params=['as it is', 'in parts', 'grouped'])
 def way(request, monkeypatch):
     """What depends on the processor, its threads and the size of a map."""
@@ -82,10 +111,9 @@ def way(request, monkeypatch):
 @pytest.mark.parametrize('valid', [None, VALID], ids=['whole', 'padded'])
 @pytest.mark.parametrize('name', BACKBONES)
 def test_maps_and_gradients_are_the_same(name, valid, way):
-    model = BACKBONES[name]().train()
+    model, maps, grads = plain_results(name, valid is not None)
     fast = accelerate(copy.deepcopy(model))
     assert any(type(module) is OneDNNLinear for module in fast.modules())
-    maps, grads = maps_and_gradients(model, images(), valid)
     fast_maps, fast_grads = maps_and_gradients(fast, images(), valid)
     same_maps(fast_maps, maps, **ROUNDING)
     assert_same_gradients(fast_grads, grads)
@@ -99,27 +127,17 @@ def test_maps_and_gradients_are_the_same(name, valid, way):
 @pytest.mark.parametrize('valid', [None, VALID], ids=['whole', 'padded'])
 @pytest.mark.parametrize('name', BACKBONES)
 def test_bfloat16_is_as_near_to_float32_as_a_plain_model(name, valid, autocast, way):
-    model = BACKBONES[name]().train()
-    maps, grads = maps_and_gradients(model, images(), valid)
-    distances = []
-    for accelerated in (False, True):
-        low = copy.deepcopy(model) if autocast else copy.deepcopy(model).bfloat16()
-        if accelerated:
-            accelerate(low)
-            is_fast = any(type(module) is OneDNNLinear for module in low.modules())
-            assert is_fast == (autocast or processor.multiplies_bfloat16())
-        image = images() if autocast else images().bfloat16()
-        with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-            low_maps, low_grads = maps_and_gradients(low, image, valid)
-            with torch.no_grad():
-                inferred = low.eval()(image, valid)
-        found = [*low_maps, *low_grads, *inferred]
-        distances.append([distance(x, y) for x, y in zip(found, [*maps, *grads, *maps])])
-    plain, fast = distances  # these depend on how sums cancel
+    case = name, valid is not None
+    low = copy.deepcopy(plain_results(*case)[0])
+    low = accelerate(low if autocast else low.bfloat16())
+    is_fast = any(type(module) is OneDNNLinear for module in low.modules())
+    assert is_fast == (autocast or processor.multiplies_bfloat16())
+    fast = distances_in_bfloat16(low, *case, autocast)
+    slow = plain_in_bfloat16(*case, autocast)  # these depend on how sums cancel
     assert all(map(math.isfinite, fast))
-    assert statistics.median(plain) < (0.04 if PINNED_TORCH else 0.05)  # older ones are coarser
-    assert statistics.median(fast) < 3 * statistics.median(plain)
-    assert max(fast) < 3 * max(plain)  # 2.7 without functions of our own
+    assert statistics.median(slow) < (0.04 if PINNED_TORCH else 0.05)  # older ones are coarser
+    assert statistics.median(fast) < 3 * statistics.median(slow)
+    assert max(fast) < 3 * max(slow)  # 2.7 without functions of our own
 
 
 @pytest.mark.parametrize('missing', ['kernels', 'those that AMX is better than'])

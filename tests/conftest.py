@@ -1,5 +1,6 @@
 import gc
 import importlib.util
+import multiprocessing
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ import pytest
 import torch
 from hypothesis import register_random, settings
 from support import clear_global_instances
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background process of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -103,6 +105,17 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             n: len(terminalreporter.stats.get(n, ())) for n in ('passed', 'failed', 'skipped')
         }
         record(config.args if config.args_source.name == 'ARGS' else [], counts)
+
+
+@pytest.fixture(autouse=True)
+def _no_data_workers() -> Iterator[None]:
+    """End the workers of data loaders that a test leaves in a cycle. The garbage collector closes
+    their queues first, and then waits 5 seconds for each, in whatever test runs at that time."""
+    yield
+    if multiprocessing.active_children():
+        for each in gc.get_objects():
+            if type(each) is _MultiProcessingDataLoaderIter:
+                each._shutdown_workers()
 
 
 @pytest.fixture(autouse=True)

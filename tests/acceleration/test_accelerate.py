@@ -74,15 +74,21 @@ def plain_results(name, is_padded):
 @cache
 def plain_in_bfloat16(name, is_padded, autocast):
     """How far from float32 the results of a plain model in bfloat16 are."""
-    low = copy.deepcopy(plain_results(name, is_padded)[0])
+    low = low_precision_model(name, is_padded, autocast)
     return distances_in_bfloat16(low, name, is_padded, autocast)
+
+
+def low_precision_model(name, is_padded, autocast):
+    """A copy of a plain model, in bfloat16 if autocast does not make it so."""
+    model = copy.deepcopy(plain_results(name, is_padded)[0])
+    return model if autocast else model.bfloat16()
 
 
 def distances_in_bfloat16(low, name, is_padded, autocast):
     """How far the results of a model in bfloat16 are from those of the plain one in float32."""
     _, maps, grads = plain_results(name, is_padded)
     valid = VALID if is_padded else None
-    low, image = (low, images()) if autocast else (low.bfloat16(), images().bfloat16())
+    image = images() if autocast else images().bfloat16()
     with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
         low_maps, low_grads = maps_and_gradients(low, image, valid)
         with torch.no_grad():
@@ -128,8 +134,7 @@ def test_maps_and_gradients_are_the_same(name, valid, way):
 @pytest.mark.parametrize('name', BACKBONES)
 def test_bfloat16_is_as_near_to_float32_as_a_plain_model(name, valid, autocast, way):
     case = name, valid is not None
-    low = copy.deepcopy(plain_results(*case)[0])
-    low = accelerate(low if autocast else low.bfloat16())
+    low = accelerate(low_precision_model(*case, autocast))
     is_fast = any(type(module) is OneDNNLinear for module in low.modules())
     assert is_fast == (autocast or processor.multiplies_bfloat16())
     fast = distances_in_bfloat16(low, *case, autocast)

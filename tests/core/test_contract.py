@@ -97,7 +97,7 @@ def test_equals_the_slow_version(build, options):
     class_token=st.booleans(),
     size=st.tuples(st.integers(1, 120), st.integers(1, 120)),
 )
-@example('pcpvt, peg', True, (1024, 64))
+@example('pcpvt, peg', True, (4096, 64))
 @example('svt, peg', True, (225, 150))
 @example('svt, peg', True, (1, 64))
 def test_equals_the_slow_version_at_any_size(case, class_token, size):

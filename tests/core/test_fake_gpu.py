@@ -29,14 +29,10 @@ padded = pytest.mark.parametrize('is_padded', [False, True], ids=['alone', 'padd
 
 
 def build(name: str) -> nn.Module:
-    """A model with few blocks. Those of a stage are alike, but for the windows of SVT."""
     with torch.device('meta'):
         if name in COLUMNAR_ARCHS:
             return CPVT(COLUMNAR_ARCHS[name]._replace(depth=2))
-        arch = shallow(name)
-        if not name.startswith('svt'):
-            arch = arch._replace(depths=(1, 1, 1, 1))
-        return CPVTPyramid(arch, drop_path_rate=0.2)
+        return CPVTPyramid(shallow(name), drop_path_rate=0.2)
 
 
 def batch(device: str, is_padded: bool) -> tuple[Tensor, Optional[Tensor]]:
@@ -53,7 +49,7 @@ def outputs(model: nn.Module, image: Tensor, valid: Optional[Tensor]) -> tuple[T
 @pytest.fixture
 def fake_gpu() -> Iterator[None]:
     with FakeTensorMode() as mode:
-        mode.cache_enabled = True  # twice as fast, of fixed sizes; off in `conftest.py`
+        mode.cache_enabled = True  # `conftest.py` turns it off; these sizes are fixed
         yield
 
 
